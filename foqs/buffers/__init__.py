@@ -1,0 +1,1 @@
+"""What waits for a shard's next transaction, and how it becomes one. Pure."""

@@ -1,0 +1,153 @@
+"""Items with deduplication keys on their way into a shard.
+
+The owner of the key's shard is the only one who stores it, and does one trip after the other. So a key that is on its
+way here is known, and whoever comes with it meanwhile waits for the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from foqs.dedup import Dedup, Duplicate, slot_of
+from foqs.errors import FoqsError, Invalid
+from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import DedupRow, Holding, NewItem
+from foqs.shardmgr.slots import has
+
+OTHER_CONTENT = "the dedup_key was enqueued with another topic or payload before"
+
+
+class TakesOutcomes(Protocol):
+    """An enqueue request: is told the outcome of its items, by their index in the request."""
+
+    def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None: ...
+
+
+class Keyed:
+    """An item with a key; `at` is its index in the request. `waits`: the requests that came with the key while it was
+    on its way, with the index and the content of theirs."""
+
+    __slots__ = ("at", "dedup", "item", "lane", "size_bytes", "waits")
+
+    def __init__(self, at: int, dedup: Dedup, item: NewItem, lane: LaneKey, size_bytes: int) -> None:
+        self.at = at
+        self.dedup = dedup
+        self.item = item
+        self.lane = lane
+        self.size_bytes = size_bytes
+        self.waits: list[tuple[TakesOutcomes, int, int]] | None = None
+
+
+class Give(NamedTuple):
+    """A slot that goes to another shard, by the record of that `stamp`: `done` is told the first `limit` of its rows,
+    from the digest `low` on, when this shard has the slot no more."""
+
+    slot: int
+    stamp: int
+    low: bytes
+    limit: int
+    done: Callable[[list[DedupRow] | FoqsError], None]
+
+
+class Copy(NamedTuple):
+    """Rows that come from the shard that had their slot before. `done` is told when they are stored."""
+
+    rows: list[DedupRow]
+    done: Callable[[FoqsError | None], None]
+
+
+class Keys:
+    """Of one shard. `pending` are those on their way, by digest.
+
+    `scan` finds rows that have expired; `gone` is the range of those that the next transaction deletes. `held` are the
+    shard's slots; `wanted`, where they are set, are to replace them.
+    """
+
+    def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
+        self.scan = Checkpoint(scan_from_ms)
+        self.gone: tuple[int, int] | None = None
+        self.held = held or Holding()
+        self.wanted: Holding | None = None
+        self.gives: list[Give] = []
+        self.copies: list[Copy] = []
+        self.pending: dict[bytes, Keyed] = {}
+
+    def takes(self, digest: bytes) -> bool:
+        """Whether the shard has the key's slot, and is not about to give it away."""
+        return self.takes_slot(slot_of(digest))
+
+    def takes_slot(self, slot: int) -> bool:
+        return has(self.held.bits, slot) and not (self.gives and any(give.slot == slot for give in self.gives))
+
+    def under_way(self, slot: int) -> bool:
+        """Whether a key of the slot may still be stored."""
+        return any(slot_of(digest) == slot for digest in self.pending)
+
+    def add(self, keyed: Keyed, call: TakesOutcomes) -> bool:
+        """Whether it is to be stored: else `call` waits for one that is on its way."""
+        first = self.pending.setdefault(keyed.dedup.digest, keyed)
+        if first is keyed:
+            return True
+        if first.waits is None:
+            first.waits = []
+        first.waits.append((call, keyed.at, keyed.dedup.content))
+        return False
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self.pending)} on their way)"
+
+
+class KeyedRequest:
+    """In place of the request of a chunk, for whose items others may wait. It is never done: to store what nobody waits
+    for any more does no harm, for whoever asks again gets the same item."""
+
+    __slots__ = ("_call", "_entries", "_keys")
+
+    done = False
+
+    def __init__(self, keys: Keys, call: TakesOutcomes, entries: Sequence[Keyed]) -> None:
+        self._keys = keys
+        self._call = call
+        self._entries = entries
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        entries = self._end(indices)
+        self._call.settled([keyed.at for keyed in entries], [item.id for item in items])
+        for keyed in entries:
+            if keyed.waits:
+                _tell(keyed.waits, keyed.item.id, keyed.dedup.content)
+
+    def found(self, indices: Sequence[int], rows: Sequence[DedupRow]) -> None:
+        """They were stored before: each row says with what."""
+        told = list(zip(self._end(indices), rows, strict=True))
+        outcomes = [_outcome(row.id, row.content, keyed.dedup.content) for keyed, row in told]
+        self._call.settled([keyed.at for keyed, _ in told], outcomes)
+        for keyed, row in told:
+            if keyed.waits:
+                _tell(keyed.waits, row.id, row.content)
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        entries = self._end(indices)
+        self._call.settled([keyed.at for keyed in entries], [error] * len(entries))
+        for keyed in entries:
+            for call, at, _ in keyed.waits or ():
+                call.settled((at,), (error,))
+
+    def _end(self, indices: Sequence[int]) -> list[Keyed]:
+        """Those are on their way no more."""
+        entries, pending = [self._entries[i] for i in indices], self._keys.pending
+        for keyed in entries:
+            del pending[keyed.dedup.digest]
+        return entries
+
+
+def _tell(waits: Sequence[tuple[TakesOutcomes, int, int]], item_id: int, stored: int) -> None:
+    """The outcomes of those who came with the key of an item whose content is `stored`."""
+    for call, at, content in waits:
+        call.settled((at,), (_outcome(item_id, stored, content),))
+
+
+def _outcome(item_id: int, stored: int, content: int) -> int | FoqsError:
+    return Duplicate(item_id) if content == stored else Invalid(OTHER_CONTENT)

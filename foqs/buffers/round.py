@@ -1,0 +1,114 @@
+"""One trip to a shard's database: at most one transaction, then reads, one after the other on one connection.
+
+Outcomes are applied in the order of the trips, so no read is staler than the writes before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from foqs.buffers.changes import Change
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.keys import Copy, Give
+from foqs.leases.checkpoint import Range
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Window
+from foqs.rows import Batch, Body, DedupRow, DedupScan, DueRow, ExpiringRow, Found, Key, ReadyRow, Scan, TimerRow
+
+
+@dataclass(slots=True)
+class PageRead:
+    """A page of `window` behind `after`, with the bodies of its first rows up to `body_bytes`."""
+
+    lane: Lane
+    window: Window
+    generation: int
+    after: Key | None
+    limit: int
+    body_bytes: int
+
+
+@dataclass(slots=True)
+class ListRead:
+    """Rows for an operator: ready ones behind `after` in lane order, or timer rows."""
+
+    lane: int
+    state: str  # "ready", "delayed" or "leased"
+    after: tuple[int, ...] | None
+    limit: int
+    body_bytes: int
+    done: Any  # called with (rows, bodies), or with an error
+
+
+@dataclass(slots=True)
+class Round:
+    """What the worker is asked to do. `reconnect` comes alone and first."""
+
+    reconnect: bool = False
+    batch: Batch | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    lanes_new: list[Lane] = field(default_factory=list)
+    lanes_gone: list[Lane] = field(default_factory=list)
+    pages: list[PageRead] = field(default_factory=list)
+    bodies: list[int] = field(default_factory=list)
+    look: list[int] = field(default_factory=list)
+    due: tuple[Range, int] | None = None  # range, limit
+    expiring: tuple[Range, int] | None = None
+    lists: list[ListRead] = field(default_factory=list)
+    dedup_expired: tuple[Range, int] | None = None
+    give: Give | None = None
+    copies: list[Copy] = field(default_factory=list)
+    confirm: bool = False
+    rows: int = 0
+    begun_ms: int = 0
+
+
+class Outcome(Enum):
+    NONE = "none"  # there was no transaction
+    COMMITTED = "committed"
+    FAILED = "failed"  # certainly not committed
+    UNKNOWN = "unknown"  # reconnect tells
+
+
+@dataclass(slots=True)
+class RoundResult:
+    """What came of a round.
+
+    `outcome` holds for every item of the batch that is neither in `rejected` (why the database refuses it), nor in
+    `committed` (settled before the rest, while a failing statement was bisected), nor in `failed`, nor in `known`:
+    those are not stored, because their key was there (the row says with what).
+    Reads that were not made are None, or missing at the end of `pages` and `lists`. `settled` answers a reconnect.
+    `transaction_ms` is the part of `latency_ms` that the transaction took.
+    """
+
+    outcome: Outcome = Outcome.NONE
+    rejected: dict[int, str] = field(default_factory=dict)
+    committed: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    known: dict[int, DedupRow] = field(default_factory=dict)
+    pages: list[tuple[list[ReadyRow], dict[int, Body]]] = field(default_factory=list)
+    bodies: list[Body] | None = None
+    look: list[Found] | None = None
+    due: Scan[DueRow] | None = None
+    expiring: Scan[ExpiringRow] | None = None
+    lists: list[tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]] = field(default_factory=list)
+    dedup_expired: DedupScan | None = None
+    given: list[DedupRow] | None = None
+    confirmed: bool = False
+    db_now_ms: int = 0
+    settled: bool | None = None
+    down: bool = False
+    fenced: bool = False
+    error: str = ""
+    latency_ms: float = 0.0
+    transaction_ms: float = field(default=0.0, repr=False)
+
+    @property
+    def saved(self) -> bool:
+        """Whether what the transaction was to do beside items is committed: with all of them, or with a part."""
+        if self.outcome is not Outcome.COMMITTED:
+            return False
+        return bool(self.committed) or not (self.rejected or self.failed)

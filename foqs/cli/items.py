@@ -1,0 +1,281 @@
+"""`foqs enqueue|dequeue|ack|nack|topics|item`: single items by hand, or many as JSON lines through pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import islice
+from typing import IO, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from foqs.cli.errors import fail, piped, told
+from foqs.client import Client, Duplicate, FoqsError, ItemSpec, Lease, Nack, Producer
+from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
+
+AddressOption = Annotated[
+    str, typer.Option("--address", envvar="FOQS_ADDRESS", help="host:port, or several with commas.")
+]
+NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The tenant.")]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", envvar="FOQS_TOKEN", help="Credential, or @FILE that holds it.")
+]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        envvar="FOQS_CLIENT_TLS",
+        metavar="on|KEY=VALUE,...",
+        help="Talk TLS: `on`, or ca_file, cert_file, key_file and server_name.",
+    ),
+]
+IdArgument = Annotated[str | None, typer.Argument(metavar="ID", help="Without it, JSON lines are read from stdin.")]
+LeaseArgument = Annotated[str | None, typer.Argument(metavar="LEASE")]
+
+DEFAULT_ADDRESS = "127.0.0.1:7707"
+BATCH_ITEMS = 500
+MOST_ITEMS = 1_000
+TIMEOUT_MS = 10_000
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `app`."""
+    for command in (enqueue, dequeue, ack, nack, topics, item):
+        app.command()(told(piped(command)))
+
+
+def enqueue(
+    topic: Annotated[str, typer.Argument(help="Where items go that name no topic of their own.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is a payload as it is.")] = False,
+    priority: Annotated[int, typer.Option(help="Of items that name none; lower is more urgent.")] = 0,
+    delay_ms: Annotated[int | None, typer.Option(help="Of items that name no time.")] = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Enqueue items from stdin: JSON lines, or raw payloads.
+
+    A JSON line holds `payload` (text) or `payload_base64`, and may hold topic, priority, delay_ms,
+    deliver_after_ms, lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, delivery
+    ("AT_LEAST_ONCE", "AT_MOST_ONCE"). One JSON line with the id, or the error, is written for each.
+    """
+    failed = total = 0
+    with (
+        _client(address, namespace, token, tls) as client,
+        Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
+    ):
+        waiting: deque[Future[int]] = deque()
+        with _progress(sys.stdin.buffer) as advance:
+            for number, line in enumerate(sys.stdin.buffer, 1):
+                advance(len(line))
+                if not raw and not line.strip():
+                    continue
+                total += 1
+                waiting.append(_submit(producer, line, topic, raw, priority, delay_ms, number))
+                while waiting and (waiting[0].done() or len(waiting) > 4 * BATCH_ITEMS):
+                    failed += _write_outcome(waiting.popleft())
+            producer.flush()
+            while waiting:
+                failed += _write_outcome(waiting.popleft())
+    if failed:
+        fail(f"{failed} of {total} items were not enqueued")
+
+
+def _submit(
+    producer: Producer, line: bytes, topic: str, raw: bool, priority: int, delay_ms: int | None, number: int
+) -> Future[int]:
+    try:
+        if raw:
+            spec = ItemSpec(topic, line.removesuffix(b"\n"), priority=priority, delay_ms=delay_ms)
+        else:
+            spec = spec_of_line(line, topic=topic, priority=priority, delay_ms=delay_ms)
+        return producer.submit(spec)
+    except FoqsError as error:
+        error.message = f"line {number}: {error.message}"
+        future: Future[int] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _write_outcome(future: Future[int]) -> bool:
+    """True when it failed."""
+    try:
+        item_id = future.result()
+        _write({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
+    except FoqsError as error:
+        _write({"error": error.code.name, "message": error.message})
+        return True
+    return False
+
+
+def dequeue(
+    topic: str,
+    count: Annotated[int, typer.Option(min=1, help="At most so many items.")] = 1,
+    wait_ms: Annotated[int, typer.Option(min=0, help="Wait so long for a first item.")] = 0,
+    lease_ms: Annotated[int | None, typer.Option(help="How long the items are leased.")] = None,
+    ack: Annotated[bool, typer.Option("--ack", help="Ack what was written: nobody gets it again.")] = False,
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
+
+    The payload is `payload` where it is UTF-8 text, else `payload_base64`.
+    """
+    failed: list[FoqsError] = []
+    with _client(address, namespace, token, tls) as client:
+        while count > 0 and (
+            found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
+        ):
+            for got in found:
+                _write(item_json(got))
+            sys.stdout.flush()
+            if ack:
+                failed += [error for error in client.ack_many(found) if error is not None]
+            count -= len(found)
+            wait_ms = 0
+    if failed:
+        fail(f"{len(failed)} items could not be acked: {failed[0].message}")
+
+
+def ack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Ack one leased item, or those on stdin (JSON lines with id and lease, as `foqs dequeue` writes them)."""
+    with _client(address, namespace, token, tls) as client:
+        _each_lease(item_id, lease, "acked", client.ack_many)
+
+
+def nack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    delay_ms: Annotated[int | None, typer.Option(help="Deliver again after so long; default at once.")] = None,
+    release: Annotated[bool, typer.Option("--release", help="Not begun: the attempt is not counted.")] = False,
+    reason: Annotated[str | None, typer.Option(help="For the server's log.")] = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Give back one leased item, or those on stdin (JSON lines with id and lease)."""
+    with _client(address, namespace, token, tls) as client:
+
+        def give_back(leases: list[Lease]) -> list[FoqsError | None]:
+            return client.nack_many(
+                Nack.of(lease, delay_ms=delay_ms, release=release, reason=reason) for lease in leases
+            )
+
+        _each_lease(item_id, lease, "nacked", give_back)
+
+
+def _each_lease(
+    item_id: str | None, lease: str | None, done: str, tell: Callable[[list[Lease]], list[FoqsError | None]]
+) -> None:
+    """Writes a JSON line for each; ends with an error when one failed."""
+    if (item_id is None) != (lease is None):
+        fail("give ID and LEASE, or neither", 2)
+    given = {"id": item_id, "lease": lease}
+    lines: Iterable[bytes] = sys.stdin.buffer if item_id is None else [json.dumps(given).encode()]
+    failed = total = 0
+    leases = (lease_of_line(line, number) for number, line in enumerate(lines, 1) if line.strip())
+    while chunk := list(islice(leases, BATCH_ITEMS)):
+        for told_of, error in zip(chunk, tell(chunk), strict=True):
+            total += 1
+            failed += error is not None
+            said = {"ok": True} if error is None else {"error": error.code.name, "message": error.message}
+            _write({"id": str(told_of.id), **said})
+        sys.stdout.flush()
+    if failed:
+        fail(f"{failed} of {total} items were not {done}")
+
+
+def topics(
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Topics with items ready: a table on a terminal, else JSON lines."""
+    with _client(address, namespace, token, tls) as client:
+        found = client.active_topics(all_namespaces=all_namespaces)
+        if not sys.stdout.isatty():
+            for topic in found:
+                _write(topic._asdict())
+            return
+        table = Table("namespace", "topic", "ready (about)", "hosts")
+        for topic in found:
+            table.add_row(topic.ns, topic.topic, str(topic.ready), " ".join(topic.hosts))
+    Console().print(table)
+
+
+def item(
+    item_id: Annotated[str, typer.Argument(metavar="ID")],
+    address: AddressOption = DEFAULT_ADDRESS,
+    namespace: NamespaceOption = "default",
+    token: TokenOption = None,
+    tls: TlsOption = None,
+) -> None:
+    """Show one item as JSON; leases nothing."""
+    if not item_id.isdecimal():
+        fail(f"{item_id!r} is not an id", 2)
+    with _client(address, namespace, token, tls) as client:
+        _write(item_json(client.get_item(int(item_id))))
+
+
+# ------------------------------------------------------------------------------------------ the terminal
+
+
+def _client(address: str, namespace: str, token: str | None, tls: str | None) -> Client:
+    # Somebody is waiting; and for the few calls of a command it does not pay to learn who serves what.
+    return Client(address, namespace, token=token, tls=tls, timeout_ms=TIMEOUT_MS, routing=False)
+
+
+def _write(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _progress(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, when that is a terminal on which nothing else is read or written."""
+    if not sys.stderr.isatty() or sys.stdout.isatty() or source.isatty():
+        yield lambda _bytes: None
+        return
+    about = os.fstat(source.fileno())
+    total = about.st_size if stat.S_ISREG(about.st_mode) else None
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.fields[items]:,} items"), TimeElapsedColumn())
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        # rich would send what is written to stdout through its own console, to stderr.
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task("enqueue", total=total, items=0)
+        items = seen = 0
+
+        def advance(count: int) -> None:
+            nonlocal items, seen
+            items, seen = items + 1, seen + count
+            if items % 100 == 0:
+                bar.update(task, completed=seen, items=items)
+
+        yield advance

@@ -1,0 +1,146 @@
+"""How a line of the log looks, and what is in it. See docs/logs.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+import structlog
+
+from foqs.cli.outlet import Outlet
+from foqs.errors import Invalid
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["console", "json"]
+_Event = MutableMapping[str, Any]
+
+log = structlog.get_logger("foqs.log")
+
+_PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@")
+_LITERAL = re.compile(r"\bx'[0-9A-Fa-f]{8,}")
+_outlet = Outlet()
+
+
+def from_environment(level: Level = "info") -> None:
+    """For commands that serve nothing, and until a configuration is read. Raises Invalid."""
+    wanted = os.environ.get("FOQS_LOG__LEVEL", level).lower()
+    form = os.environ.get("FOQS_LOG__FORMAT", "console")
+    for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
+        if value not in known:
+            raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): not one of {', '.join(known)}")
+    configure(wanted, form)
+
+
+def configure(level: str, form: str, **always: str) -> None:
+    """`always` is in every line. What other libraries say through `logging` comes out alike, from WARNING on: below it
+    they tell statements, and so payloads."""
+
+    def add(_logger: object, _method: str, event: _Event) -> _Event:
+        event.update(always)
+        return event
+
+    shared: list[Any] = [
+        add,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    ending = _json() if form == "json" else _console()
+    structlog.configure(
+        processors=[*shared, _logger_name, *ending],
+        logger_factory=Stderr,
+    )
+    handler = _Bridge()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        )
+    )
+    logging.basicConfig(handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """From the next line on."""
+    number = logging.getLevelName(level.upper())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+    logging.getLogger().setLevel(max(number, logging.WARNING))
+    logging.getLogger("foqs").setLevel(number)
+
+
+class Stderr:
+    """A logger of that name. A disk that is full or a reader that is gone costs the line, not the work that it tells
+    of: an exception here would end a task or a worker of the host, and to wait would stop its loop."""
+
+    def __init__(self, name: str = "", *_args: object) -> None:
+        self.name = name
+
+    def msg(self, message: str) -> None:
+        masked = _LITERAL.sub("x'***", _PASSWORD.sub(r"\1:***@", message))
+        if _outlet.write(masked) and (lines := _outlet.lost()):
+            log.warning("lines.lost", lines=lines)
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
+
+
+class _Bridge(logging.Handler):
+    """From `logging`, which keeps to lines as structlog's are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001 - another library's mistake in a message must not stop the work
+            log.error("record.broken", of=record.name, error=type(error).__name__)
+        else:
+            Stderr(record.name).msg(text)
+
+
+def catch_faults(loop: asyncio.AbstractEventLoop) -> None:
+    """What ends callbacks, threads and the process itself is told in the log, in its format."""
+
+    def in_loop(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        # Not the rest of the context: it shows arguments, and so payloads.
+        log.error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
+
+    def in_thread(fault: threading.ExceptHookArgs) -> None:
+        name = None if fault.thread is None else fault.thread.name
+        log.error("thread.failed", thread=name, exc_info=fault.exc_value)
+
+    def in_process(_kind: type[BaseException], error: BaseException, _traceback: TracebackType | None) -> None:
+        log.error("process.failed", exc_info=error)
+
+    loop.set_exception_handler(in_loop)
+    threading.excepthook = in_thread
+    sys.excepthook = in_process
+
+
+def _logger_name(logger: Stderr, _method: str, event: _Event) -> _Event:
+    event["logger"] = logger.name
+    return event
+
+
+def _console() -> list[Any]:
+    def unnamed(_logger: object, _method: str, event: _Event) -> _Event:
+        del event["logger"]  # the event's name says it
+        return event
+
+    # Not the default, which shows local variables: payloads, URLs with their passwords.
+    plain = structlog.dev.plain_traceback
+    return [unnamed, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+
+
+def _json() -> list[Any]:
+    def in_order(_logger: object, _method: str, event: _Event) -> _Event:
+        first = {key: event.pop(key) for key in ("timestamp", "level", "event", "logger")}
+        return {**first, **event}
+
+    return [structlog.processors.format_exc_info, in_order, structlog.processors.JSONRenderer()]

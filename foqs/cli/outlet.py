@@ -1,0 +1,91 @@
+"""Where lines of the log go: to stderr, without ever waiting for whoever reads it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import threading
+from contextlib import suppress
+
+_Place = tuple[int, int, int]
+
+
+class Outlet:
+    """Lines that cannot be written now (a full disk, a reader that is gone, or does not read) are lost, and counted.
+
+    A pipe or terminal is opened anew for this: not to wait is then a property of this opening alone. To set it on the
+    descriptor itself would set it for every process that has the same stderr. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._place: _Place | None = None  # what stderr was when it was opened
+        self._own: int | socket.socket | None = None
+        self._rest = b""  # of a line that was written in part
+        self._lost = 0
+
+    def write(self, line: str) -> bool:
+        """One line, which gets its end here. False when it is lost."""
+        with self._lock:
+            try:
+                written = self._write(line.encode("utf-8", "backslashreplace") + b"\n")
+            except (OSError, ValueError):  # ValueError: stderr was closed
+                self._rest = b""
+                written = False
+            self._lost += not written
+            return written
+
+    def lost(self) -> int:
+        """How many lines were lost since this was asked last."""
+        with self._lock:
+            lost, self._lost = self._lost, 0
+            return lost
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            number = sys.stderr.fileno()
+        except OSError:  # something in its place that is no file
+            print(data.decode(), end="", file=sys.stderr, flush=True)
+            return True
+        self._open(number)
+        if self._rest:
+            self._rest = self._rest[self._send(number, self._rest) :]
+            if self._rest:
+                return False
+        sent = self._send(number, data)
+        if sent:
+            self._rest = data[sent:]
+        return sent > 0
+
+    def _send(self, number: int, data: bytes) -> int:
+        """How many bytes went out."""
+        sent = 0
+        with suppress(BlockingIOError):
+            while sent < len(data):
+                if isinstance(self._own, socket.socket):
+                    sent += self._own.send(data[sent:], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                else:
+                    sent += os.write(number if self._own is None else self._own, data[sent:])
+        return sent
+
+    def _open(self, number: int) -> None:
+        found = os.fstat(number)
+        place = (number, found.st_dev, found.st_ino)
+        if place == self._place:
+            return
+        self._close()
+        self._place = place
+        if stat.S_ISSOCK(found.st_mode):
+            self._own = socket.socket(fileno=os.dup(number))
+        elif stat.S_ISFIFO(found.st_mode) or os.isatty(number):
+            with suppress(OSError):  # another user's terminal: then it is written as it is
+                self._own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def _close(self) -> None:
+        own, self._own, self._rest = self._own, None, b""
+        if isinstance(own, socket.socket):
+            own.close()
+        elif own is not None:
+            os.close(own)

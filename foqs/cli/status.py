@@ -1,0 +1,161 @@
+"""`foqs cluster status`: who serves what, as tables or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foqs.cli.errors import piped, told
+from foqs.cli.operators import CONNECT_S, ConfigOption, ConnectOption, cluster_of, quietly
+from foqs.shardmgr.operate import name
+from foqs.shardmgr.status import Status, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from foqs.sections import ZookeeperSection
+    from foqs.shardmgr.facts import Facts, ShardFact
+
+app = typer.Typer(help="A cluster as a whole.", no_args_is_help=True)
+
+_WIDE = 10_000  # what reads from a pipe has lines of any length
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="cluster")
+
+
+@app.command("status")
+@told
+@piped
+def status(
+    config: ConfigOption,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again at each change, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document; with --watch one line a change.")] = False,
+    connect_timeout: ConnectOption = CONNECT_S,
+) -> None:
+    """Shows hosts, shards, owners with their epochs, and what is under way."""
+    from foqs.config import load
+
+    show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
+    section = cluster_of(load(config))
+    quietly()
+    try:
+        asyncio.run(_show(section, connect_timeout, show, watch=watch))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+async def _show(
+    config: ZookeeperSection, connect_s: float, show: Callable[[Facts, bool], None], *, watch: bool
+) -> None:
+    from foqs.cli.cluster import Cluster
+
+    async with Cluster(config, connect_s) as cluster:
+        shown: tuple[Facts, bool] | None = None
+        while shown is None or watch:
+            if shown != (now := (cluster.facts, cluster.connected)):
+                show(*now)
+                shown = now
+            if watch:
+                await cluster.news()
+
+
+# ------------------------------------------------------------------------------------------------------- shapes
+
+
+def _json_shown(indent: int | None) -> Callable[[Facts, bool], None]:
+    def show(facts: Facts, connected: bool) -> None:
+        print(json.dumps(document(facts, connected), indent=indent), flush=True)
+
+    return show
+
+
+def document(facts: Facts, connected: bool) -> dict[str, Any]:
+    """`connected`: false when ZooKeeper does not answer, and this is what it said last. `database` is the part of the
+    shard's URL that is no secret."""
+    status = asdict(status_of(facts))
+    for row in status["shards"]:
+        row["database"] = _database(facts.shards, row["id"])
+    return {"connected": connected, **status}
+
+
+def _tables_shown(*, clear: bool) -> Callable[[Facts, bool], None]:
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)
+
+    def show(facts: Facts, connected: bool) -> None:
+        if clear:
+            console.clear()
+        status = status_of(facts)
+        for line in _summary(status, connected):
+            console.print(line)
+        console.print()
+        console.print(_hosts(status))
+        console.print()
+        console.print(_shards(status, facts.shards))
+        if clear and not console.is_terminal:
+            console.print()
+        sys.stdout.flush()
+
+    return show
+
+
+def _summary(status: Status, connected: bool) -> list[str]:
+    version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
+    controller = "none" if status.controller is None else name(status.controller)
+    apart = "-" if status.imbalance is None else f"{status.imbalance:.0%}"
+    lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, imbalance {apart}"]
+    return lines if connected else ["ZooKeeper does not answer; this is what it said last", *lines]
+
+
+def _hosts(status: Status) -> Table:
+    table = _table("host", "address", "state", "assigned", "served", numbers=("assigned", "served"))
+    for row in status.hosts:
+        table.add_row(name(row.id), name(row.address or "-"), row.state, str(row.assigned), str(row.served))
+    return table
+
+
+def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
+    table = _table(
+        "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "database",
+        numbers=("shard", "weight", "epoch"),
+    )  # fmt: skip
+    for row in status.shards:
+        table.add_row(
+            str(row.id),
+            row.state,
+            row.use or "-",
+            "-" if row.weight is None else f"{row.weight:g}",
+            "-" if row.assigned is None else name(row.assigned),
+            "-" if row.owner is None else name(row.owner),
+            "-" if row.epoch is None else str(row.epoch),
+            _database(records, row.id) or "-",
+        )
+    return table
+
+
+def _table(*headers: str, numbers: tuple[str, ...]) -> Table:
+    """Columns of plain text: for the eye, and for `grep` and `awk`."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
+    return table
+
+
+def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
+    """Server and name alone: user, password and options (which may hold keys) are left out."""
+    from foqs.store.link import place_of
+
+    if (record := records.get(shard)) is None or (place := place_of(record.url)) is None:
+        return None
+    return name("/".join(place))

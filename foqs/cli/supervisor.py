@@ -1,0 +1,202 @@
+"""`foqs serve --workers N`: N hosts behind one port, each a process that is started again when it dies.
+
+Imports nothing of a host: what serves is in the workers (`foqs.cli.worker`), and this only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import structlog
+
+from foqs.cli import logs, signals
+from foqs.cli.reload import Read, on_hangup
+from foqs.config import Config
+from foqs.errors import Invalid
+
+log = structlog.get_logger("foqs.workers")
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_STEADY_S = 60.0  # who lived for so long did not die of how it was started
+_END_S = 5.0  # beyond the grace: closing databases and the session
+_MOST_PORT = 65_535
+
+
+def supervise(config: Config, workers: int, read: Read) -> None:
+    """Runs them until SIGTERM or SIGINT; what SIGHUP has `read` is handed on to them. Raises Invalid for what will not
+    pass, and when one did not stop in order."""
+    server = config.server
+    if server.port and server.port + workers > _MOST_PORT:
+        raise Invalid(f"--workers: there are no {workers} ports above {server.port} for them")
+    if server.advertise is not None and not server.port:
+        raise Invalid("server.advertise: with --workers it needs a server.port, each worker's is told by its distance")
+    logs.set_level(config.log.level)
+    with signals.last_work(), _held(server.host, server.port) as port:
+        asyncio.run(_Supervisor(config, workers, port).run(read))
+
+
+def config_of(config: Config, number: int) -> Config:
+    """Of the worker with that number, from 1: its id, its direct and its admin port, and what others are told of it."""
+    server = config.server
+    changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
+    if server.advertise is not None:
+        name, _, port = server.advertise.rpartition(":")
+        if not name or not port.isdecimal() or int(port) + number > _MOST_PORT:
+            raise Invalid(f"server.advertise: not host:port, with a port below {_MOST_PORT - number + 1}")
+        changes["advertise"] = f"{name}:{int(port) + number}"
+    admin = config.admin
+    if admin.port:
+        if admin.port + number > _MOST_PORT:
+            raise Invalid(f"admin.port: with --workers it needs {number} ports above {admin.port}")
+        admin = admin.model_copy(update={"port": admin.port + number})
+    return config.model_copy(update={"server": server.model_copy(update=changes), "admin": admin})
+
+
+@contextmanager
+def _held(host: str, port: int) -> Iterator[int]:
+    """The port, picked where it is 0, which stays the workers' also while none of them listens."""
+    with ExitStack() as stack:
+        try:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+                # Who shares a port is not told that somebody else does: so first without.
+                with _bound(family, (address[0], port, *address[2:]), shared=False) as alone:
+                    port = alone.getsockname()[1]
+                stack.enter_context(_bound(family, (address[0], port, *address[2:]), shared=True))
+        except OSError as error:
+            raise Invalid(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        yield port
+
+
+def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        held.bind(address)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+class _Supervisor:
+    def __init__(self, config: Config, workers: int, port: int) -> None:
+        self._config = config
+        self._address = f"{config.server.host}:{port}"
+        self._keepers = [_Keeper(config, number, port, self._listens) for number in range(1, workers + 1)]
+        self._quiet = {keeper.id for keeper in self._keepers}  # have not listened yet
+
+    async def run(self, read: Read) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        logs.catch_faults(loop)
+        signals.on_stop(stop.set)
+        reloading = on_hangup(self._config, read, self._reconfigure)
+        told = loop.create_task(stop.wait())
+        tasks = [loop.create_task(keeper.run()) for keeper in self._keepers]
+        await asyncio.wait({told, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        reloading.cancel()
+        log.info("workers.stopping", workers=len(tasks))
+        for keeper, task in zip(self._keepers, tasks, strict=True):  # one at a time: the next ones take its shards
+            keeper.stop.set()
+            await asyncio.wait({task})
+        faults = [fault for task in tasks if (fault := task.exception()) is not None]
+        if faults:
+            raise faults[0]
+
+    def _reconfigure(self, config: Config) -> None:
+        for keeper in self._keepers:
+            keeper.reconfigure(config)
+
+    def _listens(self, worker: str) -> None:
+        if worker in self._quiet:
+            self._quiet.remove(worker)
+            if not self._quiet:
+                print(f"foqs listening on {self._address} ({len(self._keepers)} workers)", flush=True)
+
+
+class _Keeper:
+    """Keeps one worker running until `stop` is set."""
+
+    def __init__(self, config: Config, number: int, shared_port: int, listens: Callable[[str], None]) -> None:
+        self.stop = asyncio.Event()
+        self._number = number
+        self._shared_port = shared_port
+        self._listens = listens
+        self._refused: str | None = None
+        self._input: asyncio.StreamWriter | None = None
+        self.reconfigure(config)
+
+    def reconfigure(self, config: Config) -> None:
+        """For the worker that runs, and for those that come after it. `config` is that of all of them."""
+        config = config_of(config, self._number)
+        self.id = config.server.id
+        order = {"config": config.model_dump(mode="json"), "shared_port": self._shared_port}
+        self._order = json.dumps(order).encode() + b"\n"
+        self._patience_s = 2 * config.server.grace_ms / 1000 + _END_S  # shards handed over, then calls in hand
+        if self._input is not None and not self._input.is_closing():
+            self._input.write(self._order)
+
+    async def run(self) -> None:
+        """Raises Invalid when the worker says why it cannot go on, and when it had to be stopped by force."""
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while not self.stop.is_set():
+            began = loop.time()
+            status = await self._once()
+            if self._refused is not None:
+                raise Invalid(f"worker {self.id}: {self._refused}")
+            if self.stop.is_set():
+                if status:
+                    raise Invalid(f"worker {self.id} did not stop in order: status {status}")
+                return
+            if loop.time() - began >= _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
+            log.warning("worker.died", worker=self.id, status=status, again_ms=int(pause_s * 1000))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.stop.wait()
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _once(self) -> int | str:
+        """Its exit status, negative: the signal that ended it; or why it could not be started."""
+        argv = (sys.executable, "-m", "foqs.cli.worker", self.id)
+        # A group of its own: Ctrl-C in a terminal is for the supervisor.
+        try:
+            process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, process_group=0)
+        except OSError as error:  # no memory, too many processes: that may pass
+            return str(error)
+        log.info("worker.started", worker=self.id, pid=process.pid)
+        assert process.stdin is not None
+        process.stdin.write(self._order)
+        self._input = process.stdin
+        ended = asyncio.ensure_future(self._hear(process))
+        stop = asyncio.ensure_future(self.stop.wait())
+        await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        process.stdin.close()
+        await asyncio.wait({ended}, timeout=self._patience_s)
+        if not ended.done():
+            process.kill()
+        return await ended
+
+    async def _hear(self, process: Process) -> int:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            said = json.loads(line)
+            if "listening" in said:
+                log.info("worker.listening", worker=self.id, address=said["listening"])
+                self._listens(self.id)
+            self._refused = said.get("refused")
+        return await process.wait()

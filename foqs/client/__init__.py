@@ -1,0 +1,75 @@
+"""The Python client of foqs.
+
+`Client` makes single calls, `Producer` gathers enqueues into batches, `Worker` runs a handler for every item.
+
+>>> from foqs.client import Client
+>>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
+...     client.enqueue("mail", b"hello")
+"""
+
+from foqs.client.backoff import Backoff
+from foqs.client.client import Client
+from foqs.client.connection import ClientClosed
+from foqs.client.items import (
+    ActiveTopic,
+    Delivery,
+    Item,
+    ItemOptions,
+    ItemSpec,
+    ItemState,
+    Lease,
+    Leased,
+    Nack,
+    ServerInfo,
+)
+from foqs.client.job import Job, Retry
+from foqs.client.producer import Producer
+from foqs.client.request_ids import request_id
+from foqs.client.tls import Tls
+from foqs.client.worker import Worker
+from foqs.dedup import Duplicate
+from foqs.errors import (
+    Code,
+    FoqsError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    StaleLease,
+    Unauthenticated,
+    Unavailable,
+)
+
+__all__ = [
+    "ActiveTopic",
+    "Backoff",
+    "Client",
+    "ClientClosed",
+    "Code",
+    "Delivery",
+    "Duplicate",
+    "FoqsError",
+    "Forbidden",
+    "Invalid",
+    "Item",
+    "ItemOptions",
+    "ItemSpec",
+    "ItemState",
+    "Job",
+    "Lease",
+    "Leased",
+    "Nack",
+    "NotFound",
+    "OutcomeUnknown",
+    "Overloaded",
+    "Producer",
+    "Retry",
+    "ServerInfo",
+    "StaleLease",
+    "Tls",
+    "Unauthenticated",
+    "Unavailable",
+    "Worker",
+    "request_id",
+]

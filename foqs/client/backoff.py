@@ -1,0 +1,30 @@
+"""How long a failed item, or a server that is away, is left alone. Pure; the caller gives the randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """`first_ms`, then `factor` times as long after each attempt, never above `longest_ms`; a random part of
+    `jitter` (0 to 1) of it is left out, so that what failed together does not come back together.
+
+    >>> Backoff(first_ms=100, longest_ms=1_000, jitter=0).delay_ms(3, lambda: 0.0)
+    400
+    """
+
+    first_ms: int = 1_000
+    factor: float = 2.0
+    longest_ms: int = 300_000
+    jitter: float = 0.5
+
+    def delay_ms(self, attempt: int, rng: Callable[[], float]) -> int:
+        """After the `attempt`-th failure (from 1); `rng` gives [0, 1)."""
+        delay = float(self.first_ms)
+        for _ in range(1, attempt):
+            delay *= self.factor
+            if delay >= self.longest_ms:
+                break
+        return int(min(delay, self.longest_ms) * (1 - self.jitter * rng()))

@@ -1,0 +1,193 @@
+"""Requests and their answers, over the pool, with a second try for what may have one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from tenacity import RetryCallState, Retrying, retry_if_result
+
+from foqs.client.codec import Malformed, Method
+from foqs.client.connection import Address, Connection, LostReply, NotSent
+from foqs.client.forks import renew_after_fork
+from foqs.client.pool import Pool
+from foqs.client.request_ids import current, in_one_call, named
+from foqs.client.retry import pause_ms
+from foqs.errors import FoqsError, Invalid, Unavailable
+from foqs.idl import idl
+
+_SEQUENCES = 0x7FFF_FFFF
+
+
+class Task(Protocol):
+    """Something that may take several requests; `deadline` is of the monotonic clock, in seconds."""
+
+    deadline: float
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """What the last attempt's answer asked for."""
+
+    def attempt(self) -> bool:
+        """Asks once; True when there is nothing left to ask for."""
+
+
+class Asked(NamedTuple):
+    """A request that was sent; `until` is when its answer is given up."""
+
+    method: Method
+    sequence: int
+    request_id: str
+    connection: Connection
+    until: float
+
+
+class Caller:
+    """Thread-safe. Makes requests with one token over one pool; `traceparent` gives what they tell of the trace."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        token: str | None,
+        attempt_timeout_ms: int,
+        max_frame_bytes: int,
+        traceparent: Callable[[], str | None] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.max_frame_bytes = max_frame_bytes
+        self._token = token
+        self._attempt_timeout_ms = attempt_timeout_ms
+        self._traceparent = traceparent
+        self._sequence = count(1)
+        self.retries = 0  # about: threads may count at the same time
+        self.waited_s = 0.0
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Ends the calls that wait to ask again, and fails all later ones."""
+        self._closed.set()
+        self.pool.close()
+
+    def ask(
+        self,
+        method: Method,
+        request: Any,
+        deadline: float,
+        *,
+        repeatable: bool,
+        wait_ms: float = 0,
+        to: Sequence[Address] = (),
+    ) -> Any:
+        """One request, one response. Raises the typed error of what went wrong; the rest as for `send`."""
+        return self.receive(self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to))
+
+    def send(
+        self,
+        method: Method,
+        request: Any,
+        deadline: float,
+        *,
+        repeatable: bool,
+        wait_ms: float = 0,
+        to: Sequence[Address] = (),
+        wait: bool = True,
+    ) -> Asked:
+        """Sends a request to the first of `to` that can be had; `receive` has to follow. Raises NotSent (Busy without
+        `wait`, when it would have to wait for a connection), Invalid.
+
+        What must not be repeated gets all the time there is; else a silent server is left after the attempt's
+        time-out, `wait_ms` being time it was told to take.
+        """
+        now = monotonic()
+        until = deadline
+        if repeatable:
+            until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
+        told_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
+        request_id = current()
+        request.context = idl.RequestContext(token=self._token, request_id=request_id, timeout_ms=told_ms)
+        if self._traceparent is not None:
+            request.context.traceparent = self._traceparent()
+        sequence = next(self._sequence) & _SEQUENCES
+        message = method.encode(request, sequence)
+        if len(message) > self.max_frame_bytes:
+            raise Invalid(f"a request of {len(message)} bytes; a frame holds {self.max_frame_bytes}")
+        connection = self.pool.take(until, to, wait=wait)
+        try:
+            connection.send(message, until)
+        except BaseException as error:
+            if isinstance(error, NotSent):
+                self.pool.avoid(connection.address)
+            self.pool.give(connection, usable=False)
+            raise
+        return Asked(method, sequence, request_id, connection, until)
+
+    def receive(self, asked: Asked) -> Any:
+        """The response to what was sent. Raises the typed error of what went wrong."""
+        connection = asked.connection
+        usable = False
+        try:
+            response = asked.method.decode(connection.receive(asked.until), asked.sequence)
+            usable = True
+        except LostReply as error:
+            self.pool.avoid(connection.address)
+            named(error, asked.request_id)
+            raise
+        except Malformed as error:
+            raise named(LostReply(f"{connection.address}: {error}"), asked.request_id) from error
+        except FoqsError as answered:
+            named(answered, asked.request_id)
+            if isinstance(answered, Unavailable) and self.pool.has_others:
+                self.pool.avoid(connection.address)
+            else:
+                usable = True
+            raise
+        finally:
+            self.pool.give(connection, usable=usable)
+        return response
+
+    def give_up(self, asked: Asked) -> None:
+        """Nobody wants the answer."""
+        self.pool.give(asked.connection, usable=False)
+
+    def finish(self, task: Task) -> None:
+        """Attempts `task` until it is finished, its time is over or the client is closed."""
+        in_one_call(lambda: self._finish(task))
+
+    def _finish(self, task: Task) -> None:
+        if task.attempt():
+            return
+
+        def wait(state: RetryCallState) -> float:
+            return pause_ms(state.attempt_number, task.retry_after_ms, random.random) / 1000
+
+        def too_late(state: RetryCallState) -> bool:
+            return self._closed.is_set() or monotonic() + state.upcoming_sleep >= task.deadline
+
+        def sleep(seconds: float) -> None:
+            self.retries += 1
+            self.waited_s += seconds
+            self._closed.wait(seconds)
+
+        # Not set up for every call: it takes as long as a whole call to a server nearby.
+        again = Retrying(
+            wait=wait,
+            stop=too_late,
+            sleep=sleep,
+            retry=retry_if_result(lambda finished: not finished),
+            retry_error_callback=lambda _: None,
+        )
+        made = iter((False,))  # its first attempt is the one just made without it
+        again(lambda: next(made, True) and task.attempt())
+
+
+def server_timeout_ms(left_ms: float) -> int:
+    """What to tell the server: less than what is left, so that its answer comes before it is given up."""
+    return max(1, int(left_ms - min(500.0, left_ms / 10)))

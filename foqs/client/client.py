@@ -1,0 +1,393 @@
+"""The blocking client: one method for each call of the service, retries of what is safe to retry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from weakref import finalize
+
+from foqs.client import codec, retry
+from foqs.client.caller import Caller
+from foqs.client.connection import Address, parse_addresses
+from foqs.client.credential import read_token
+from foqs.client.items import (
+    ActiveTopic,
+    Item,
+    ItemOptions,
+    ItemSpec,
+    ItemState,
+    Leased,
+    Nack,
+    ServerInfo,
+)
+from foqs.client.pool import Pool
+from foqs.client.router import Router
+from foqs.client.routes import Part, slot
+from foqs.client.tasks import Batch, Look, Split, requests_of
+from foqs.client.tls import Securing, Tls
+from foqs.client.topics import Topics, active_topics
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.limits import Limits
+
+if TYPE_CHECKING:
+    from foqs.client.tracing import Tracing
+
+log = logging.getLogger("foqs.client")
+_LIMITS = Limits()
+_REQUEST_OVERHEAD_BYTES = 8_192
+T = TypeVar("T")
+
+DEFAULT_ADDRESS = "127.0.0.1:7707"
+
+
+class Client:
+    """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
+
+    >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
+    ...     client.enqueue("mail", b"to: someone", priority=-1)
+    ...     for item in client.dequeue("mail", count=10, wait_ms=5_000):
+    ...         print(item.payload)
+    ...         client.ack(item)
+
+    address             `host:port`, or several with commas: each is tried, and connections spread over them
+    token               credential, where the server asks for one, or `@path` of a file that holds it
+    tls                 talk TLS, as it says (a `Tls`, or the text of one: "on"); default: in the clear
+    timeout_ms          how long a call may take, with all its retries (each request of a batch that needs
+                        several; for a dequeue beyond its wait). Every method takes another one for that call
+    attempt_timeout_ms  after this long without a reply, what is safe to ask again is asked again
+    connect_timeout_ms  for one connection to one address
+    pool_size           connections at most; a long poll needs one for itself. Of a cluster, more than it has hosts:
+                        else some are closed to open others. The routing takes one more
+    max_idle_ms         a connection that was idle for longer is not used again
+    max_frame_bytes     the largest request; the server's `frame_bytes`
+    routing             learn from any host who serves what, keep that fresh in a thread, and go straight there;
+                        then hosts beyond `address` are called as well. False for one address in front of all
+    tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
+                        context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
+
+    What fails in a way that changed nothing is asked of another host, where there is one.
+
+    Safe to ask again: whatever was never sent whole; what was answered OVERLOADED or UNAVAILABLE (only the
+    items concerned, after the server's `retry_after_ms`); and after a lost reply everything but an enqueue.
+    An ack or delete that finds its item gone after the client's own retry is a success. An enqueue whose
+    reply is lost is `OutcomeUnknown`: the item may have been stored, and the client does not store it twice. With a
+    `dedup_key` it is asked again, and stored once.
+
+    Methods for one item raise its error; `*_many` return one outcome per item, in order, and raise nothing:
+    a request that fails as a whole is the outcome of each of its items.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        namespace: str = "default",
+        *,
+        token: str | None = None,
+        tls: Tls | str | None = None,
+        timeout_ms: int = 30_000,
+        attempt_timeout_ms: int = 10_000,
+        connect_timeout_ms: int = 3_000,
+        pool_size: int = 16,
+        max_idle_ms: int = 300_000,
+        max_frame_bytes: int = _LIMITS.frame_bytes,
+        routing: bool = True,
+        tracing: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self.address = address
+        self.tracing = _tracing(namespace) if tracing else None
+        self._timeout_ms = timeout_ms
+        given = parse_addresses(address)
+        securing = None if tls is None else Securing(Tls.parse(tls) if isinstance(tls, str) else tls)
+        token = read_token(token)
+        pool = Pool(given, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
+        traceparent = None if self.tracing is None else self.tracing.traceparent
+        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent)
+        self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
+        self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
+        finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
+
+    # ------------------------------------------------------------------------------------- enqueue
+
+    def enqueue(
+        self, topic: str, payload: bytes, *, timeout_ms: int | None = None, **options: Unpack[ItemOptions]
+    ) -> int:
+        """Stores one item and returns its id: it is committed then. `options`: see `ItemOptions`.
+
+        With a `dedup_key` that was used before it is a `Duplicate`, the id of the item that was stored then. Raises
+        OutcomeUnknown when it may or may not have been stored, else the reason why it was not.
+        """
+        return _one(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
+
+    def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
+        """Stores items; the outcome of each, in order: its id, or the error that kept it from being stored.
+
+        >>> client.enqueue_many([ItemSpec("mail", b"a"), ItemSpec("", b"b")])   # doctest: +SKIP
+        [1407374883553281, Invalid('topic is empty')]
+        """
+
+        specs = items if isinstance(items, list | tuple) else list(items)
+        store = partial(self._enqueue_many, timeout_ms=timeout_ms)
+        if self.tracing is None:
+            return store(specs)
+        return self.tracing.enqueue(specs, store, lambda: self.server_info().limits)
+
+    def _enqueue_many(self, specs: Sequence[ItemSpec], timeout_ms: int | None) -> list[int | FoqsError]:
+        if all(spec.dedup_key is None for spec in specs):
+            return self._each(codec.ENQUEUE, retry.ONCE, specs, self._anywhere_of, timeout_ms)
+        keyed = [spec for spec in specs if spec.dedup_key is not None]
+        plain = [spec for spec in specs if spec.dedup_key is None]
+        keyed_outcomes = iter(self._each(codec.ENQUEUE, retry.KEYED, keyed, self._by_slot, timeout_ms))
+        outcomes = iter(self._each(codec.ENQUEUE, retry.ONCE, plain, self._anywhere_of, timeout_ms))
+        return [next(outcomes if spec.dedup_key is None else keyed_outcomes) for spec in specs]
+
+    # ------------------------------------------------------------------------------------- dequeue
+
+    def dequeue(
+        self,
+        topics: str | Sequence[str] | Mapping[str, int],
+        count: int = 1,
+        *,
+        wait_ms: int = 0,
+        lease_ms: int | None = None,
+        max_bytes: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[Item]:
+        """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
+        first.
+
+        Returns as soon as anything is ready, or after `wait_ms` with nothing. `lease_ms`: how long the leases
+        last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
+        together.
+        """
+        counts = {topics: count} if isinstance(topics, str) else topics
+        if not isinstance(counts, Mapping):
+            counts = dict.fromkeys(counts, count)
+        wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
+        request = idl.DequeueRequest(ns=self.namespace, wants=wants, lease_ms=lease_ms, max_bytes=max_bytes)
+        wait_until = monotonic() + wait_ms / 1000
+        deadline = wait_until + self._timeout_s(timeout_ms)
+
+        def attempt() -> Any:
+            left_ms = max(0.0, (wait_until - monotonic()) * 1000)
+            request.wait_ms = int(left_ms)
+            among = () if self._router.routes.alone else self._topics.having(counts)
+            to = self._router.order(among)
+            return self._caller.ask(codec.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to)
+
+        look = partial(self._look, attempt, deadline)
+        response = look() if self.tracing is None else self.tracing.dequeue(counts, look)
+        if response.doubtful:
+            log.warning("at-most-once items that come later or never: %s", response.doubtful)
+        return response.items or []
+
+    # ------------------------------------------------------------------------------------- ack, nack, extend
+
+    def ack(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+        """Ends the item: it is never delivered again. Raises StaleLease when somebody else has it by now,
+        NotFound when it is gone.
+        """
+        _one(self.ack_many((item,), timeout_ms=timeout_ms))
+
+    def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`ack` for many: None for each that was done, else its error."""
+        acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
+        return self._each(codec.ACK, retry.END_ITEM, acks, self._by_id, timeout_ms)
+
+    def nack(
+        self,
+        item: Leased,
+        *,
+        delay_ms: int | None = None,
+        metadata: bytes | None = None,
+        reason: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Gives the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
+        `metadata` replaces the item's: partial progress for the next attempt. Raises StaleLease or NotFound
+        like `ack`, and OutcomeUnknown when a reply was lost and the lease is over now.
+        """
+        nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason)
+        _one(self.nack_many((nack,), timeout_ms=timeout_ms))
+
+    def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`nack` for many, each with its own delay and metadata.
+
+        >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
+        [None, None]
+        """
+        return self._each(codec.NACK, retry.NACK, nacks, self._by_id, timeout_ms)
+
+    def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+        """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
+        well.
+        """
+        _one(self.release_many((item,), timeout_ms=timeout_ms))
+
+    def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`release` for many."""
+        nacks = [Nack.of(item, release=True) for item in items]
+        return self._each(codec.NACK, retry.RELEASE, nacks, self._by_id, timeout_ms)
+
+    def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
+        """The lease then ends `lease_ms` from now (default: as long as it was given at first). Raises
+        StaleLease or NotFound when it is lost.
+        """
+        _one(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
+
+    def extend_many(
+        self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
+    ) -> list[FoqsError | None]:
+        """`extend` for many."""
+        extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
+        return self._each(codec.EXTEND, retry.EXTEND, extensions, self._by_id, timeout_ms)
+
+    # ------------------------------------------------------------------------------------- looking and operat
+
+    def get_item(self, item_id: int, *, timeout_ms: int | None = None) -> Item:
+        """The item with its `state`; leases nothing. Raises NotFound."""
+        response = self._read(codec.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
+        item: Item = response.item
+        item.state = response.state
+        return item
+
+    def list_items(
+        self,
+        topic: str,
+        *,
+        state: ItemState | None = None,
+        page_items: int = 100,
+        timeout_ms: int | None = None,
+    ) -> Iterator[Item]:
+        """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
+        request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
+        return self._pages(codec.LIST_ITEMS, request, lambda response: response.items, timeout_ms)
+
+    def active_topics(
+        self, *, all_namespaces: bool = False, page_topics: int = 1_000, timeout_ms: int | None = None
+    ) -> Iterator[ActiveTopic]:
+        """Topics with at least one item ready, ordered by namespace and topic, a page at a time."""
+        request = idl.GetActiveTopicsRequest(ns=None if all_namespaces else self.namespace, limit=page_topics)
+        for found in self._pages(codec.TOPICS, request, lambda response: response.topics, timeout_ms):
+            yield ActiveTopic(found.ns, found.topic, found.ready, found.oldest_ready_at_ms, tuple(found.hosts or ()))
+
+    def delete_items(self, item_ids: Iterable[int], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
+        return self._each(
+            codec.DELETE, retry.END_ITEM, item_ids, lambda ids: partial(self._router.split, ids), timeout_ms
+        )
+
+    def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
+        """Version and limits of the server that answers."""
+        response = self._read(codec.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
+        return ServerInfo(response.version, response.limits or {})
+
+    # ------------------------------------------------------------------------------------- life
+
+    @property
+    def waits(self) -> tuple[int, float]:
+        """How often it asked again, and how many seconds it waited before; about, if threads share it."""
+        return self._caller.retries, self._caller.waited_s
+
+    def close(self) -> None:
+        """Closes the connections. Calls under way end with their own; all later ones raise ClientClosed."""
+        self._topics.close()
+        self._router.close()
+        self._caller.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.address!r}, {self.namespace!r})"
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _timeout_s(self, timeout_ms: int | None) -> float:
+        return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+    def _look(self, ask: Callable[[], Any], deadline: float) -> Any:
+        self._router.begin()
+        look = Look(deadline, ask)
+        self._caller.finish(look)
+        return look.response()
+
+    def _read(self, method: codec.Method, request: Any, timeout_ms: int | None, item_id: int | None = None) -> Any:
+        deadline = monotonic() + self._timeout_s(timeout_ms)
+
+        def attempt() -> Any:
+            owner = self._router.routes.owner(item_id)
+            to = self._router.order(() if owner is None else (owner,))
+            return self._caller.ask(method, request, deadline, repeatable=True, to=to)
+
+        return self._look(attempt, deadline)
+
+    def _pages(
+        self, method: codec.Method, request: Any, content: Callable[[Any], list[Any]], timeout_ms: int | None
+    ) -> Iterator[Any]:
+        while True:
+            response = self._read(method, request, timeout_ms)
+            yield from content(response) or ()
+            if not response.cursor:
+                return
+            request.cursor = response.cursor
+
+    def _each(
+        self,
+        method: codec.Method,
+        policy: retry.Policy,
+        items: Iterable[Any],
+        splitting: Callable[[Sequence[Any]], Split],
+        timeout_ms: int | None,
+    ) -> list[Any]:
+        """`splitting` says for the items of one request which host to ask about which."""
+
+        def request(chunk: Sequence[Any]) -> Any:
+            if method is codec.DELETE:
+                return method.request(ids=chunk)
+            return method.request(ns=self.namespace, items=chunk)
+
+        self._router.begin()
+        outcomes: list[Any] = []
+        for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
+            deadline = monotonic() + self._timeout_s(timeout_ms)
+            split = splitting(chunk)
+            batch = Batch(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
+            self._caller.finish(batch)
+            outcomes += batch.closed()
+        return outcomes
+
+    def _anywhere_of(self, items: Sequence[Any]) -> Split:
+        return self._anywhere
+
+    def _by_id(self, items: Sequence[Any]) -> Split:
+        return partial(self._router.split, [item.id for item in items])
+
+    def _by_slot(self, specs: Sequence[ItemSpec]) -> Split:
+        return partial(self._router.split_by_slot, [slot(self.namespace, spec.dedup_key) for spec in specs])
+
+    def _anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
+        return (Part(self._router.order(last=set(refused.values())), asked),)
+
+
+def _tracing(namespace: str) -> Tracing:
+    from foqs.client.tracing import Tracing
+
+    return Tracing(namespace)
+
+
+def _one(outcomes: list[T | FoqsError]) -> T:
+    outcome = outcomes[0]
+    if isinstance(outcome, FoqsError):
+        raise outcome
+    return outcome

@@ -1,0 +1,178 @@
+"""One socket to one host: a frame out, a frame in.
+
+The two ways to fail differ in what the caller may do next, so they are two errors: `NotSent` when the server
+cannot have seen the whole request, `LostReply` when it may have.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from contextlib import suppress
+from ssl import SSLSocket
+from time import monotonic
+from typing import NamedTuple
+
+from foqs.client.codec import pack_length
+from foqs.client.tls import Securing, refused
+from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
+
+MAX_REPLY_BYTES = 64 << 20
+"""More than a server may be configured to send: beyond it the peer is something else."""
+
+_FIRST_READ_BYTES = 1 << 16
+DEFAULT_PORT = 7707
+
+
+class NotSent(Unavailable):
+    """The request did not reach a server whole, so nothing was changed."""
+
+
+class LostReply(OutcomeUnknown):
+    """The request was sent and no usable reply came."""
+
+
+class ClientClosed(FoqsError):
+    """The client was closed."""
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """`host:port,host:port`; the port may be left out, and an IPv6 address with a port stands in brackets.
+
+    >>> [str(a) for a in parse_addresses("db1:7000, db2, [::1]:7001")]
+    ['db1:7000', 'db2:7707', '[::1]:7001']
+    """
+    addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
+    if not addresses:
+        raise Invalid("no address given")
+    return addresses
+
+
+def _parse(text: str) -> Address:
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    elif text.count(":") > 1:
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise Invalid(f"{text!r} is not host:port")
+    return Address(host, int(port) if port else DEFAULT_PORT)
+
+
+class Connection:
+    """Used by one thread at a time. Times are of the monotonic clock, in seconds."""
+
+    def __init__(self, address: Address, timeout_s: float, securing: Securing | None = None) -> None:
+        self.address = address
+        self.idle_since = 0.0
+        self._ended = False  # something came behind a reply: a goodbye
+        try:
+            self._socket = socket.create_connection(address, timeout_s)
+            if securing is not None:
+                self._socket = securing.wrap(self._socket, address.host)
+        except OSError as error:
+            raise NotSent(f"cannot connect to {address}: {_said(error)}") from error
+        except UnicodeError as error:
+            raise NotSent(f"cannot connect to {address}: not the name of a host") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+
+    def usable(self) -> bool:
+        """False when the server closed it, or sent what nobody asked for, while it was idle."""
+        return not self._ended and not self._readable.poll(0) and not self._held()
+
+    def exchange(self, message: bytes, deadline: float) -> bytes:
+        """Sends `message` as a frame and returns the reply's. Raises NotSent or LostReply; then it must be
+        closed.
+        """
+        self.send(message, deadline)
+        return self.receive(deadline)
+
+    def send(self, message: bytes, deadline: float) -> None:
+        """Sends `message` as a frame. Raises NotSent; then it must be closed."""
+        left = memoryview(pack_length(len(message)) + message)
+        try:
+            # Not sendall: how much went out decides whether the server can have seen the request.
+            while left:
+                self._socket.settimeout(_remaining(deadline))
+                left = left[self._socket.send(left) :]
+        except OSError as error:
+            raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
+
+    def receive(self, deadline: float) -> bytes:
+        """The frame that answers what was sent. Raises LostReply; then it must be closed."""
+        try:
+            return self._receive(deadline)
+        except OSError as error:
+            if refused(error):
+                raise NotSent(f"{self.address} does not take the client's certificate: {_said(error)}") from error
+            raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
+
+    def _receive(self, deadline: float) -> bytes:
+        self._socket.settimeout(_remaining(deadline))
+        data = self._read(_FIRST_READ_BYTES)
+        while len(data) < 4:
+            data += self._read(_FIRST_READ_BYTES)
+        length = int.from_bytes(data[:4], "big")
+        if length > MAX_REPLY_BYTES:
+            raise OSError(f"a reply of {length} bytes was announced")
+        if len(data) == length + 4:
+            return data[4:]
+        if len(data) > length + 4:
+            self._ended = True
+            return data[4 : length + 4]
+        return self._rest(data, length, deadline)
+
+    def _rest(self, begun: bytes, length: int, deadline: float) -> bytes:
+        frame = bytearray(length)
+        filled = len(begun) - 4
+        frame[:filled] = begun[4:]
+        view = memoryview(frame)
+        while filled < length:
+            self._socket.settimeout(_remaining(deadline))
+            count = self._socket.recv_into(view[filled:])
+            if not count:
+                raise OSError("the connection was closed within the reply")
+            filled += count
+        return bytes(frame)
+
+    def _read(self, size: int) -> bytes:
+        data = self._socket.recv(size)
+        if not data:
+            raise OSError("the connection was closed")
+        return data
+
+    def _held(self) -> bool:
+        """Whether something was received that was not read."""
+        return isinstance(self._socket, SSLSocket) and self._socket.pending() > 0
+
+    def abort(self) -> None:
+        """Ends what another thread waits for; that one closes it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _remaining(deadline: float) -> float:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,203 @@
+"""What a caller gives and gets: items to enqueue, leased items, and what to do with them.
+
+Classes with a `thrift_spec` go through the codec as they are: the client builds no second object for each
+item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
+
+from foqs.idl import idl
+
+
+class Delivery(IntEnum):
+    """How often an item may reach a consumer."""
+
+    AT_LEAST_ONCE = 1
+    """Comes again until it is acked, deleted or its TTL ends."""
+    AT_MOST_ONCE = 2
+    """Never comes twice: the end of its lease removes it, unless it is released as not begun."""
+
+
+class ItemState(IntEnum):
+    """Where an item stands, as seen by `get_item` and `list_items`."""
+
+    READY = 1
+    DELAYED = 2
+    LEASED = 3
+
+
+class ItemOptions(TypedDict, total=False):
+    """Everything of an item beside topic and payload; all of it may be left out.
+
+    priority          lower is more urgent; any i32, default 0
+    delay_ms          duration: not to be delivered before it is over
+    deliver_after_ms  the same as Unix epoch milliseconds; not both
+    lease_ms          duration of the lease a consumer gets that does not ask for one
+    ttl_ms            duration: the item is removed this long after the enqueue, unless it is leased then
+    metadata          small opaque state that a nack may replace
+    headers           fixed text pairs
+    delivery          default `Delivery.AT_LEAST_ONCE`
+    dedup_key         as long as the service remembers it, the same key in the namespace stores nothing again: the id
+                      is then that of the first item, a `Duplicate`. Invalid with another topic or payload
+    """
+
+    priority: int
+    delay_ms: int | None
+    deliver_after_ms: int | None
+    lease_ms: int | None
+    ttl_ms: int | None
+    metadata: bytes | None
+    headers: Mapping[str, str] | None
+    delivery: Delivery
+    dedup_key: str | None
+
+
+@dataclass(slots=True)
+class ItemSpec:
+    """One item to enqueue; see `ItemOptions` for the fields.
+
+    >>> ItemSpec("mail", b"hello", priority=-5, delay_ms=60_000).topic
+    'mail'
+    """
+
+    thrift_spec: ClassVar[Any] = idl.ItemSpec.thrift_spec
+
+    topic: str
+    payload: bytes
+    metadata: bytes | None = None
+    headers: Mapping[str, str] | None = None
+    priority: int = 0
+    deliver_after_ms: int | None = None
+    delay_ms: int | None = None
+    lease_ms: int | None = None
+    ttl_ms: int | None = None
+    delivery: int = Delivery.AT_LEAST_ONCE
+    dedup_key: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """At most this much in a request (UTF-8 takes up to four bytes a character)."""
+        try:
+            size = 128 + 4 * len(self.topic) + len(self.payload)
+            if self.metadata is not None:
+                size += len(self.metadata)
+            if self.headers is not None:
+                size += sum(8 + 4 * (len(key) + len(value)) for key, value in self.headers.items())
+            if self.dedup_key is not None:
+                size += 4 * len(self.dedup_key)
+        except (TypeError, AttributeError):
+            return 0  # what has no length is refused when it is encoded
+        return size
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Item:
+    """An item as a consumer or an operator sees it. Read only by convention; compared by identity.
+
+    `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
+    bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
+    clock. `state` is set by `get_item` and `list_items` only.
+    """
+
+    thrift_spec: ClassVar[Any] = idl.Item.thrift_spec
+
+    id: int = 0
+    lease: int = 0
+    attempt: int = 0
+    ns: str = ""
+    topic: str = ""
+    priority: int = 0
+    payload: bytes = b""
+    metadata: bytes | None = None
+    headers: dict[str, str] | None = None
+    delivery: int = 0
+    deliver_after_ms: int = 0
+    enqueued_at_ms: int = 0
+    lease_expires_at_ms: int = 0
+    expires_at_ms: int | None = None
+    state: int | None = None
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.delivery == Delivery.AT_MOST_ONCE
+
+    def __repr__(self) -> str:
+        return (
+            f"Item({self.id:#x} topic={self.topic!r} priority={self.priority} attempt={self.attempt} "
+            f"payload={len(self.payload)} bytes)"
+        )
+
+
+class Leased(Protocol):
+    """What ack, nack and extend need of an item: an `Item`, or a `Lease` kept elsewhere."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def lease(self) -> int: ...
+
+
+class Lease(NamedTuple):
+    """One delivery of one item, by its numbers."""
+
+    id: int
+    lease: int
+
+
+@dataclass(slots=True)
+class Nack:
+    """One item to give back with `nack_many`. Make it with `Nack.of(item, ...)`.
+
+    `delay_ms` is a duration (default: at once, at the item's old place in the order); `metadata` replaces the
+    item's; `release` says that work was not begun: no delay, no metadata, and the attempt is not counted;
+    `reason` is for the server's logs, at most 1,024 bytes.
+    """
+
+    thrift_spec: ClassVar[Any] = idl.NackItem.thrift_spec
+
+    id: int
+    lease: int
+    delay_ms: int | None = None
+    metadata: bytes | None = None
+    release: bool | None = None
+    reason: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """At most this much in a request."""
+        return 64 + len(self.metadata or b"") + 4 * len(self.reason or "")
+
+    @classmethod
+    def of(
+        cls,
+        item: Leased,
+        *,
+        delay_ms: int | None = None,
+        metadata: bytes | None = None,
+        release: bool = False,
+        reason: str | None = None,
+    ) -> Nack:
+        return cls(item.id, item.lease, delay_ms, metadata, release or None, reason)
+
+
+class ActiveTopic(NamedTuple):
+    """A topic with at least one item ready. `ready` and `oldest_ready_at_ms` (Unix epoch) are approximate;
+    `hosts` are the `host:port` that have it."""
+
+    ns: str
+    topic: str
+    ready: int
+    oldest_ready_at_ms: int
+    hosts: tuple[str, ...]
+
+
+class ServerInfo(NamedTuple):
+    """`limits` by name: payload_bytes, request_items, lease_max_ms, ..."""
+
+    version: str
+    limits: dict[str, int]

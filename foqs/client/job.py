@@ -1,0 +1,72 @@
+"""What a handler is given, and how it is called."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from foqs.client.items import Item
+from foqs.client.leases import Held, Leases
+from foqs.errors import Invalid
+
+
+class Retry(Exception):
+    """Raised by a handler that wants its item again: after `delay_ms` (default: the worker's backoff), with
+    `metadata` in place of the item's (default: `job.metadata`, else kept)."""
+
+    def __init__(self, delay_ms: int | None = None, metadata: bytes | None = None) -> None:
+        super().__init__("the handler asks for another attempt")
+        self.delay_ms = delay_ms
+        self.metadata = metadata
+
+
+class Job:
+    """One handler at work on one item.
+
+    item        what was leased
+    lease_lost  an Event: the lease is over, or could not be extended in time; somebody else may get the item
+    stopping    an Event: the worker is asked to stop, and waits for its grace
+    metadata    set it to record progress: it replaces the item's metadata if this attempt fails
+    """
+
+    def __init__(self, held: Held, leases: Leases, stopping: threading.Event) -> None:
+        self.item: Item = held.item
+        self.stopping = stopping
+        self.metadata: bytes | None = None
+        self._held = held
+        self._leases = leases
+
+    @property
+    def lease_lost(self) -> threading.Event:
+        return self._held.event()
+
+    def extend(self, lease_ms: int) -> None:
+        """Makes the lease end `lease_ms` from now at the earliest (the worker extends it as well, by itself).
+        Raises StaleLease or NotFound when it is lost.
+        """
+        self._leases.extend(self._held, lease_ms)
+
+
+class HandlerObject(Protocol):
+    def handle(self, item: Item, job: Job, /) -> object:
+        """Works on one item. Returning acks it, an exception nacks it."""
+
+
+Handler = Callable[[Item], object] | HandlerObject | type[HandlerObject]
+Call = Callable[[Item, Job], object]
+
+
+def handler_call(handler: Handler) -> Call:
+    """`handler` as a function of item and job; a class is instantiated here, once for each thread that calls
+    this.
+    """
+    target: Any = handler() if inspect.isclass(handler) else handler
+    handle = getattr(target, "handle", None)
+    if callable(handle):
+        call: Call = handle
+        return call
+    if not callable(target):
+        raise Invalid("a handler is a function of an item, or has a method handle(item, job)")
+    return lambda item, job: target(item)

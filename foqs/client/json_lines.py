@@ -1,0 +1,114 @@
+"""Items as JSON lines, in and out. Ids and leases are strings: JavaScript, and so jq, loses digits of an i64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any
+
+from foqs.client.items import Delivery, Item, ItemSpec, ItemState, Lease
+from foqs.errors import Invalid
+
+_PLAIN = {"topic", "priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "headers", "dedup_key"}
+_BINARY = {"payload", "metadata"}
+_KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+
+
+def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
+    """The item a line describes, with defaults for what it leaves out. Raises Invalid."""
+    given = _object(line)
+    if unknown := given.keys() - _KNOWN:
+        raise Invalid(f"unknown field {sorted(unknown)[0]!r}")
+    fields: dict[str, Any] = {"topic": topic, "priority": priority, "payload": b""}
+    if "delay_ms" not in given and "deliver_after_ms" not in given:
+        fields["delay_ms"] = delay_ms
+    fields.update((name, given[name]) for name in _PLAIN & given.keys())
+    for name in _BINARY:
+        value = _binary(given, name)
+        if value is not None:
+            fields[name] = value
+    if "delivery" in given:
+        fields["delivery"] = _delivery(given["delivery"])
+    return ItemSpec(**fields)
+
+
+def lease_of_line(line: bytes, number: int) -> Lease:
+    """Id and lease of a line that `foqs dequeue` wrote. Raises Invalid."""
+    try:
+        given = _object(line)
+        return Lease(int(given["id"]), int(given["lease"]))
+    except (Invalid, KeyError, TypeError, ValueError):
+        raise Invalid(f"line {number} is no JSON object with id and lease") from None
+
+
+def item_json(item: Item) -> dict[str, Any]:
+    """What `foqs dequeue` and `foqs item` write; fields that are not set are left out."""
+    value = {
+        "id": str(item.id),
+        "lease": str(item.lease) if item.lease else None,
+        "state": _name(ItemState, item.state),
+        "ns": item.ns,
+        "topic": item.topic,
+        "priority": item.priority,
+        "attempt": item.attempt,
+        **_text("payload", item.payload),
+        **_text("metadata", item.metadata),
+        "headers": item.headers,
+        "delivery": _name(Delivery, item.delivery),
+        "deliver_after_ms": item.deliver_after_ms,
+        "enqueued_at_ms": item.enqueued_at_ms,
+        "lease_expires_at_ms": item.lease_expires_at_ms or None,
+        "expires_at_ms": item.expires_at_ms,
+    }
+    return {name: field for name, field in value.items() if field is not None}
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise Invalid(f"not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Invalid("not a JSON object")
+    return given
+
+
+def _binary(given: dict[str, Any], name: str) -> bytes | None:
+    text, encoded = given.get(name), given.get(f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise Invalid(f"both {name} and {name}_base64")
+    value = text if encoded is None else encoded
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Invalid(f"{name} is not a string")
+    try:
+        return value.encode() if encoded is None else base64.b64decode(value, validate=True)
+    except UnicodeEncodeError:
+        raise Invalid(f"{name} is not valid text") from None
+    except binascii.Error:
+        raise Invalid(f"{name}_base64 is not base64") from None
+
+
+def _delivery(value: object) -> Delivery:
+    try:
+        return Delivery[str(value)]
+    except KeyError:
+        raise Invalid(f"delivery is none of {', '.join(Delivery.__members__)}") from None
+
+
+def _name(kind: Any, number: int | None) -> str | None:
+    try:
+        return str(kind(number).name)
+    except ValueError:
+        return None
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str]:
+    if value is None:
+        return {}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

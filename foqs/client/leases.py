@@ -1,0 +1,235 @@
+"""The leases a worker holds: from the moment it got an item until the server knows what became of it.
+
+They are extended while they are held, by one thread for all workers of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from foqs.client.client import Client
+from foqs.client.forks import renew_after_fork
+from foqs.client.items import Item
+from foqs.errors import FoqsError, NotFound, StaleLease
+
+if TYPE_CHECKING:
+    from foqs.client.tracing import Traced
+
+log = logging.getLogger("foqs.client")
+
+EXTEND_AFTER = 1 / 3
+"""A lease is extended when this much of it is over; there is time for more tries then."""
+RETRY_AFTER = 1 / 10
+CALL_AT_MOST = 1 / 4
+_LONGEST_CALL_S = 2.0
+_SHORTEST_CALL_S = 0.05
+
+
+class Held:
+    """One lease. Times are of the monotonic clock, in seconds.
+
+    `gone`: the server said that the lease is over. `settling`: what became of the item is being told to the
+    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
+    handler. `traced`: the span of its work, where that is traced.
+    """
+
+    __slots__ = ("doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
+
+    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
+        self.item = item
+        self.expires = expires
+        self.extend_at = extend_at
+        self.gone = False
+        self.settling = False
+        self.doubtful = False
+        self.lost: threading.Event | None = None
+        self.traced: Traced | None = None
+
+    def usable(self, now: float) -> bool:
+        """Whether work on the item may be begun."""
+        return not self.gone and now < self.expires
+
+    def event(self) -> threading.Event:
+        """Set when the lease is over, or may be. Called by the handler's thread only; made when it is asked for."""
+        if self.lost is None:
+            self.lost = threading.Event()
+            if not self.usable(monotonic()):
+                self.lost.set()
+        return self.lost
+
+    def tell(self) -> None:
+        if self.lost is not None:
+            self.lost.set()
+        if self.traced is not None:
+            self.traced.lease_lost()
+
+    def __repr__(self) -> str:
+        return f"Held({self.item!r} {'gone' if self.gone else 'until'} {self.expires:.3f})"
+
+
+class Leases:
+    """Thread-safe. Never holds more than `capacity`, as long as `add` is given what `room` allowed."""
+
+    def __init__(self, client: Client, lease_ms: int, capacity: int) -> None:
+        self.client = client
+        self.lease_ms = lease_ms
+        self.capacity = capacity
+        self.change = threading.Condition()
+        self._held: dict[int, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - len(self._held)
+
+    def add(self, items: Sequence[Item], *, overdue: bool = False) -> list[Held]:
+        """Takes charge of items that were just received; `overdue`: some time ago, so they are extended at once."""
+        now = monotonic()
+        lease_s = self.lease_ms / 1000
+        extend_at = now if overdue else now + lease_s * EXTEND_AFTER
+        added = [Held(item, now + lease_s, extend_at) for item in items]
+        with self.change:
+            self._held.update((held.item.id, held) for held in added)
+        extender.watch(self, extend_at)
+        return added
+
+    def remove(self, ended: Iterable[Held]) -> None:
+        """The server knows what became of the items, or they were given up."""
+        ended = list(ended)
+        _end_spans(ended)
+        with self.change:
+            for held in ended:
+                if self._held.get(held.item.id) is held:
+                    del self._held[held.item.id]
+            self.change.notify_all()
+
+    def abandon(self) -> None:
+        """Extends nothing any more: what is still held runs out."""
+        with self.change:
+            left = list(self._held.values())
+            self._held.clear()
+        _end_spans(left)
+
+    def extend(self, held: Held, lease_ms: int) -> None:
+        """Extends one lease at once. Raises StaleLease or NotFound when it is lost."""
+        sent = monotonic()
+        try:
+            self.client.extend(held.item, lease_ms)
+        except (StaleLease, NotFound):
+            _end(held)
+            raise
+        _extended(held, sent, lease_ms / 1000)
+        extender.watch(self, held.extend_at)
+
+    def extend_due(self) -> float:
+        """Extends what is due; when the next is."""
+        now = monotonic()
+        with self.change:
+            due = [held for held in self._held.values() if held.extend_at <= now and not held.gone]
+        if due:
+            self._extend_many(due, now)
+        with self.change:
+            return min((held.extend_at for held in self._held.values() if not held.gone), default=inf)
+
+    def _extend_many(self, due: list[Held], now: float) -> None:
+        lease_s = self.lease_ms / 1000
+        first_end_s = min((held.expires - now for held in due if held.expires > now), default=lease_s)
+        call_s = max(_SHORTEST_CALL_S, min(lease_s * CALL_AT_MOST, first_end_s, _LONGEST_CALL_S))
+        outcomes = self.client.extend_many([held.item for held in due], self.lease_ms, timeout_ms=int(call_s * 1000))
+        for held, error in zip(due, outcomes, strict=True):
+            if error is None:
+                _extended(held, now, lease_s)
+            elif isinstance(error, StaleLease | NotFound):
+                self._lost(held, error)
+            else:
+                _not_extended(held, error, monotonic(), lease_s)
+
+    def _lost(self, held: Held, error: FoqsError) -> None:
+        if held.settling:  # it may be just this worker's ack that ended the lease: its own outcome tells
+            held.extend_at = inf
+        elif self._held.get(held.item.id) is held:
+            log.warning("lost the lease of %r: %s", held.item, error.message)
+            _end(held)
+
+
+def _end_spans(ended: Iterable[Held]) -> None:
+    for held in ended:
+        if held.traced is not None:
+            held.traced.end()
+
+
+def _end(held: Held) -> None:
+    held.gone = True
+    held.tell()
+
+
+def _extended(held: Held, sent: float, lease_s: float) -> None:
+    held.expires = sent + lease_s
+    held.extend_at = sent + lease_s * EXTEND_AFTER
+
+
+def _not_extended(held: Held, error: FoqsError, now: float, lease_s: float) -> None:
+    held.extend_at = now + lease_s * RETRY_AFTER
+    if now >= held.expires:
+        log.warning("could not extend the lease of %r in time: %s", held.item, error.message)
+        held.tell()
+
+
+class Extender:
+    """One thread for the process, alive while there is a lease to extend."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._change = threading.Condition()
+        self._watched: set[Leases] = set()
+        self._wake_at = inf  # the earliest time told since the last round of visits began
+        self._running = False
+
+    def watch(self, leases: Leases, extend_at: float) -> None:
+        """Told whenever there are leases to extend at `extend_at` that were not there before."""
+        with self._change:
+            self._watched.add(leases)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="foqs-extender", daemon=True).start()
+            if extend_at < self._wake_at:
+                self._wake_at = extend_at
+                self._change.notify()
+
+    def _run(self) -> None:
+        while watched := self._next_round():
+            for leases in watched:
+                next_at = self._visit(leases)
+                with self._change:
+                    self._wake_at = min(self._wake_at, next_at)
+            with self._change:
+                while (left := self._wake_at - monotonic()) > 0:
+                    self._change.wait(min(left, threading.TIMEOUT_MAX))
+
+    def _next_round(self) -> list[Leases]:
+        with self._change:
+            self._watched = {leases for leases in self._watched if len(leases)}
+            self._wake_at = inf
+            self._running = bool(self._watched)
+            return list(self._watched)
+
+    def _visit(self, leases: Leases) -> float:
+        """When to come back."""
+        try:
+            return leases.extend_due()
+        except Exception:
+            log.exception("extending leases failed; trying again")
+            return monotonic() + leases.lease_ms / 1000 * RETRY_AFTER
+
+
+extender = Extender()

@@ -1,0 +1,196 @@
+"""The connections of one client: at most so many, kept while they work, spread over the addresses."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable, Sequence
+from time import monotonic
+
+from foqs.client.connection import Address, ClientClosed, Connection, NotSent
+from foqs.client.forks import renew_after_fork
+from foqs.client.tls import Securing
+from foqs.errors import FoqsError
+
+AVOID_S = 1.0
+"""An address that failed is tried after the others for this long; twice as long after each further connection that
+could not be made, but no longer than"""
+AVOID_AT_MOST_S = 30.0
+
+
+class Busy(NotSent):
+    """All connections are in use."""
+
+
+class Pool:
+    """Thread-safe. Invariant: `_open` counts idle and lent connections (and those being opened), never above
+    `size`.
+
+    Deadlines are of the monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: list[Address],
+        size: int,
+        connect_timeout_s: float,
+        max_idle_s: float,
+        securing: Securing | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._size = size
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle_s = max_idle_s
+        self._securing = securing
+        self._turn = random.randrange(len(addresses))
+        self._failed_at: dict[Address, float] = {}
+        self._refused: dict[Address, int] = {}  # connections in a row that could not be made
+        self._living: frozenset[Address] = frozenset()
+        self._closed = False
+        self._start()
+        renew_after_fork(self)
+
+    def _start(self) -> None:
+        self._change = threading.Condition()
+        self._idle: list[Connection] = []
+        self._open = 0
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one address."""
+        return len(self._living.union(self._addresses)) > 1
+
+    def after_fork(self) -> None:
+        """The sockets belong to the parent: closing this process's copies does not disturb it."""
+        inherited = self._idle
+        self._start()
+        for connection in inherited:
+            connection.close()
+
+    def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
+        """A connection for the caller alone, who gives it back with `give`: to the first of `wanted` that did not fail
+        lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent; Busy
+        when all are in use, at once without `wait`.
+        """
+        order = self._in_turn(wanted)
+        first = order[0] if wanted else None
+        while (connection := self._idle_or_slot(deadline if wait else 0.0, first)) is not None:
+            if monotonic() - connection.idle_since < self._max_idle_s and connection.usable():
+                return connection
+            self.give(connection, usable=False)
+        try:
+            return self._connect(deadline, order)
+        except BaseException:
+            self._free_slot()
+            raise
+
+    def give(self, connection: Connection, *, usable: bool) -> None:
+        """Takes back what `take` gave; keeps it when it may be used again."""
+        with self._change:
+            if usable and not self._closed:
+                connection.idle_since = monotonic()
+                self._idle.append(connection)
+                self._change.notify()
+                return
+        connection.close()
+        self._free_slot()
+
+    def avoid(self, address: Address) -> None:
+        """After a failure there: idle connections to it are dropped, and others are preferred for a while."""
+        with self._change:
+            self._failed_at[address] = monotonic()
+            dropped = [c for c in self._idle if c.address == address]
+            self._idle = [c for c in self._idle if c.address != address]
+            self._open -= len(dropped)
+            self._change.notify_all()
+        for connection in dropped:
+            connection.close()
+
+    def living(self, hosts: Iterable[Address]) -> None:
+        """Who lives by the routing: connections to those that are gone are dropped, and who is new has not failed."""
+        with self._change:
+            before, self._living = self._living, frozenset(hosts)
+        for address in before - self._living:
+            self.avoid(address)
+        with self._change:
+            for address in self._living.symmetric_difference(before):
+                self._failed_at.pop(address, None)
+                self._refused.pop(address, None)
+
+    def close(self) -> None:
+        """Idle connections are closed now, lent ones when they come back."""
+        with self._change:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._open -= len(idle)
+            self._change.notify_all()
+        for connection in idle:
+            connection.close()
+
+    def _idle_or_slot(self, deadline: float, wanted: Address | None) -> Connection | None:
+        """An idle connection to `wanted` (None: to any), or None when the caller may open one."""
+        with self._change:
+            while True:
+                if self._closed:
+                    raise ClientClosed("the client is closed")
+                at = self._last_idle(wanted)
+                if at is not None:
+                    return self._idle.pop(at)
+                if self._open < self._size:
+                    self._open += 1
+                    return None
+                if self._idle:
+                    self._idle.pop(0).close()  # its slot is the caller's
+                    return None
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise Busy(f"all {self._size} connections of the client are in use")
+                # Looked at again when the time is over: a notification that came just then woke nobody else.
+                self._change.wait(left)
+
+    def _last_idle(self, wanted: Address | None) -> int | None:
+        for at in range(len(self._idle) - 1, -1, -1):
+            if wanted is None or self._idle[at].address == wanted:
+                return at
+        return None
+
+    def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
+        error: FoqsError = NotSent("timed out before a connection was tried")
+        for address in order:
+            left = deadline - monotonic()
+            if left <= 0:
+                break
+            try:
+                connection = Connection(address, min(left, self._connect_timeout_s), self._securing)
+            except NotSent as failed:
+                error = failed
+                self._refused[address] = self._refused.get(address, 0) + 1
+                self.avoid(address)
+            else:
+                self._refused.pop(address, None)
+                return connection
+        raise error
+
+    def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
+        """`wanted`, or all addresses, another one first each time; those that failed lately last."""
+        with self._change:
+            if not wanted:
+                self._turn = (self._turn + 1) % len(self._addresses)
+                wanted = self._addresses[self._turn :] + self._addresses[: self._turn]
+            now = monotonic()
+            return sorted(wanted, key=lambda address: self._avoided_until(address) > now)
+
+    def _avoided_until(self, address: Address) -> float:
+        failed_at = self._failed_at.get(address)
+        if failed_at is None:
+            return 0.0
+        return failed_at + min(AVOID_AT_MOST_S, AVOID_S * 2.0 ** min(self._refused.get(address, 1) - 1, 10))
+
+    def _free_slot(self) -> None:
+        with self._change:
+            self._open -= 1
+            self._change.notify()
+
+    def __repr__(self) -> str:
+        with self._change:
+            return f"Pool({self._open} open, {len(self._idle)} idle, at most {self._size})"

@@ -1,0 +1,57 @@
+"""The id under which hosts log what they have to say about a call. All requests that a call takes carry the same one:
+parts of a batch, second tries, and what hosts ask each other for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from foqs.errors import FoqsError, Invalid
+from foqs.limits import Limits
+
+_MOST_BYTES = Limits().context_bytes
+_current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
+
+
+@contextmanager
+def request_id(name: str) -> Iterator[None]:
+    """Calls made inside, by this thread or task, carry this id instead of random ones. At most 128 bytes that can be
+    printed; Invalid otherwise."""
+    if not name or not name.isprintable() or len(name.encode("utf-8", "replace")) > _MOST_BYTES:
+        raise Invalid(f"a request id has 1 to {_MOST_BYTES} bytes, all of them printable")
+    token = _current.set(name)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def in_one_call(work: Callable[[], None]) -> None:
+    """All requests that `work` makes belong to one call."""
+    if _current.get() is not None:
+        work()
+        return
+    token = _current.set(_random())
+    try:
+        work()
+    finally:
+        _current.reset(token)
+
+
+def current() -> str:
+    """The id of the call that a request belongs to; a new one where it belongs to none."""
+    return _current.get() or _random()
+
+
+def named(error: FoqsError, name: str) -> FoqsError:
+    """`error`, which then says in `request_id` and in its traceback what to look for in the hosts' logs."""
+    if error.request_id is None:
+        error.request_id = name
+        error.add_note(f"request id: {name}")
+    return error
+
+
+def _random() -> str:
+    return f"{random.getrandbits(48):012x}"

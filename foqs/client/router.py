@@ -1,0 +1,184 @@
+"""Keeps what is known of the cluster fresh: one question that waits, to one host at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from foqs.client.backoff import Backoff
+from foqs.client.codec import ROUTING, Malformed
+from foqs.client.connection import Address, Connection
+from foqs.client.forks import renew_after_fork
+from foqs.client.routes import OwnerOf, Part, Routes, by_owner, order, routes_of
+from foqs.client.tls import Securing
+from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
+
+log = logging.getLogger("foqs.client")
+
+WAIT_MS = 10_000
+_MARGIN_MS = 2_000
+"""Beyond the wait: a host that is silent for longer is left for another."""
+_AGAIN = Backoff(first_ms=50, longest_ms=5_000)
+_TOGETHER_S = 0.05
+"""After a change: others that come with it are learned at once."""
+_OLD_S = 60.0
+"""A host that does not know the question may be replaced by one that does."""
+
+
+class Router:
+    """Thread-safe. `routes` is a value that is replaced. The thread begins with `begin` and ends with `close`.
+
+    `changed(hosts)` is called from the thread, after each change. What cannot be learned is done without.
+    """
+
+    def __init__(
+        self,
+        given: list[Address],
+        token: str | None,
+        connect_timeout_s: float,
+        changed: Callable[[Iterable[Address]], None],
+        *,
+        securing: Securing | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self.routes = Routes()
+        self._given = given
+        self._token = token
+        self._connect_timeout_s = connect_timeout_s
+        self._changed = changed
+        self._securing = securing
+        self._enabled = enabled
+        self._connection: Connection | None = None
+        self._closed = False
+        self._start()
+        renew_after_fork(self)
+
+    def _start(self) -> None:
+        self._change = threading.Condition()
+        self._running = False
+
+    def after_fork(self) -> None:
+        """The thread is in the parent, and so is its connection: only this process's copy is closed."""
+        self._start()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def begin(self) -> None:
+        """Called before every call."""
+        if self._enabled and not self._running:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._change:
+            if not self._running and not self._closed:
+                self._running = True
+                threading.Thread(target=self._run, name="foqs-router", daemon=True).start()
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.abort()
+            self._change.notify_all()
+
+    def order(self, among: Collection[Address] = (), last: Collection[Address] = ()) -> tuple[Address, ...]:
+        """Whom to try for one request; see `foqs.client.routes.order`."""
+        return order(self.routes, self._given, random.sample, among=among, last=last)
+
+    def split(self, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
+        """The indices `asked` of `ids`, by owner; see `foqs.client.routes.by_owner`."""
+        return self._split(self.routes.owner, ids, asked, refused)
+
+    def split_by_slot(
+        self, slots: Sequence[int | None], asked: Sequence[int], refused: Mapping[int, Address]
+    ) -> list[Part]:
+        """The indices `asked` of `slots`, as `split`."""
+        return self._split(self.routes.owner_of_slot, slots, asked, refused)
+
+    def _split(
+        self, owner_of: OwnerOf, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]
+    ) -> list[Part]:
+        if self.routes.alone:
+            return [Part(self.order(), asked)]
+        return [
+            Part(self.order((owner,)) if owner else self.order(last={refused[i] for i in group if i in refused}), group)
+            for owner, group in by_owner(owner_of, ids, asked, refused).items()
+        ]
+
+    # ------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed:
+            pause_s = None
+            for address in self._candidates():
+                followed, old = self._follow(address)
+                pause_s = _OLD_S if old else pause_s
+                if followed or self._closed:
+                    failures = 0
+                    break
+            else:
+                failures += 1
+                self._pause(pause_s or _AGAIN.delay_ms(failures, random.random) / 1000)
+
+    def _candidates(self) -> list[Address]:
+        hosts = random.sample(self.routes.hosts, len(self.routes.hosts))
+        return list(dict.fromkeys((*hosts, *self._given)))
+
+    def _follow(self, address: Address) -> tuple[bool, bool]:
+        """Asks one host as long as it answers. (Whether it ever waited, or had news; whether it does not know the
+        question.)
+        """
+        followed = False
+        try:
+            connection = Connection(address, self._connect_timeout_s, self._securing)
+        except FoqsError:
+            return False, False
+        try:
+            with self._change:
+                self._connection = connection
+            # The first is answered at once: another host may see the cluster otherwise.
+            self._learn(self._ask(connection, 1, None))
+            sequence = 1
+            while not self._closed:
+                sequence += 1
+                asked, version = monotonic(), self.routes.version
+                self._learn(self._ask(connection, sequence, version))
+                news = self.routes.version != version
+                if not news and monotonic() - asked < WAIT_MS / 2_000:
+                    return False, False  # it does not wait: it stops
+                followed = True
+                if news:
+                    self._pause(_TOGETHER_S)
+        except Invalid as error:
+            log.debug("%s tells no routing: %s", address, error)
+            return followed, True
+        except (FoqsError, Malformed) as error:
+            log.debug("no routing from %s: %s", address, error)
+        finally:
+            with self._change:
+                self._connection = None
+            connection.close()
+        return followed, False
+
+    def _ask(self, connection: Connection, sequence: int, version: int | None) -> Routes:
+        context = idl.RequestContext(token=self._token, timeout_ms=WAIT_MS + _MARGIN_MS)
+        request = idl.GetRoutingRequest(version=version, wait_ms=0 if version is None else WAIT_MS, context=context)
+        until = monotonic() + (request.wait_ms + _MARGIN_MS) / 1000
+        return routes_of(ROUTING.decode(connection.exchange(ROUTING.encode(request, sequence), until), sequence))
+
+    def _learn(self, routes: Routes) -> None:
+        if routes.version == self.routes.version or not routes.hosts:  # none: it has not heard of itself yet
+            return
+        self.routes = routes
+        self._changed(routes.hosts)
+
+    def _pause(self, seconds: float) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._closed, seconds)

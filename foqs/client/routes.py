@@ -1,0 +1,132 @@
+"""Where to send what: pure decisions over what a host told of its cluster.
+
+Any host takes any request, so a wrong choice costs a hop and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from foqs.client.connection import Address, parse_addresses
+from foqs.dedup import SLOTS, digest_of, slot_of
+from foqs.errors import Invalid
+from foqs.ids import shard_of
+
+Sample = Callable[[Sequence[Address], int], Sequence[Address]]
+"""So many of several, at random."""
+
+OwnerOf = Callable[[Any], Address | None]
+"""The host of an id or slot, when there is a choice and it is known."""
+
+OTHERS = 3
+"""So many hosts are tried beside the best one, before the addresses that the user gave."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """`owners` by shard number; `hosts`: all that live; `slots`: the shard of each slot of deduplication keys, empty
+    where that is not known; `version` names the content, None: nothing is known."""
+
+    version: int | None = None
+    owners: Mapping[int, Address] = field(default_factory=dict)
+    hosts: tuple[Address, ...] = ()
+    slots: Sequence[int] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no choice."""
+        return len(self.hosts) < 2
+
+    @cached_property
+    def serving(self) -> tuple[Address, ...]:
+        """Hosts that have shards; all, when none has. One without shards may be about to stop."""
+        return tuple(sorted(set(self.owners.values()))) or self.hosts
+
+    def owner(self, item_id: Any) -> Address | None:
+        """Who serves the item's shard, when there is a choice and it is known."""
+        if self.alone or not isinstance(item_id, int):
+            return None
+        return self.owners.get(shard_of(item_id))
+
+    def owner_of_slot(self, slot: Any) -> Address | None:
+        """As `owner`, of the shard that has the slot."""
+        if self.alone or slot is None or not self.slots:
+            return None
+        return self.owners.get(self.slots[slot])
+
+
+class Part(NamedTuple):
+    """Items of a request, by their indices, and whom to ask about them, in this order."""
+
+    to: Sequence[Address]
+    asked: Sequence[int]
+
+
+def routes_of(response: Any) -> Routes:
+    """What a GetRoutingResponse says. Hosts whose address cannot be read are left out."""
+    addresses = {text: _address(text) for text in {*(response.hosts or ()), *(r.host for r in response.shards or ())}}
+    owners = {}
+    for route in sorted(response.shards or (), key=lambda route: route.epoch or 0):
+        if (address := addresses[route.host]) is not None:
+            owners[route.shard] = address
+    hosts = {address for text in response.hosts or () if (address := addresses[text]) is not None}
+    slots = tuple(response.slots or ())
+    return Routes(response.version, owners, tuple(sorted(hosts)), slots if len(slots) == SLOTS else ())
+
+
+def slot(namespace: Any, key: Any) -> int | None:
+    """None for what is no key: a server will say so."""
+    return slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
+
+
+def by_owner(
+    owner_of: OwnerOf, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]
+) -> dict[Address | None, list[int]]:
+    """The indices `asked` of `ids`, by the host to send them to; None: to any. `refused` says, by index, who did not
+    serve the shard: it is not asked again before the routing names another one."""
+    groups: dict[Address | None, list[int]] = {}
+    for i in asked:
+        owner = owner_of(ids[i])
+        groups.setdefault(None if owner == refused.get(i) else owner, []).append(i)
+    return groups
+
+
+def order(
+    routes: Routes,
+    given: Sequence[Address],
+    sample: Sample,
+    *,
+    among: Collection[Address] = (),
+    last: Collection[Address] = (),
+) -> tuple[Address, ...]:
+    """Whom to try, in this order: one of those `among` that have shards, others that have shards, what the user gave;
+    those in `last` not before all these. Empty: what the user gave is all there is."""
+    if routes.alone:
+        # A host that is alone may call itself by a name that means nothing here.
+        told = tuple(host for host in routes.hosts if host not in given)
+        return (*given, *told) if told else ()
+    serving = routes.serving
+    if last:
+        serving = tuple(host for host in serving if host not in last)
+    best = [host for host in among if host in serving]
+    chosen = (*sample(best, min(1, len(best))), *sample(serving, min(OTHERS, len(serving))))
+    return tuple(dict.fromkeys((*chosen, *(host for host in given if host not in last), *last)))
+
+
+def hosts_by_topic(active: Iterable[Any]) -> dict[str, frozenset[Address]]:
+    """The hosts of each ActiveTopic, by the topic's name."""
+    return {
+        found.topic: frozenset(address for text in found.hosts or () if (address := _address(text)) is not None)
+        for found in active
+    }
+
+
+def _address(text: Any) -> Address | None:
+    """None for what is no address: text that is not UTF-8 arrives as bytes, and none as None."""
+    try:
+        return parse_addresses(text)[0] if isinstance(text, str) else None
+    except Invalid:
+        return None

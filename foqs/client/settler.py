@@ -1,0 +1,141 @@
+"""Tells the server what became of items: acks, nacks and releases, gathered into batches."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
+
+from foqs.client.backoff import Backoff
+from foqs.client.client import Client
+from foqs.client.gather import Gather
+from foqs.client.items import Nack
+from foqs.client.leases import Held
+from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, Unavailable
+
+log = logging.getLogger("foqs.client")
+
+CALL_TIMEOUT_MS = 5_000
+GIVE_UP_AFTER_LEASES = 1.0
+"""So many lease times after a lease ended (an ack may still be taken then, if nobody else got the item)."""
+_AGAIN = Backoff(first_ms=100, longest_ms=5_000)
+
+
+class Ending(NamedTuple):
+    """`nack` is None for an ack; one with `release` gives back what was not begun."""
+
+    held: Held
+    nack: Nack | None
+
+
+Settled = tuple[Ending, FoqsError | None]
+
+
+class Settler:
+    """One thread. `settled` is told of every ending once, from that thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        settled: Callable[[list[Settled]], None],
+        *,
+        lease_ms: int,
+        max_items: int,
+        linger_ms: float,
+    ) -> None:
+        self._client = client
+        self._settled = settled
+        self._lease_s = lease_ms / 1000
+        self._gather: Gather[Ending] = Gather(max_items, 1 << 20, linger_ms)
+        self._again: list[Ending] = []
+        self._again_at_ms = 0.0
+        self._failures = 0
+        self._closed = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="foqs-settler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, ending: Ending) -> None:
+        ending.held.settling = True
+        with self._change:
+            due_at_ms = self._gather.due_at_ms()
+            self._gather.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000)
+            if due_at_ms is None or (due_at_ms > 0 and self._gather.due_at_ms() == 0):
+                self._change.notify()
+
+    def close(self, deadline: float) -> None:
+        """Settles what it has without lingering; gives up what is not settled by the deadline (monotonic
+        seconds).
+        """
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join(max(0.0, deadline - monotonic()))
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            self._settle([e for e in batch if e.nack is None], self._ack)
+            self._settle([e for e in batch if e.nack is not None and not e.nack.release], self._nack)
+            self._settle([e for e in batch if e.nack is not None and e.nack.release], self._release)
+
+    def _next_batch(self) -> list[Ending]:
+        """Waits for something to do; empty at the end."""
+        with self._change:
+            while True:
+                now_ms = monotonic() * 1000
+                if self._again and self._again_at_ms <= now_ms:
+                    batch, self._again = self._again, []
+                    return batch
+                due_at_ms = self._gather.due_at_ms()
+                if due_at_ms is not None and (due_at_ms <= now_ms or self._closed):
+                    return self._gather.take()
+                if self._closed and not self._again:
+                    return []
+                times = [t for t in (due_at_ms, self._again_at_ms if self._again else None) if t is not None]
+                self._change.wait((min(times) - now_ms) / 1000 if times else None)
+
+    def _ack(self, endings: list[Ending]) -> list[FoqsError | None]:
+        return self._client.ack_many([e.held.item for e in endings], timeout_ms=CALL_TIMEOUT_MS)
+
+    def _nack(self, endings: list[Ending]) -> list[FoqsError | None]:
+        return self._client.nack_many([e.nack for e in endings if e.nack], timeout_ms=CALL_TIMEOUT_MS)
+
+    def _release(self, endings: list[Ending]) -> list[FoqsError | None]:
+        return self._client.release_many([e.held.item for e in endings], timeout_ms=CALL_TIMEOUT_MS)
+
+    def _settle(self, endings: list[Ending], call: Callable[[list[Ending]], list[FoqsError | None]]) -> None:
+        if not endings:
+            return
+        again: list[Ending] = []
+        done: list[Settled] = []
+        for ending, error in zip(endings, call(endings), strict=True):
+            if isinstance(error, NotFound) and ending.held.doubtful:
+                done.append((ending, None))  # it was the ack whose reply was lost that removed it
+            elif self._may_ask_again(ending, error):
+                again.append(ending)
+            else:
+                done.append((ending, error))
+        self._settled(done)
+        self._put_off(again, progress=bool(done))
+
+    def _may_ask_again(self, ending: Ending, error: FoqsError | None) -> bool:
+        """Whether the server could not take it now, and the lease may still stand."""
+        if isinstance(error, OutcomeUnknown) and ending.nack is None:
+            ending.held.doubtful = True
+        elif not isinstance(error, Overloaded | Unavailable):
+            return False
+        return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES
+
+    def _put_off(self, again: list[Ending], *, progress: bool) -> None:
+        with self._change:
+            if progress:
+                self._failures = 0
+            if again:
+                self._failures += 1
+                self._again += again
+                self._again_at_ms = monotonic() * 1000 + _AGAIN.delay_ms(self._failures, random.random)

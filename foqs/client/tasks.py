@@ -1,0 +1,222 @@
+"""The two kinds of call: one look, or a batch of items with an outcome each. Each keeps its own books of what
+was answered, what may be asked again, and what nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from foqs.client.caller import Asked, Caller
+from foqs.client.codec import Method, Unencodable, check_encodable, typed
+from foqs.client.connection import Address
+from foqs.client.pool import Busy
+from foqs.client.request_ids import named
+from foqs.client.retry import LOOK, Policy, Verdict, judge, last_word, unknown
+from foqs.client.routes import Part
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
+from foqs.limits import Limits
+
+T = TypeVar("T")
+_LIMITS = Limits()
+
+Split = Callable[[Sequence[int], Mapping[int, Address]], Sequence[Part]]
+"""(indices of items, by index who does not serve its shard) -> those to ask together, and whom."""
+_AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
+
+
+def _id(answer: Any) -> int:
+    return Duplicate(answer.id) if answer.duplicate else answer.id
+
+
+class Look:
+    """A call without outcomes per item, which may be repeated whatever happened."""
+
+    def __init__(self, deadline: float, ask: Callable[[], Any]) -> None:
+        self.deadline = deadline
+        self.error: FoqsError | None = None
+        self._ask = ask
+        self._response: Any = None
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        return self.error.retry_after_ms if self.error is not None else None
+
+    def attempt(self) -> bool:
+        try:
+            self._response = self._ask()
+        except FoqsError as error:
+            self.error = error
+            return judge(LOOK, error, doubtful=False) not in _AGAIN
+        self.error = None
+        return True
+
+    def response(self) -> Any:
+        """What was answered; raises what the last attempt ended with."""
+        if self.error is not None:
+            raise last_word(LOOK, self.error, doubtful=False)
+        return self._response
+
+
+class Batch:
+    """The items of one request on their way to an outcome each.
+
+    `outcomes[i]` is None, or the id for an enqueue, when item i was done, and an error otherwise. `pending`
+    are the items to ask for again, `errors` what was last said of them, `doubtful` those that may have been
+    done already.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        method: Method,
+        policy: Policy,
+        *,
+        items: Sequence[Any],
+        request: Callable[[Sequence[Any]], Any],
+        split: Split,
+        deadline: float,
+    ) -> None:
+        """`split` says which host to ask about which items."""
+        self.deadline = deadline
+        self.outcomes: list[Any] = [None] * len(items)
+        self.pending: Sequence[int] = range(len(items))
+        self.errors: dict[int, FoqsError] = {}
+        self.doubtful: set[int] = set()
+        self._caller = caller
+        self._method = method
+        self._policy = policy
+        self._items = items
+        self._request = request
+        self._split = split
+        self._refused: dict[int, Address] = {}
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        hints = (error.retry_after_ms for error in self.errors.values())
+        return max((hint for hint in hints if hint is not None), default=None)
+
+    def attempt(self) -> bool:
+        asked, self.pending, self.errors = self.pending, [], {}
+        waiting = deque(self._split(asked, self._refused))
+        while waiting:
+            self._ask_together(waiting)
+        self.pending = sorted(self.errors)
+        return not self.pending
+
+    def _ask_together(self, waiting: deque[Part]) -> None:
+        """Sends the parts of several hosts before it waits for an answer, as far as there are connections: one host
+        that is slow, or silent, holds up no other's items. Takes out of `waiting` what was asked."""
+        under_way: deque[tuple[Part, Asked]] = deque()
+        try:
+            while waiting:
+                part = waiting[0]
+                try:
+                    asked = self._send(part, wait=not under_way)
+                except Unencodable as error:
+                    waiting[0] = Part(part.to, self._encodable(part.asked, error))
+                    if not waiting[0].asked:
+                        waiting.popleft()
+                    continue
+                except Busy as error:
+                    if under_way:
+                        break
+                    self._failed_whole(part.asked, error)
+                except FoqsError as error:
+                    self._failed_whole(part.asked, error)
+                else:
+                    under_way.append((part, asked))
+                waiting.popleft()
+            while under_way:
+                self._receive(*under_way.popleft())
+        finally:
+            for _, left in under_way:
+                self._caller.give_up(left)
+
+    def _send(self, part: Part, *, wait: bool) -> Asked:
+        items = self._items if len(part.asked) == len(self._items) else [self._items[i] for i in part.asked]
+        return self._caller.send(
+            self._method,
+            self._request(items),
+            self.deadline,
+            repeatable=self._policy.repeatable,
+            to=part.to,
+            wait=wait,
+        )
+
+    def _receive(self, part: Part, asked: Asked) -> None:
+        try:
+            answers: Sequence[Any] = self._caller.receive(asked).outcomes or ()
+            if len(answers) != len(part.asked):
+                raise OutcomeUnknown(f"the server gave {len(answers)} outcomes for {len(part.asked)} items")
+        except FoqsError as error:
+            named(error, asked.request_id)
+            self._failed_whole(part.asked, error)
+        else:
+            self._answered(part.asked, answers, asked)
+
+    def _failed_whole(self, asked: Sequence[int], error: FoqsError) -> None:
+        for i in asked:
+            self._failed(i, error)
+
+    def _answered(self, asked: Sequence[int], answers: Sequence[Any], request: Asked) -> None:
+        has_id = self._method.gives_ids
+        for i, answer in zip(asked, answers, strict=True):
+            if answer.error is None:
+                self.outcomes[i] = _id(answer) if has_id else None
+                continue
+            error = named(typed(answer.error), request.request_id)
+            self._failed(i, error)
+            if isinstance(error, Unavailable) and error.retry_after_ms == 0:  # the shard is not served there
+                self._refused[i] = request.connection.address
+
+    def _failed(self, i: int, error: FoqsError) -> None:
+        """Keeps what was said of item i: in `errors` when it is to be asked for again."""
+        verdict = judge(self._policy, error, i in self.doubtful)
+        if verdict in _AGAIN:
+            self.errors[i] = error
+            if verdict is Verdict.AGAIN_DOUBTFUL:
+                self.doubtful.add(i)
+        elif verdict is not Verdict.DONE:
+            self.outcomes[i] = unknown(error) if verdict is Verdict.UNKNOWN else error
+
+    def _encodable(self, asked: Sequence[int], error: Unencodable) -> list[int]:
+        """Those of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
+        good = []
+        for i in asked:
+            try:
+                check_encodable(self._items[i])
+                good.append(i)
+            except Unencodable as own:
+                self.outcomes[i] = own
+        if len(good) < len(asked):
+            return good
+        for i in asked:  # it is the namespace or the token
+            self.outcomes[i] = error
+        return []
+
+    def closed(self) -> list[Any]:
+        """All outcomes; what is still pending gets the last that was said of it."""
+        for i in self.pending:
+            self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
+        return self.outcomes
+
+
+def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:
+    """Cuts `items` into what one request holds; items that know their `size_bytes` are also cut by bytes."""
+    everything: Sequence[T] = items if isinstance(items, list | tuple) else list(items)
+    sized = bool(everything) and hasattr(everything[0], "size_bytes")
+    if not sized or (len(everything) == 1):
+        for start in range(0, len(everything), _LIMITS.request_items):
+            yield everything[start : start + _LIMITS.request_items]
+        return
+    start = size = 0
+    for position, item in enumerate(everything):
+        item_bytes: int = item.size_bytes  # type: ignore[attr-defined]  # `sized` says so
+        if position > start and (size + item_bytes > max_bytes or position - start == _LIMITS.request_items):
+            yield everything[start:position]
+            start, size = position, 0
+        size += item_bytes
+    yield everything[start:]

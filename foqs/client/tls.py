@@ -1,0 +1,83 @@
+"""TLS of the client: how it is asked for, and a socket made secure."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+
+from foqs.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How to talk to a service with TLS. Paths of PEM files.
+
+    ca_file      authorities that the hosts' certificates have to be of; default: the system's
+    cert_file    the client's own certificate (and key_file, unless the file holds the key too), where hosts ask for one
+    server_name  the name that the hosts' certificates have to hold; default: the host part of each one's address, as
+                 given or, with routing, as the cluster tells it
+    """
+
+    ca_file: str | os.PathLike[str] | None = None
+    cert_file: str | os.PathLike[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Tls:
+        """`on`, or fields with commas between. Raises Invalid.
+
+        >>> Tls.parse("ca_file=/etc/ca.pem, server_name=foqs.test")
+        Tls(ca_file='/etc/ca.pem', cert_file=None, key_file=None, server_name='foqs.test')
+        """
+        if text.strip() == "on":
+            return cls()
+        parts = [part.strip().partition("=") for part in text.split(",")]
+        fields = {name: value for name, _, value in parts}
+        if len(fields) != len(parts) or not all(fields.values()) or not fields.keys() <= set(cls.__slots__):
+            raise Invalid(f"tls: neither `on` nor a list of {', '.join(f'{name}=...' for name in cls.__slots__)}")
+        return cls(**fields)
+
+    def context(self) -> ssl.SSLContext:
+        """Raises Invalid: a file cannot be read, or is not what it should be."""
+        if self.key_file is not None and self.cert_file is None:
+            raise Invalid("tls: key_file needs cert_file")
+        for path in (self.ca_file, self.cert_file, self.key_file):
+            if path is not None and not os.access(path, os.R_OK):
+                raise Invalid(f"tls: cannot read {os.fspath(path)}")
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except ssl.SSLError as error:
+            raise Invalid(f"tls: ca_file: no certificates in PEM ({error.reason or 'unknown'})") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            except ssl.SSLError as error:
+                raise Invalid(f"tls: cert_file, key_file: no pair in PEM ({error.reason or 'unknown'})") from None
+        return context
+
+
+class Securing:
+    """Makes sockets secure. Raises Invalid."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._context = tls.context()
+        self._server_name = tls.server_name
+
+    def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
+        """`plain` is closed where it fails. Raises OSError (an ssl.SSLError) when the peer is not who it should be."""
+        return self._context.wrap_socket(plain, server_hostname=self._server_name or host)
+
+
+def refused(error: OSError) -> bool:
+    """Whether the server said that it does not take the client's certificate: with TLS 1.3 it does so only when the
+    client has begun to talk. No request is begun then."""
+    reason = getattr(error, "reason", None) or ""
+    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
+
+
+def _no_password() -> str:
+    raise Invalid("tls: key_file: the key has a password; one without is needed")

@@ -1,0 +1,270 @@
+"""Spans of OpenTelemetry for what a client does, and the trace context that travels with items.
+
+Import it only where the extra is installed: `pip install 'foqs[otel]'`. See docs/tracing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer, use_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError("tracing needs OpenTelemetry: pip install 'foqs[otel]'") from error
+
+from foqs import __version__
+from foqs.client.items import Item, ItemSpec
+from foqs.client.job import Call, Job, Retry
+from foqs.errors import FoqsError, Invalid
+from foqs.limits import Limits
+
+if TYPE_CHECKING:
+    from foqs.client.leases import Held
+
+MOST_LINKS = 128
+"""Of one span; what SDKs keep by default."""
+# Not the process's own propagator: that may write baggage, which is not to be stored with items.
+_W3C = TraceContextTextMapPropagator()
+_PARENT, _STATE = "traceparent", "tracestate"
+_fields_of = attrgetter(*(field.name for field in fields(ItemSpec)))
+
+Store = Callable[[Sequence[ItemSpec]], list[int | FoqsError]]
+ServerLimits = Callable[[], Mapping[str, int]]
+
+
+def context_of(item: Item | ItemSpec) -> Context:
+    """The context of who enqueued the item, by its headers; an empty one where they hold none.
+
+    >>> with tracer.start_as_current_span("work", context=context_of(item)):   # doctest: +SKIP
+    ...     work(item.payload)
+    """
+    headers = item.headers
+    if not isinstance(headers, Mapping) or _PARENT not in headers:
+        return Context()
+    # What is about to be enqueued may hold anything.
+    return _W3C.extract(
+        {key: headers[key] for key in (_PARENT, _STATE) if isinstance(headers.get(key), str)}, Context()
+    )
+
+
+@dataclass(slots=True)
+class _Carrying(ItemSpec):
+    """An item with a trace context among its headers; `plain` is the user's own, without."""
+
+    plain: ItemSpec | None = None
+
+
+class Tracing:
+    """Makes the spans of one client."""
+
+    def __init__(self, namespace: str) -> None:
+        self._tracer = get_tracer("foqs", __version__)
+        self._namespace = namespace
+        self._headers_bytes = Limits().headers_bytes
+
+    def traceparent(self) -> str | None:
+        """That of the current span, for hosts' logs."""
+        return _injected().get(_PARENT)
+
+    # ------------------------------------------------------------------------------------- enqueue
+
+    def carrying(self, spec: ItemSpec) -> ItemSpec:
+        """`spec` with the context of the current span, unless it has one or it does not fit."""
+        return self._with(spec, _injected())
+
+    def enqueue(self, specs: Sequence[ItemSpec], store: Store, limits: ServerLimits) -> list[int | FoqsError]:
+        """What `store` answers for `specs`, with the context of the span that this is in each that carries none yet.
+
+        What the server does not take with it (its limit may be lower than the usual one, which is learned then) it
+        gets again without.
+        """
+        if not specs:
+            return store(specs)
+        name, attributes = self._about("enqueue", "send", [spec.topic for spec in specs], len(specs))
+        links = _links(specs)
+        with self._tracer.start_as_current_span(
+            name, kind=SpanKind.PRODUCER, attributes=attributes, links=links,
+            record_exception=False, set_status_on_exception=False,
+        ) as span:  # fmt: skip
+            own = _injected()
+            carried = [self._with(spec, own) for spec in specs] if own else specs
+            try:
+                outcomes = store(carried)
+                self._without(carried, outcomes, store, limits)
+            except BaseException as error:
+                _failed(span, error)
+                raise
+            errors = [outcome for outcome in outcomes if isinstance(outcome, FoqsError)]
+            if len(specs) == 1 and not errors:
+                span.set_attribute("messaging.message.id", str(outcomes[0]))
+            if errors:
+                _failed(span, errors[0])
+                span.set_attribute("foqs.failed_items", len(errors))
+        return outcomes
+
+    def _with(self, spec: ItemSpec, carrier: dict[str, str]) -> ItemSpec:
+        """Leaves `spec` itself as it is: it is the caller's."""
+        given: Any = {} if spec.headers is None else spec.headers
+        if not carrier or not isinstance(given, Mapping) or _PARENT in given:
+            return spec
+        headers = {**carrier, **given}
+        if not self._fits(headers):
+            headers.pop(_STATE, None)
+            if not self._fits(headers):
+                return spec
+        carrying = _Carrying(*_fields_of(spec))
+        carrying.headers, carrying.plain = headers, spec
+        return carrying
+
+    def _fits(self, headers: dict[str, str]) -> bool:
+        try:
+            size = sum(len(key.encode()) + len(value.encode()) for key, value in headers.items())
+        except (AttributeError, UnicodeEncodeError):
+            return False  # it is refused as it is
+        return size <= self._headers_bytes
+
+    def _without(
+        self, carried: Sequence[ItemSpec], outcomes: list[int | FoqsError], store: Store, limits: ServerLimits
+    ) -> None:
+        """Asks again for what was Invalid, so not stored, in case it was for our headers."""
+        refused = {
+            i: spec.plain
+            for i, (spec, outcome) in enumerate(zip(carried, outcomes, strict=True))
+            if isinstance(outcome, Invalid) and isinstance(spec, _Carrying) and spec.plain is not None
+        }
+        if not refused:
+            return
+        again = store(list(refused.values()))
+        for i, outcome in zip(refused, again, strict=True):
+            outcomes[i] = outcome
+        if not all(isinstance(outcome, Invalid) for outcome in again):
+            with suppress(FoqsError):
+                self._headers_bytes = limits().get("headers_bytes", self._headers_bytes)
+
+    # ------------------------------------------------------------------------------------- dequeue
+
+    def dequeue(self, topics: Collection[str], look: Callable[[], Any]) -> Any:
+        """What `look` answers. Its span is made afterwards, as one that got nothing has nothing to tell."""
+        begun_ns = time_ns()
+        try:
+            response = look()
+        except FoqsError as error:
+            name, attributes = self._about("dequeue", "receive", topics, 0)
+            span = self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes, start_time=begun_ns)
+            _failed(span, error)
+            span.end()
+            raise
+        if items := response.items:
+            name, attributes = self._about("dequeue", "receive", [item.topic for item in items], len(items))
+            self._tracer.start_span(
+                name, kind=SpanKind.CLIENT, attributes=attributes, links=_links(items), start_time=begun_ns
+            ).end()
+        return response
+
+    # ------------------------------------------------------------------------------------- process
+
+    def process(self, held: Held, call: Call) -> Call:
+        """`call` in a span, which goes on in `held.traced` until the server knows what became of the item."""
+        item = held.item
+        name, attributes = self._about("process", "process", (item.topic,), 1)
+        span = self._tracer.start_span(
+            name,
+            context=context_of(item),
+            kind=SpanKind.CONSUMER,
+            attributes={**attributes, "messaging.message.id": str(item.id), "foqs.attempt": item.attempt},
+            links=_links((item,)),
+        )
+        held.traced = Traced(span)
+
+        def traced(item: Item, job: Job) -> object:
+            # The span's own way to record an exception would keep its text, which may hold what a payload held.
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                try:
+                    return call(item, job)
+                except Retry:
+                    raise
+                except BaseException as error:
+                    _failed(span, error)
+                    raise
+
+        return traced
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _about(self, operation: str, kind: str, topics: Collection[str], count: int) -> tuple[str, dict[str, Any]]:
+        """Name and attributes of a span, after OpenTelemetry's conventions for messaging."""
+        attributes: dict[str, Any] = {
+            "messaging.system": "foqs",
+            "messaging.operation.name": operation,
+            "messaging.operation.type": kind,
+            "foqs.namespace": self._namespace,
+        }
+        if count > 1:
+            attributes["messaging.batch.message_count"] = count
+        topic = next(iter(topics), None)
+        if not isinstance(topic, str) or any(other != topic for other in topics):
+            return operation, attributes
+        attributes["messaging.destination.name"] = topic
+        return f"{operation} {topic}", attributes
+
+
+class Traced:
+    """The span of one handler's work. Thread-safe, as spans are."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._lost = False
+
+    def lease_lost(self) -> None:
+        """May be told more than once."""
+        if not self._lost and self._span.is_recording():
+            self._lost = True
+            self._span.add_event("lease_lost")
+
+    def settled(self, what: str, error: FoqsError | None) -> None:
+        """The server took an "ack" or "nack", or `error` is why not."""
+        if self._span.is_recording():
+            self._span.add_event(what, None if error is None else {"error.type": type(error).__name__})
+
+    def end(self) -> None:
+        if self._span.is_recording():
+            self._span.end()
+
+
+def _injected() -> dict[str, str]:
+    """The context of the current span as headers; empty where there is none."""
+    carrier: dict[str, str] = {}
+    if get_current_span().get_span_context().is_valid:
+        _W3C.inject(carrier)
+    return carrier
+
+
+def _links(items: Iterable[Item | ItemSpec]) -> list[Link]:
+    """To the contexts that items carry, each once."""
+    linked: dict[str, Link] = {}
+    for item in items:
+        headers = item.headers
+        told = headers.get(_PARENT) if isinstance(headers, Mapping) else None
+        if not isinstance(told, str) or told in linked:
+            continue
+        found = get_current_span(context_of(item)).get_span_context()
+        if found.is_valid:
+            linked[told] = Link(found)
+            if len(linked) == MOST_LINKS:
+                break
+    return list(linked.values())
+
+
+def _failed(span: Span, error: BaseException) -> None:
+    """Only the kind of an error: its text may hold what a payload held."""
+    if not span.is_recording():  # a handler may end after its span, which a stop has ended
+        return
+    span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+    span.set_attribute("error.type", type(error).__name__)

@@ -1,0 +1,350 @@
+"""Runs a handler for every item of some topics."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from time import monotonic
+from types import TracebackType
+
+from foqs.client.backoff import Backoff
+from foqs.client.client import Client
+from foqs.client.connection import ClientClosed
+from foqs.client.items import Item, Nack
+from foqs.client.job import Call, Handler, Job, Retry, handler_call
+from foqs.client.leases import Held, Leases
+from foqs.client.settler import Ending, Settled, Settler
+from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
+
+log = logging.getLogger("foqs.client")
+
+_HOPELESS = (Invalid, Unauthenticated, Forbidden, ClientClosed)
+"""Errors of a dequeue that will not go away by themselves."""
+_OUTAGE = Backoff(first_ms=100, longest_ms=10_000)
+_FETCH_TIMEOUT_MS = 10_000
+_SETTLE_ITEMS = 500
+_SHORT_WAIT_MS = 50
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the items a worker got. `lost`: the lease was over before the outcome could be told (or
+    before work was begun), so the item comes again, or did already; `unsettled`: the server could not be told
+    in time.
+    """
+
+    done: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+    unsettled: int = 0
+
+
+class Worker:
+    """Takes items of `topics` and calls `handler` for each, in `concurrency` threads.
+
+    >>> def handle(item):
+    ...     print(item.payload)
+    >>> with Client() as client:                                    # doctest: +SKIP
+    ...     Worker(client, ["mail"], handle, concurrency=8).run()   # until SIGTERM or SIGINT
+
+    A handler is a function of an item, or an object with `handle(item, job)`, or the class of one (then each
+    thread makes its own). Returning acks the item. An exception nacks it: it comes again after `backoff`, by
+    its attempt, or as `Retry` says; an at-most-once item does not come again. See `Job` for what else a
+    handler may do.
+
+    >>> class Import:
+    ...     def handle(self, item, job):
+    ...         for line in item.payload.splitlines():
+    ...             if job.lease_lost.is_set():
+    ...                 return                  # somebody else has it now
+
+    concurrency     handlers at a time; the client's `pool_size` should be at least 4
+    prefetch        items held beside those in work. At most `concurrency + prefetch` are held
+    lease_ms        how long an item is leased at a time; extended as long as it is held, so this is about how
+                    soon others get the items of a worker that was killed
+    wait_ms         length of one long poll; a stop may take as long
+    ack_linger_ms   how long an outcome waits for others to be told together
+    grace_ms        how long a stop waits for handlers at work
+
+    A server that is away is waited for. What cannot get better by itself (a wrong topic, a wrong token) ends
+    the worker, and `run` and `join` raise it.
+
+    With several topics a fetch asks for a share of each, so that no more comes than may be held.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topics: str | Sequence[str],
+        handler: Handler,
+        *,
+        concurrency: int = 4,
+        prefetch: int = 4,
+        lease_ms: int = 30_000,
+        wait_ms: int = 2_000,
+        backoff: Backoff | None = None,
+        ack_linger_ms: float = 2.0,
+        grace_ms: int = 30_000,
+    ) -> None:
+        self.counts = Counts()
+        self.grace_ms = grace_ms
+        self._client = client
+        self._topics = [topics] if isinstance(topics, str) else list(topics)
+        self._handler = handler
+        self._concurrency = concurrency
+        self._refill_at = prefetch // 2
+        self._wait_ms = wait_ms
+        self._backoff = backoff or Backoff()
+        self._leases = Leases(client, lease_ms, concurrency + prefetch)
+        self._settler = Settler(
+            client,
+            self._settled,
+            lease_ms=lease_ms,
+            max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
+            linger_ms=ack_linger_ms,
+        )
+        self._queue: SimpleQueue[Held | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._stop_by = 0.0
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._turn = 0
+        self._handlers: list[threading.Thread] = []
+
+    # ------------------------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Begins to work, in threads."""
+        self._settler.start()
+        calls = [handler_call(self._handler) for _ in range(self._concurrency)]
+        self._handlers = [
+            threading.Thread(target=self._work, args=(call,), name=f"foqs-handler-{n}", daemon=True)
+            for n, call in enumerate(calls)
+        ]
+        for thread in self._handlers:
+            thread.start()
+        threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
+
+    def stop(self, grace_ms: int | None = None) -> None:
+        """Asks the worker to end, and returns: it takes no more, gives back what was not begun, and waits up
+        to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace.
+        """
+        self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
+        self._stopping.set()
+        with self._leases.change:
+            self._leases.change.notify_all()
+
+    def join(self, timeout_ms: float | None = None) -> bool:
+        """Waits for the end; False when it did not come in time. Raises what ended the worker by itself."""
+        if not self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def run(self) -> None:
+        """Works until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
+        A second signal ends the grace. Raises what ended the worker by itself.
+        """
+        with _signals() as caught:
+            self.start()
+            threading.Thread(target=lambda: caught.put(self._ended.wait() and None), daemon=True).start()
+            while (number := caught.get()) is not None:
+                log.info("stopping: got %s", signal.Signals(number).name)
+                self.stop(grace_ms=0 if self._stopping.is_set() else None)
+        self.join()
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+
+    def __repr__(self) -> str:
+        return f"Worker({self._topics} {len(self._leases)} of {self._leases.capacity} held, {self.counts})"
+
+    # ------------------------------------------------------------------------------------- taking
+
+    def _main(self) -> None:
+        try:
+            self._take_until_stopped()
+        except BaseException as error:
+            log.exception("the worker ends")
+            self._error = error
+            self.stop()
+        try:
+            self._wind_up()
+        finally:
+            self._ended.set()
+
+    def _take_until_stopped(self) -> None:
+        failures = 0
+        while count := self._wait_for_room():
+            try:
+                items = self._take(count)
+            except _HOPELESS:
+                raise
+            except FoqsError as error:
+                failures += 1
+                pause_ms = _OUTAGE.delay_ms(failures, random.random)
+                log.warning("cannot take items: %s; trying again in %d ms", error, pause_ms)
+                self._stopping.wait(pause_ms / 1000)
+                continue
+            if failures:
+                log.info("taking items again")
+            failures = 0
+            for held in self._leases.add(items):
+                self._queue.put(held)
+
+    def _wait_for_room(self) -> int:
+        """How many items to ask for; 0 when it is time to stop. Small requests are put off while there is
+        work.
+        """
+
+        def enough() -> bool:
+            return self._stopping.is_set() or (self._leases.room > 0 and self._queue.qsize() <= self._refill_at)
+
+        with self._leases.change:
+            self._leases.change.wait_for(enough)
+        return 0 if self._stopping.is_set() else self._leases.room
+
+    def _take(self, count: int) -> list[Item]:
+        self._turn += 1
+        wants = shares(self._topics, count, self._turn)
+        return self._client.dequeue(
+            wants,
+            # The others must not wait for a long poll that leaves them out.
+            wait_ms=self._wait_ms if len(wants) == len(self._topics) else min(self._wait_ms, _SHORT_WAIT_MS),
+            lease_ms=self._leases.lease_ms,
+            timeout_ms=_FETCH_TIMEOUT_MS,
+        )
+
+    def _wind_up(self) -> None:
+        """Gives back what was not begun, waits for what was, and tells the server the rest."""
+        while not self._queue.empty():
+            held = self._queue.get()
+            if held is not None:
+                self._release(held)
+        for _ in self._handlers:
+            self._queue.put(None)
+        for thread in self._handlers:
+            while thread.is_alive() and (left := self._stop_by - monotonic()) > 0:
+                thread.join(min(left, 0.1))  # a second `stop` may have shortened the grace
+        unfinished = sum(thread.is_alive() for thread in self._handlers)
+        if unfinished:
+            log.warning("%d handlers did not end within the grace; their leases will run out", unfinished)
+        self._settler.close(max(self._stop_by, monotonic() + 1.0))
+        self._leases.abandon()
+
+    # ------------------------------------------------------------------------------------- working
+
+    def _work(self, call: Call) -> None:
+        while (held := self._queue.get()) is not None:
+            if self._queue.qsize() <= self._refill_at:
+                with self._leases.change:
+                    self._leases.change.notify_all()
+            if self._stopping.is_set():
+                self._release(held)
+            elif held.usable(monotonic()):
+                self._handle(call, held)
+            else:
+                self._lost(held)
+
+    def _handle(self, call: Call, held: Held) -> None:
+        job = Job(held, self._leases, self._stopping)
+        nack = None
+        tracing = self._client.tracing
+        try:
+            (call if tracing is None else tracing.process(held, call))(held.item, job)
+        except Retry as retry:
+            nack = self._nack(job, retry.delay_ms, retry.metadata, "Retry")
+        except BaseException as error:
+            nack = self._nack(job, None, None, type(error).__name__)
+            log.exception("the handler failed with %r; again in %d ms", held.item, nack.delay_ms)
+        if held.gone:
+            self._lost(held)
+        else:
+            self._settler.put(Ending(held, nack))
+
+    def _nack(self, job: Job, delay_ms: int | None, metadata: bytes | None, reason: str) -> Nack:
+        """Only the kind of an error goes to the server's log: its text may hold what a payload held."""
+        if delay_ms is None:
+            delay_ms = self._backoff.delay_ms(job.item.attempt, random.random)
+        metadata = job.metadata if metadata is None else metadata
+        return Nack.of(job.item, delay_ms=delay_ms, metadata=metadata, reason=reason)
+
+    def _release(self, held: Held) -> None:
+        self._settler.put(Ending(held, Nack.of(held.item, release=True)))
+
+    def _lost(self, held: Held) -> None:
+        with self._leases.change:
+            self.counts.lost += 1
+        self._leases.remove((held,))
+
+    def _settled(self, settled: list[Settled]) -> None:
+        for ending, error in settled:
+            if ending.held.traced is not None:
+                ending.held.traced.settled(_word(ending), error)
+            if error is not None:
+                log.warning("%s of %r: %s", _word(ending), ending.held.item, error.message)
+            with self._leases.change:
+                self._count(ending, error)
+        self._leases.remove(ending.held for ending, _ in settled)
+
+    def _count(self, ending: Ending, error: FoqsError | None) -> None:
+        count = self.counts
+        if isinstance(error, StaleLease | NotFound):
+            count.lost += 1
+        elif error is not None:
+            count.unsettled += 1
+        elif ending.nack is None:
+            count.done += 1
+        elif ending.nack.release:
+            count.released += 1
+        else:
+            count.failed += 1
+
+
+def _word(ending: Ending) -> str:
+    if ending.nack is None:
+        return "ack"
+    return "release" if ending.nack.release else "nack"
+
+
+def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:
+    """`count` split over the topics, in their order; what does not divide goes to others at every turn.
+
+    >>> shares(["a", "b", "c"], 5, 0)
+    {'a': 2, 'b': 2, 'c': 1}
+    """
+    share, over = divmod(count, len(topics))
+    wants = {t: share + ((n - turn) % len(topics) < over) for n, t in enumerate(topics)}
+    return {topic: n for topic, n in wants.items() if n}
+
+
+@contextmanager
+def _signals() -> Iterator[SimpleQueue[int | None]]:
+    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
+    caught: SimpleQueue[int | None] = SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {
+        number: signal.signal(number, lambda got, _frame: caught.put(got)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

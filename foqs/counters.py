@@ -1,0 +1,113 @@
+"""What happened on a host, counted. Plain integers that only the event loop changes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial
+
+from foqs.errors import Code
+from foqs.histogram import SECONDS, Histogram
+
+NO_NAME = ""
+"""Of requests that name no namespace."""
+OTHER = "other"
+"""Where those are counted that came when there were as many as may be; and one that is called so."""
+_MOST_CHARACTERS = 255
+_seconds = partial(Histogram, SECONDS)
+
+
+class Namespace:
+    """`removed` counts removals of items by cause; `seconds` has how long requests took, by method."""
+
+    __slots__ = ("delivered", "enqueued", "expired", "extended", "nacked", "released", "removed", "seconds")
+
+    def __init__(self) -> None:
+        self.enqueued = 0
+        self.delivered = 0
+        self.nacked = 0
+        self.released = 0
+        self.extended = 0
+        self.expired = 0
+        self.removed: Counter[str] = Counter()
+        self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
+
+
+class Namespaces:
+    """The first `most` namespaces, each by itself, and all further ones together as OTHER."""
+
+    def __init__(self, most: int = 50) -> None:
+        self._known = {NO_NAME: Namespace(), OTHER: Namespace()}
+        self._most = most + len(self._known)
+
+    def of(self, name: str | None) -> Namespace:
+        """None: NO_NAME. What cannot be the name of one is OTHER."""
+        found = self._known.get(name or NO_NAME)
+        return found if found is not None else self._first(name)
+
+    def _first(self, name: object) -> Namespace:
+        if not isinstance(name, str) or len(name) > _MOST_CHARACTERS or len(self._known) >= self._most:
+            return self._known[OTHER]
+        found = self._known[name] = Namespace()
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, Namespace]]:
+        return iter(self._known.items())
+
+
+@dataclass(slots=True)
+class Counters:
+    """`removed` counts every removal of an item by cause (promise 3): nothing else takes an item away.
+
+    `refused` are answers to items by the code of their error, `duplicates` items that were stored before under their
+    key. `window_hits` are dequeues that got something at once, `window_misses` those that had to wait for a page.
+    `forwarded` are requests to other hosts, `held` those of clients that waited because a shard had no owner to ask.
+    `quota_admitted` and `quota_refused` are items of namespaces that have a quota, on the host that their client asked.
+    """
+
+    namespaces: Namespaces = field(default_factory=Namespaces)
+    redelivered: int = 0
+    duplicates: int = 0
+    due: int = 0
+    refused: Counter[Code] = field(default_factory=Counter)
+    refused_rows: int = 0
+    lease_writes: int = 0
+    lease_writes_saved: int = 0
+    merge_waits: int = 0
+    merge_skips: int = 0
+    window_hits: int = 0
+    window_misses: int = 0
+    page_reads: int = 0
+    page_rows: int = 0
+    body_reads: int = 0
+    transactions: int = 0
+    transaction_rows: int = 0
+    failed_transactions: int = 0
+    unsettled_transactions: int = 0
+    shards_opened: int = 0
+    shards_not_opened: int = 0
+    shards_released: int = 0
+    shards_lost: int = 0
+    forwarded: int = 0
+    held: int = 0
+    quota_admitted: int = 0
+    quota_refused: int = 0
+    clock_jumps: int = 0
+
+    @property
+    def removed(self) -> Counter[str]:
+        together: Counter[str] = Counter()
+        for _, namespace in self.namespaces:
+            together.update(namespace.removed)
+        return together
+
+    def as_dict(self) -> dict[str, object]:
+        """All of them, those of the namespaces together."""
+        totals: dict[str, object] = {
+            name: sum(getattr(namespace, name) for _, namespace in self.namespaces)
+            for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired")
+        }
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("namespaces", "refused")}
+        refused = {code.name.lower(): count for code, count in self.refused.items()}
+        return totals | plain | {"removed": dict(self.removed), "refused": refused}

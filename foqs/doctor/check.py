@@ -1,0 +1,91 @@
+"""What a look came to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Verdict(Enum):
+    """In the order of their weight."""
+
+    OK = "ok"
+    SKIPPED = "not checked"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+class Group(Enum):
+    CONFIGURATION = "configuration"
+    TLS = "TLS and rights"
+    PORTS = "ports"
+    ZOOKEEPER = "ZooKeeper"
+    DATABASES = "databases"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`found` and `mend` hold no secret; `mend` is empty where nothing has to be mended."""
+
+    group: Group
+    name: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+
+
+def worst(checks: Iterable[Check]) -> Verdict:
+    order = list(Verdict)
+    return max((check.verdict for check in checks), key=order.index, default=Verdict.OK)
+
+
+async def apart(work: Callable[[], T], timeout_s: float) -> T:
+    """Runs what blocks in a thread that nobody has to wait for. Raises what `work` raises, and TimeoutError."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def end(result: T | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        failed: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            failed = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(end, result, failed)
+
+    threading.Thread(target=run, name="doctor", daemon=True).start()
+    async with asyncio.timeout(timeout_s):
+        return await future
+
+
+def said(error: BaseException) -> str:
+    """An OSError in words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def numbers(found: Iterable[int]) -> str:
+    """`1-3, 7`"""
+    runs: list[list[int]] = []
+    for number in sorted(found):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

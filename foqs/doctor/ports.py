@@ -1,0 +1,143 @@
+"""Where a host will listen, and what others are told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from http.client import HTTPConnection, HTTPException
+
+from foqs.client import Client, Tls
+from foqs.config import Config
+from foqs.doctor.check import Check, Group, Verdict, apart, said
+from foqs.errors import FoqsError
+from foqs.exposure import is_loopback
+
+_MOST_PORT = 65_535
+_ALIVE_BYTES = 64
+_ANY = ("", "0.0.0.0", "::")
+
+
+async def examine(config: Config, workers: Sequence[int], timeout_s: float) -> list[Check]:
+    """`workers`: how far above the configured ports those of workers are."""
+    server, admin = config.server, config.admin
+    listened = [server.port, *(server.port and server.port + each for each in workers)]
+    told = [config.admin_port and config.admin_port + each for each in workers or [0]] if admin.enabled else []
+    checks = await asyncio.gather(
+        *(
+            _port(server.host, port, partial(_who, config, port, timeout_s), timeout_s)
+            for port in dict.fromkeys(listened)
+        ),
+        *(
+            _port(admin.host, port, partial(_lives, admin.host, port, timeout_s), timeout_s, needed=False)
+            for port in dict.fromkeys(told)
+        ),
+    )
+    return [*checks, *(await _advertised(config, timeout_s))]
+
+
+def advertised(config: Config) -> str:
+    """The name or address that others are told."""
+    server = config.server
+    if server.advertise is not None:
+        return server.advertise.rpartition(":")[0].strip("[]")
+    return socket.gethostname() if server.host in _ANY else server.host
+
+
+async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, *, needed: bool = True) -> Check:
+    """`ask` says who listens there, if it is a host of foqs; it raises FoqsError, OSError, HTTPException. `needed`: a
+    host does not start without the port."""
+    name = f"{host}:{port}"
+    if port == 0:
+        return _check(Verdict.OK, name, "any that is free")
+    if port > _MOST_PORT:
+        return _check(Verdict.WRONG, name, "there is no such port", "lower the port, or the number of workers")
+    try:
+        await apart(partial(_bind, host, port), timeout_s)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return await _taken(name, ask, timeout_s, Verdict.WRONG if needed else Verdict.WARNING)
+        mends = {
+            errno.EACCES: "take a port above 1023, or give the service CAP_NET_BIND_SERVICE",
+            errno.EADDRNOTAVAIL: "listen on an address of this machine, or on 0.0.0.0",
+        }
+        return _check(Verdict.WRONG, name, said(error), mends.get(error.errno or 0, "correct the host of this port"))
+    return _check(Verdict.OK, name, "free")
+
+
+def _bind(host: str, port: int) -> None:
+    """As a host binds it, without listening. Raises OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind(address)
+
+
+async def _taken(name: str, ask: Callable[[], str], timeout_s: float, verdict: Verdict) -> Check:
+    try:
+        return _check(Verdict.OK, name, await apart(ask, 2 * timeout_s))
+    except (FoqsError, OSError, HTTPException):
+        mend = "stop it, or take another port"
+        return _check(verdict, name, "taken, by something that does not answer as foqs", mend)
+
+
+def _who(config: Config, port: int, timeout_s: float) -> str:
+    """A host of foqs says so itself, to anybody."""
+    here = _here(config.server.host)
+    tls = None
+    if (section := config.tls) is not None:
+        tls = Tls(section.ca_file, section.cert_file, section.key_file, advertised(config))
+    address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
+    timeout_ms = int(timeout_s * 1000)
+    with Client(address, "doctor", tls=tls, routing=False, timeout_ms=timeout_ms) as client:
+        return f"a host of foqs {client.server_info().version} listens there"
+
+
+def _lives(host: str, port: int, timeout_s: float) -> str:
+    connection = HTTPConnection(_here(host), port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/healthz")
+        if connection.getresponse().read(_ALIVE_BYTES).strip() != b"alive":
+            raise HTTPException
+    finally:
+        connection.close()
+    return "a host of foqs tells its metrics there"
+
+
+def _here(host: str) -> str:
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+async def _advertised(config: Config, timeout_s: float) -> list[Check]:
+    """Of a host of a cluster, and of what is set: other hosts and clients have to reach it."""
+    if config.zookeeper is None and config.server.advertise is None:
+        return []
+    name, given = advertised(config), config.server.advertise
+    if given is not None and not given.rpartition(":")[2].isdecimal():
+        return [_check(Verdict.WRONG, "server.advertise", f"{given} is not host:port", "correct it")]
+    try:
+        addresses = await apart(partial(_resolve, name), timeout_s)
+    except (OSError, UnicodeError) as error:
+        why = f"others are told {name}, which this machine cannot resolve: {said(error)}"
+        return [_check(Verdict.WRONG, "server.advertise", why, "set it to host:port as others reach this one")]
+    found = f"others are told {name}" + ("" if addresses == [name] else f" ({', '.join(addresses)})")
+    if config.zookeeper is not None and any(is_loopback(address) for address in addresses):
+        why = f"{found}, which leads each machine to itself"
+        mend = "set server.host to an address that others reach, and server.advertise where that is another one"
+        return [_check(Verdict.WARNING, "server.advertise", why, mend)]
+    return [_check(Verdict.OK, "server.advertise", found)]
+
+
+def _resolve(name: str) -> list[str]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return sorted({str(ipaddress.ip_address(str(address[0]).partition("%")[0])) for *_, address in found})
+
+
+def _check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
+    return Check(Group.PORTS, name, verdict, found, mend)

@@ -1,0 +1,272 @@
+"""Requests in hand: what is still open, and how each ends: answered, or out of time.
+
+Indices are those of the request's items. `reply` is called exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Protocol
+
+from foqs.buffers.changes import Change, Settles, Waits
+from foqs.buffers.inserts import Chunk
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
+from foqs.host.shard import Look, Shard
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import Body, NewItem
+
+_TOO_LATE = "the shard did not answer in time; nothing was changed"
+_UNKNOWN = "the shard did not answer in time; the change may have been made"
+
+
+def _answered(_: object) -> None:
+    """In place of `reply` when that was called: it holds the request, and a call that is done may wait for long until
+    its deadline is forgotten."""
+
+
+class Timed(Protocol):
+    """What has a deadline on a host."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None: ...
+
+
+class EnqueueCall:
+    """`outcomes[i]` is an id or an error."""
+
+    __slots__ = ("chunks", "done", "left", "outcomes", "reply")
+
+    def __init__(self, count: int, reply: Callable[[list[int | FoqsError]], None]) -> None:
+        self.outcomes: list[int | FoqsError] = [0] * count
+        self.left = count
+        self.reply = reply
+        self.chunks: list[Chunk] = []
+        self.done = False
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        outcomes = self.outcomes
+        for index, item in zip(indices, items, strict=True):
+            outcomes[index] = item.id
+        self._less(len(items))
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        self.settled(indices, [error] * len(indices))
+
+    def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None:
+        for index, outcome in zip(indices, outcomes, strict=True):
+            self.outcomes[index] = outcome
+        self._less(len(indices))
+
+    def _less(self, count: int) -> None:
+        self.left -= count
+        if not self.left and not self.done:
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self.chunks = []  # they refer to this call: the payloads would wait for the garbage collector
+        reply, self.reply = self.reply, _answered
+        reply(self.outcomes)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """What is not under way is withdrawn; of what is, nobody can tell."""
+        for chunk in self.chunks:
+            error = OutcomeUnknown(_UNKNOWN) if chunk.flying else Unavailable(_TOO_LATE)
+            for index in chunk.indices:
+                if self.outcomes[index] == 0:
+                    self.outcomes[index] = error
+        # Those with keys, and those that another host was asked to store.
+        unknown = OutcomeUnknown(_UNKNOWN)
+        self.outcomes = [unknown if outcome == 0 else outcome for outcome in self.outcomes]
+        self._end()
+
+
+class ItemsCall(Settles):
+    """Acks, nacks, extensions or deletes: `outcomes[i]` is None or an error, `items[i]` the item once it is known.
+
+    `elsewhere`, where it is set, is told of each entry whose shard is not served here, and settles it later; it is told
+    None when the call has ended. `within`, where it is set: items of other namespaces are not found.
+    """
+
+    __slots__ = ("done", "elsewhere", "items", "left", "outcomes", "reply", "within")
+
+    def __init__(self, count: int, reply: Callable[[list[FoqsError | None]], None]) -> None:
+        self.outcomes: list[FoqsError | None] = [None] * count
+        self.left = count
+        self.reply = reply
+        # True: has its outcome. False: asked of another host, which may have done it.
+        self.items: list[Item | bool | None] = [None] * count
+        self.elsewhere: Callable[[int | None], None] | None = None
+        self.within: Container[str] | None = None
+        self.done = False
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        if self.done:
+            return
+        if error is not None:
+            if self.elsewhere is not None and isinstance(error, NotServed):
+                self.elsewhere(at)
+                return
+            self.outcomes[at] = error
+        self.items[at] = True
+        self.left -= 1
+        if not self.left:
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        elsewhere, self.elsewhere = self.elsewhere, None
+        if elsewhere is not None:
+            elsewhere(None)
+        reply, self.reply = self.reply, _answered
+        reply(self.outcomes)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """What is not under way is withdrawn; of what is, nobody can tell."""
+        self.done = True
+        for at, item in enumerate(self.items):
+            if item is True:
+                continue
+            undone = item is None
+            if isinstance(item, Item):
+                undone = _withdrawn(shards[shard_of(item.id)], item, (self, at))
+            self.outcomes[at] = Unavailable(_TOO_LATE) if undone else OutcomeUnknown(_UNKNOWN)
+        self._end()
+
+
+def _withdrawn(shard: Shard, item: Item, waits: Waits) -> bool:
+    change = item.change
+    return change is not None and waits in change.waits and shard.withdraw(change, waits)
+
+
+class DequeueCall(Settles):
+    """`reply` gets the leased items and the ids in `doubtful`, and says whether they went out; `found` names each lease
+    that was made.
+
+    At-most-once leases have to be committed first: `deliver` is what the host does when they are, or when that takes
+    too long; `give_back` is for one that was committed after that. `elsewhere`, where it is set, is asked before the
+    call waits here because nothing is ready: it says whether it took the call to another host.
+    """
+
+    __slots__ = (
+        "away",
+        "bodies_bytes",
+        "deliver",
+        "done",
+        "doubtful",
+        "elsewhere",
+        "found",
+        "give_back",
+        "item_overhead_bytes",
+        "lease_ms",
+        "lost",
+        "max_bytes",
+        "open",
+        "reply",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        wants: list[tuple[LaneKey, int]],
+        lease_ms: int,
+        max_bytes: int,
+        item_overhead_bytes: int,
+        reply: Callable[[list[Item], list[int]], bool],
+        bodies_bytes: int = 1 << 62,
+    ) -> None:
+        """`max_bytes` bounds the answer with all its fields, `bodies_bytes` what the caller calls an item's bytes."""
+        self.wants = wants
+        self.bodies_bytes = bodies_bytes  # left
+        self.lease_ms = lease_ms  # 0: each item's own
+        self.max_bytes = max_bytes
+        self.item_overhead_bytes = item_overhead_bytes
+        self.reply = reply
+        self.deliver: Callable[[DequeueCall], None]
+        self.give_back: Callable[[Shard, Item, int], None]
+        self.found: list[tuple[Shard, Item, int]] = []
+        self.open: set[int] = set()  # at-most-once leases that are not committed yet
+        self.lost: set[int] = set()  # those that could not be
+        self.doubtful: list[int] = []  # ids of at-most-once items that may be leased to nobody
+        self.elsewhere: Callable[[DequeueCall], bool] | None = None
+        self.away = False  # on another host, whose answer may bring what would be lost if nobody waited for it
+        self.done = False
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        if at not in self.open:
+            if error is None:
+                self.give_back(*self.found[at])
+            return
+        self.open.remove(at)
+        if error is not None:
+            self.lost.add(at)
+            if isinstance(error, OutcomeUnknown):
+                self.doubtful.append(self.found[at][1].id)
+        if not self.open:
+            self.deliver(self)
+
+    def hurry(self) -> None:
+        """Delivers what can be: the others wait too long for their shard."""
+        self.lost |= self.open
+        self.doubtful += [self.found[at][1].id for at in sorted(self.open)]
+        self.open.clear()
+        self.deliver(self)
+
+
+class Committing:
+    """A dequeue whose at-most-once leases are being committed, for as long as they are."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: DequeueCall) -> None:
+        self.call = call
+
+    @property
+    def done(self) -> bool:
+        return not self.call.open
+
+
+class RoutingCall:
+    """GetRouting that waits for another routing than `version`."""
+
+    __slots__ = ("done", "reply", "version")
+
+    def __init__(self, version: int | None, reply: Callable[[RoutingCall], None]) -> None:
+        self.version = version
+        self.reply = reply
+        self.done = False
+
+    def answer(self) -> None:
+        if not self.done:
+            self.done = True
+            self.reply(self)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.answer()
+
+
+class LookCall:
+    """GetItem: `reply` gets the item and its body, None twice, or an error."""
+
+    __slots__ = ("done", "reply")
+
+    def __init__(self, reply: Look) -> None:
+        self.reply = reply
+        self.done = False
+
+    def found(self, item: Item | None, body: Body | None, error: FoqsError | None) -> None:
+        if not self.done:
+            self.done = True
+            self.reply(item, body, error)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.found(None, None, Unavailable(_TOO_LATE))
+
+
+def change_of(item: Item) -> Change | None:
+    """The change that decides the item's fate next, waiting or under way."""
+    return item.change or item.flying

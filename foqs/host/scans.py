@@ -1,0 +1,88 @@
+"""What the time-ordered scans found: delays that are over, leases and TTLs that ended."""
+
+from __future__ import annotations
+
+from foqs.buffers.changes import Cause, Change, To
+from foqs.host.shard import Shard
+from foqs.item import Item, Phase, Place, from_due, from_found
+from foqs.leases.checkpoint import Checkpoint
+from foqs.rows import DueRow, ExpiringRow, Scan
+
+
+def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
+    timers = shard.timers
+    if scan is None:
+        timers.failed(now_ms)
+        return
+    # A wall clock that jumped ahead of the database's must not end a lease.
+    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
+    timers.outstanding = 1  # held by this loop, so that the scan is not over before all its changes stand
+    for row in scan.rows:
+        timer = row.timer
+        item = shard.known.get(timer.id)
+        if (item is not None and item.busy) or timer.due_ms > until_ms:
+            timers.left(timer.due_ms)
+            continue
+        if item is None:
+            lane = shard.lane_numbers.get(timer.lane)
+            if lane is None:
+                shard.confirm_wanted = True  # another owner's lane: this one has to find out that it is over
+                timers.left(timer.due_ms)
+                continue
+            item = from_due(row, lane)
+        _scanned(shard, timers, _when_due(item, now_ms), timer.due_ms, now_ms)
+    timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
+    timers.outstanding -= 1
+    if not timers.outstanding:
+        timers.finish(now_ms)
+
+
+def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms: int) -> None:
+    change.scan, change.scan_ms = scan, at_ms
+    scan.outstanding += 1
+    shard.put(change, now_ms)
+
+
+def _when_due(item: Item, now_ms: int) -> Change:
+    if item.expires_at_ms and item.expires_at_ms <= now_ms:
+        return Change(item, To.GONE, Cause.TTL)
+    if item.phase is not Phase.LEASED:
+        return Change(item, To.READY, Cause.DUE)
+    if item.at_most_once:
+        return Change(item, To.GONE, Cause.DROPPED)
+    return Change(item, To.READY, Cause.EXPIRED, lease=item.lease)
+
+
+def apply_expiring(shard: Shard, scan: Scan[ExpiringRow] | None, now_ms: int) -> None:
+    ttls = shard.ttls
+    if scan is None:
+        ttls.failed(now_ms)
+        return
+    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
+    ttls.outstanding = 1
+    for row in scan.rows:
+        item = shard.known.get(row.found.body.id)
+        if (item is not None and item.busy) or row.at_ms > until_ms:
+            ttls.left(row.at_ms)
+            continue
+        if item is None:
+            lane = shard.lane_numbers.get(row.found.body.lane)
+            if lane is None:
+                shard.confirm_wanted = True
+                ttls.left(row.at_ms)
+                continue
+            item = from_found(row.found, lane)
+        if item.place is Place.READY and shard.quiet(now_ms):
+            # Removed now, it could be handed out afterwards by the owner before, which has it in memory.
+            ttls.left(row.at_ms)
+            continue
+        if item.phase is Phase.LEASED and item.lease_expires_at_ms > now_ms:
+            # Never under a live lease: look again when it ends.
+            change = Change(item, To.KEPT, Cause.TTL, due_ms=item.lease_expires_at_ms)
+        else:
+            change = Change(item, To.GONE, Cause.TTL)
+        _scanned(shard, ttls, change, row.at_ms, now_ms)
+    ttls.read(scan.rows[-1].at_ms if scan.rows else 0, scan.complete, scan.next_ms)
+    ttls.outstanding -= 1
+    if not ttls.outstanding:
+        ttls.finish(now_ms)

@@ -1,0 +1,115 @@
+"""Acks, nacks, extensions and deletes of a request: finds each item and has its op decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from foqs.buffers.changes import Cause, Change, To
+from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable
+from foqs.host import ops
+from foqs.host.requests import ItemsCall
+from foqs.host.shard import Shard
+from foqs.ids import NUMBER_BITS, shard_of
+from foqs.item import Item, Phase, Place
+from foqs.rows import Body
+from foqs.shardmgr.lifecycle import ShardState
+
+if TYPE_CHECKING:
+    from foqs.host.host import Host
+
+# Members of enums, bound once for the hot path: looking one up costs as much as the comparison.
+_LEASED, _SERVING, _GONE, _ACK = Phase.LEASED, ShardState.SERVING, To.GONE, Cause.ACK
+_RETRY_MS = 100
+
+
+class Acked(Protocol):
+    """One entry of an ack, as the contract has it: absent fields are None."""
+
+    id: int | None
+    lease: int | None
+
+
+def ack_all(host: Host, call: ItemsCall, acks: Sequence[Acked], ns: str | None, now_ms: int) -> None:
+    """The common case, a live lease that nothing else touches, is decided right here; the rest by `ops.ack`."""
+    shards, items, most = host.shards, call.items, host.config.host.pending_rows
+    if call.within is not None:  # and so no namespace is named
+        for at, acked in enumerate(acks):
+            operate(host, call, at, acked.id or 0, ops.ack(acked.lease or 0), None, now_ms)
+        return
+    for at, acked in enumerate(acks):
+        item_id = acked.id or 0
+        shard = shards.get(item_id >> NUMBER_BITS)
+        item = shard.known.get(item_id) if shard is not None else None
+        if (
+            shard is None
+            or item is None
+            or item.phase is not _LEASED
+            or item.lease != acked.lease
+            or item.change is not None
+            or item.flying is not None
+            or (ns is not None and item.lane.key[0] != ns)
+            or shard.state is not _SERVING
+            or len(shard.changes) >= most
+        ):
+            operate(host, call, at, item_id, ops.ack(acked.lease or 0), ns, now_ms)
+            continue
+        item.change = change = Change(item, _GONE, _ACK, (call, at))
+        items[at] = item
+        shard.changes.append(change)
+        host.dirty[shard] = None
+    host.wake()
+
+
+def operate(host: Host, call: ItemsCall, at: int, item_id: int, op: ops.Op, ns: str | None, now_ms: int) -> None:
+    """Decides `op` on one item, after a look-up when it is not in memory."""
+    shard = host.shards.get(shard_of(item_id))
+    if shard is None and host.alone:
+        _outcome(host, call, at, NotFound("no such item"))
+    elif shard is None or not host.settles(shard):
+        _outcome(host, call, at, NotServed())
+    elif shard.full:
+        _outcome(host, call, at, Overloaded("too much waits for the item's shard", _RETRY_MS))
+    else:
+        item = shard.known.get(item_id)
+        if item is not None:
+            _decide(host, call, at, shard, item, op, ns, now_ms)
+        else:
+            _look_first(host, call, at, shard, item_id, op, ns)
+        host.touch(shard)
+
+
+def _decide(
+    host: Host, call: ItemsCall, at: int, shard: Shard, item: Item, op: ops.Op, ns: str | None, now_ms: int
+) -> None:
+    found = item.lane.key[0]
+    if (ns is not None and found != ns) or (call.within is not None and found not in call.within):
+        _outcome(host, call, at, NotFound("no such item"))
+        return
+    if item.place is Place.READY and shard.quiet(now_ms):
+        # Removed now, it could be handed out afterwards by the owner before, which has it in memory.
+        retry_after_ms = shard.config.confirm_ms
+        _outcome(host, call, at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
+        return
+    call.items[at] = item
+    verdict = op(shard, item, (call, at), now_ms)
+    if verdict is not False:
+        _outcome(host, call, at, None if verdict is True else verdict)
+
+
+def _look_first(host: Host, call: ItemsCall, at: int, shard: Shard, item_id: int, op: ops.Op, ns: str | None) -> None:
+    def look(item: Item | None, _: Body | None, error: FoqsError | None) -> None:
+        if call.done:
+            return
+        if error is not None:
+            _outcome(host, call, at, error)
+        elif item is None:
+            _outcome(host, call, at, NotFound("no such item"))
+        else:
+            _decide(host, call, at, shard, item, op, ns, host.now_ms)
+
+    shard.look_up(item_id, look)
+
+
+def _outcome(host: Host, call: ItemsCall, at: int, error: FoqsError | None) -> None:
+    call.settled(at, error)

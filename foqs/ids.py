@@ -1,0 +1,34 @@
+"""Item ids: an i64 that says which shard holds the item.
+
+Layout, from the sign bit down: 0, 15 bits of shard, 48 bits of number. So an id is positive, a shard never gives
+the same id twice (numbers only grow, also when everything was deleted), and any host can route by the id alone.
+"""
+
+from __future__ import annotations
+
+NUMBER_BITS = 48
+MAX_NUMBER = (1 << NUMBER_BITS) - 1
+MAX_SHARD = (1 << 15) - 1
+
+
+def make_id(shard: int, number: int) -> int:
+    """`shard` 1..32767, `number` 1..2^48-1; ValueError beyond."""
+    if not 1 <= shard <= MAX_SHARD:
+        raise ValueError(f"shard number {shard} is not in 1..{MAX_SHARD}")
+    if not 1 <= number <= MAX_NUMBER:
+        raise ValueError(f"item number {number} is not in 1..{MAX_NUMBER}")
+    return shard << NUMBER_BITS | number
+
+
+def first_id(shard: int) -> int:
+    """What is added to a number to make an id of `shard` (the hot path adds instead of calling `make_id`)."""
+    return shard << NUMBER_BITS
+
+
+def shard_of(item_id: int) -> int:
+    """The shard's number; 0 or less for what is no id."""
+    return item_id >> NUMBER_BITS
+
+
+def number_of(item_id: int) -> int:
+    return item_id & MAX_NUMBER

@@ -1,0 +1,83 @@
+"""How long it takes to decide which host serves which shard, and how good that is. Needs no server."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from foqs.shardmgr.assignment import Decision, Situation, balance, imbalance, place_orphans
+
+
+@dataclass(slots=True)
+class Case:
+    """`took_ms` is one value a round. `changed`: shards that were given to a host or moved; `needed`: the fewest that
+    would do, where that is known. `imbalance`: of the heaviest and the lightest host, in mean loads."""
+
+    name: str
+    changed: int = 0
+    needed: int | None = None
+    imbalance: float = 0.0
+    took_ms: list[float] = field(default_factory=list)
+
+    def measure(self, decide: Callable[[Situation], Decision], situation: Situation) -> Decision:
+        began = time.perf_counter()
+        decision = decide(situation)
+        self.took_ms.append(1000 * (time.perf_counter() - began))
+        self.changed = len(decision.placed) + len(decision.moved)
+        self.imbalance = imbalance(decision.hosts, situation.loads, situation.takers)
+        return decision
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "changed": self.changed,
+            "needed": self.needed,
+            "imbalance": self.imbalance,
+            "median_ms": median(self.took_ms),
+            "rounds_ms": self.took_ms,
+        }
+
+
+def measure(shards: int, hosts: int, rounds: int) -> list[Case]:
+    """Every round decides the same: a fresh cluster of equal shards, one of its hosts joins, one leaves, and loads that
+    turn out to differ."""
+    names = [f"host-{n:05}" for n in range(hosts)]
+    nothing = Situation(dict.fromkeys(range(1, shards + 1), 1.0), {}, names)
+    rng = random.Random(1)
+    loads = {shard: rng.uniform(0.5, 1.5) for shard in nothing.loads}
+    fresh = Case("fresh", needed=shards)
+    joins = Case("one host joins", needed=shards // (hosts + 1))
+    leaves = Case("one host leaves")
+    differ = Case("loads differ")
+    for _ in range(rounds):
+        even = replace(nothing, current=fresh.measure(place_orphans, nothing).hosts)
+        joins.measure(balance, replace(even, takers=[*names, "host-new"]))
+        if hosts > 1:
+            leaves.needed = Counter(even.current.values())[names[0]]
+            leaves.measure(place_orphans, replace(even, takers=names[1:]))
+        differ.measure(balance, replace(even, loads=loads))
+    return [case for case in (fresh, joins, leaves, differ) if case.took_ms]
+
+
+def as_json(cases: list[Case], shards: int, hosts: int) -> dict[str, Any]:
+    return {"shards": shards, "hosts": hosts, "cases": {case.name: case.as_json() for case in cases}}
+
+
+def show(cases: list[Case], shards: int, hosts: int, console: Console) -> None:
+    """Prints a line a case: the median time with its spread, and what was decided."""
+    table = Table(title=f"foqs bench assignment, {shards:,} shards on {hosts:,} hosts")
+    table.add_column("case", no_wrap=True)
+    for column in ("median ms", "min", "max", "shards given", "needed", "imbalance"):
+        table.add_column(column, justify="right")
+    for case in cases:
+        times = (f"{value:,.1f}" for value in (median(case.took_ms), min(case.took_ms), max(case.took_ms)))
+        needed = "" if case.needed is None else f"{case.needed:,}"
+        table.add_row(case.name, *times, f"{case.changed:,}", needed, f"{case.imbalance:.3f}")
+    console.print(table)

@@ -1,0 +1,178 @@
+"""A load generator: many connections in one thread, each with one request under way.
+
+The client is part of what is measured, so it does what a real one does (the client library's own codec, random
+priorities, every lease acked) and nothing else: no threads, no queue of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from foqs.client import codec
+from foqs.idl import idl
+
+_HEAD_BYTES = 4
+_IDLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`total` items in batches of `batch` over `connections`; a producer stops when all are enqueued, a consumer when
+    all are acked. Consumers share their count through `total` being each process's own part."""
+
+    host: str
+    port: int
+    topic: str
+    total: int
+    connections: int
+    batch: int
+    payload_bytes: int = 256
+    delay_ms: int = 0
+    seed: int = 0
+    marks: int = 0  # record the time at every 1/marks of the total
+
+
+@dataclass(slots=True)
+class Took:
+    """`began` and `ended` are seconds of the machine's monotonic clock, comparable between processes."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    items: int = 0
+    marks: list[float] = field(default_factory=list)
+
+
+class _Connection:
+    """One socket with at most one request under way; `step` is called with each reply and sends the next."""
+
+    def __init__(self, address: tuple[str, int], step: Callable[[_Connection, Any], None]) -> None:
+        self.sock = socket.create_connection(address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.step = step
+        self.method = codec.ENQUEUE
+        self.open = False
+        self._got = bytearray()
+        self._sequence = 0
+
+    def send(self, method: codec.Method, request: Any) -> None:
+        self._sequence += 1
+        self.method = method
+        frame = method.encode(request, self._sequence)
+        self.sock.sendall(codec.pack_length(len(frame)) + frame)
+        self.open = True
+
+    def start(self) -> None:
+        self.step(self, None)
+
+    def readable(self) -> None:
+        data = self.sock.recv(1 << 20)
+        if not data:
+            raise ConnectionError("the server closed a connection of the load generator")
+        got = self._got
+        if not got and len(data) == _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "big"):
+            frame = data[_HEAD_BYTES:]
+        else:
+            got += data
+            size = int.from_bytes(got[:_HEAD_BYTES], "big")
+            if len(got) < _HEAD_BYTES + size:
+                return
+            frame = bytes(got[_HEAD_BYTES:])
+            got.clear()
+        self.open = False
+        self.step(self, self.method.decode(frame, self._sequence))
+
+
+class Drives(Protocol):
+    """A connection with at most one request under way (`open`)."""
+
+    sock: socket.socket
+    open: bool
+
+    def start(self) -> None: ...
+
+    def readable(self) -> None: ...
+
+
+def drive(connections: Sequence[Drives]) -> None:
+    """Runs until no connection has a request under way."""
+    selector = selectors.DefaultSelector()
+    for connection in connections:
+        selector.register(connection.sock, selectors.EVENT_READ, connection)
+    for connection in connections:
+        connection.start()
+    while any(connection.open for connection in connections):
+        ready = selector.select(_IDLE_S)
+        if not ready:
+            raise TimeoutError(f"no answer for {_IDLE_S:.0f} s")
+        for key, _ in ready:
+            key.data.readable()
+    for connection in connections:
+        connection.sock.close()
+    selector.close()
+
+
+def produce(load: Load) -> Took:
+    """Enqueues `total` items with random priorities."""
+    rng, took = random.Random(load.seed), Took()
+    payload = rng.randbytes(load.payload_bytes)
+    sent = 0
+
+    def step(connection: _Connection, reply: Any) -> None:
+        nonlocal sent
+        if reply is not None:
+            refused = [outcome.error for outcome in reply.outcomes if outcome.id is None]
+            if refused:
+                raise RuntimeError(f"an enqueue was refused: {refused[0]}")
+            took.items += len(reply.outcomes)
+        count = min(load.batch, load.total - sent)
+        if count <= 0:
+            return
+        sent += count
+        connection.send(codec.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
+
+    took.began = time.monotonic()
+    drive([_Connection((load.host, load.port), step) for _ in range(load.connections)])
+    took.ended = time.monotonic()
+    return took
+
+
+def _spec(load: Load, rng: random.Random, payload: bytes) -> Any:
+    return idl.ItemSpec(
+        topic=load.topic, payload=payload, priority=int(rng.random() * 1000), delay_ms=load.delay_ms or None
+    )
+
+
+def consume(load: Load) -> Took:
+    """Dequeues and acks `total` items."""
+    took = Took()
+    leased = 0
+    every = max(1, load.total // load.marks) if load.marks else 0
+    wants = [idl.TopicCount(load.topic, load.batch)]
+
+    def step(connection: _Connection, reply: Any) -> None:
+        nonlocal leased
+        if connection.method is codec.DEQUEUE and reply is not None and reply.items:
+            leased += len(reply.items)
+            acks = [idl.AckItem(item.id, item.lease) for item in reply.items]
+            connection.send(codec.ACK, idl.AckRequest(acks))
+            return
+        if connection.method is codec.ACK and reply is not None:
+            refused = [outcome.error for outcome in reply.outcomes if outcome.error is not None]
+            if refused:
+                raise RuntimeError(f"an ack was refused: {refused[0]}")
+            took.items += len(reply.outcomes)
+            if every and took.items // every > len(took.marks):
+                took.marks.append(time.monotonic())
+        if leased < load.total:
+            connection.send(codec.DEQUEUE, idl.DequeueRequest("bench", wants, None, 200))
+
+    took.began = time.monotonic()
+    drive([_Connection((load.host, load.port), step) for _ in range(load.connections)])
+    took.ended = time.monotonic()
+    return took

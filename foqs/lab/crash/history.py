@@ -1,0 +1,120 @@
+"""What clients of a queue were told, as events, and the log files that hold them.
+
+`began` and `ended` are nanoseconds of the machine's monotonic clock, the same for all processes: what the host did
+lies between them. Events are written one a line (JSON: the kind, then the fields in order).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NS_PER_MS = 1_000_000
+
+
+class Answer(StrEnum):
+    OK = "ok"
+    REFUSED = "refused"  # certainly not done: UNAVAILABLE, OVERLOADED, or the request was never sent whole
+    UNKNOWN = "unknown"  # OUTCOME_UNKNOWN, or no reply
+    STALE = "stale"
+    NOT_FOUND = "not_found"
+
+
+class Enqueue(NamedTuple):
+    """One item was given; `key` is in its payload and no other item has it. `id` is 0 unless the answer is OK."""
+
+    began: int
+    ended: int
+    key: str
+    id: int
+    answer: Answer
+    at_most_once: bool
+
+
+class Dequeue(NamedTuple):
+    """Up to `wanted` items were asked for. Not `answered`: items may have been leased that nobody heard of; `doubtful`:
+    at-most-once items of which the answer says so."""
+
+    began: int
+    ended: int
+    wanted: int
+    answered: bool
+    doubtful: tuple[int, ...] = ()
+
+
+class Delivery(NamedTuple):
+    """An item came; its lease lasts `lease_ms` from some moment between `began` and `ended`."""
+
+    began: int
+    ended: int
+    key: str
+    id: int
+    lease: int
+    attempt: int
+    lease_ms: int
+
+
+class Ack(NamedTuple):
+    began: int
+    ended: int
+    id: int
+    lease: int
+    answer: Answer
+
+
+class Nack(NamedTuple):
+    began: int
+    ended: int
+    id: int
+    lease: int
+    answer: Answer
+
+
+class Crash(NamedTuple):
+    """`what` is "host" or "database": killed after `began`, serving again at `ended`."""
+
+    began: int
+    ended: int
+    what: str
+
+
+Event = Enqueue | Dequeue | Delivery | Ack | Nack | Crash
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Ack, Nack, Crash)}
+
+
+class Log:
+    """Where one client writes what it was told. Thread-safe; each event is in the file when `add` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+        self._lock = threading.Lock()
+
+    def add(self, events: Iterable[Event]) -> None:
+        lines = "".join(json.dumps([type(event).__name__, *event]) + "\n" for event in events)
+        with self._lock:
+            self._file.write(lines)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(folder: Path) -> list[Event]:
+    """The events of all logs in `folder`, by the time they began."""
+    events: list[Event] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        events += [_event(line) for line in path.read_text().splitlines()]
+    return sorted(events, key=lambda event: event.began)
+
+
+def _event(line: str) -> Event:
+    name, *fields = json.loads(line)
+    kind = _KINDS[name]
+    if "answer" in kind._fields:
+        fields[kind._fields.index("answer")] = Answer(fields[kind._fields.index("answer")])
+    event: Event = kind(*(tuple(field) if isinstance(field, list) else field for field in fields))
+    return event

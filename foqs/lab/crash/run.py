@@ -1,0 +1,158 @@
+"""One crash test: load, kills at seeded random moments, a drain, and a verdict.
+
+python -m foqs.lab.crash.run mariadb --seed 1 --kills 20
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, monotonic_ns
+from typing import Annotated
+
+import typer
+
+from foqs.lab.crash.checker import Lie, Tally, check, tally
+from foqs.lab.crash.clients import Crew, Load, drain
+from foqs.lab.crash.history import Crash, Log, read
+from foqs.lab.crash.rig import HostProcess, Shard, make_shards
+from foqs.lab.servers import ContainerServer, DatabaseServer, Kind, start_database_server
+
+RECOVERY_S = 60.0
+"""After a kill, within this time items of every shard have to be stored and acked again."""
+DEFAULT_LOAD = Load()
+_DRAIN_S = 120.0
+_STALL_S = 0.1
+"""Before half of the kills the database stops for up to this long, like one whose disk is slow."""
+_BOTH = 0.3
+"""The share of the database's kills in which the host is killed as well, so that it starts without a database."""
+
+
+@dataclass
+class Report:
+    seed: int
+    tally: Tally
+    lies: list[Lie]
+    drained: bool
+    left: list[str]
+    faults: list[str]
+    took_s: float
+    recoveries_s: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        return self.drained and not (self.lies or self.faults or self.left)
+
+    def __str__(self) -> str:
+        slowest = ", ".join(
+            f"{what} {sorted(times)[len(times) // 2]:.2f} s (at most {max(times):.2f})"
+            for what, times in self.recoveries_s.items()
+        )
+        found = [*map(str, self.lies[:10]), *self.faults[:10], *self.left[:10]]
+        if not self.drained:
+            found.append(f"not drained at {time.time_ns() // 1_000_000}")
+        return "\n  ".join(
+            [f"seed {self.seed}: {self.tally}", f"serving again after: {slowest}", f"took {self.took_s:.0f} s", *found]
+        )
+
+
+def schedule(seed: int, host_kills: int, database_kills: int) -> list[tuple[str, ...]]:
+    """What is killed, in turn. A pair is killed together and counts for both."""
+    rng = random.Random(f"{seed}/schedule")
+    both = sum(rng.random() < _BOTH for _ in range(min(host_kills, database_kills)))
+    plan: list[tuple[str, ...]] = [("database", "host")] * both
+    plan += [("host",)] * (host_kills - both) + [("database",)] * (database_kills - both)
+    rng.shuffle(plan)
+    return plan
+
+
+def crash_test(
+    server: DatabaseServer | ContainerServer,
+    shards: Sequence[Shard],
+    folder: Path,
+    *,
+    seed: int,
+    host_kills: int = 20,
+    database_kills: int = 5,
+    load: Load = DEFAULT_LOAD,
+) -> Report:
+    """Runs one test on `shards`, all of `server`; logs go to `folder`. Raises TimeoutError when nothing recovers."""
+    began = monotonic()
+    rng = random.Random(f"{seed}/moments")
+    log = Log(folder / "crashes.jsonl")
+    recoveries: dict[str, list[float]] = {}
+    with HostProcess("host", shards, folder) as host:
+        with Crew([host.port], folder, str(seed), load) as crew:
+            for victims in schedule(seed, host_kills, database_kills):
+                work(crew, shards, rng.randint(1, 300))
+                stall_s = rng.choice((0, rng.uniform(0, _STALL_S)))
+                killed_ns = monotonic_ns()
+                _kill(victims, host, server, stall_s)
+                work(crew, shards, 1)
+                now_ns = monotonic_ns()
+                log.add(Crash(killed_ns, now_ns, what) for what in victims)
+                recoveries.setdefault("+".join(victims), []).append((now_ns - killed_ns) / 1e9)
+            work(crew, shards, 300)
+        drained = drain(host.port, folder, lambda: not _rows(shards), _DRAIN_S)
+        left = [row for shard in shards for row in shard.left()]
+        faults = host.faults()
+    log.close()
+    events = read(folder)
+    lies = check(events)
+    return Report(seed, tally(events), lies, drained, left, faults, monotonic() - began, recoveries)
+
+
+def _kill(
+    victims: tuple[str, ...], host: HostProcess, server: DatabaseServer | ContainerServer, stall_s: float
+) -> None:
+    """In the stall nothing can be committed: what a host answers then, before it is killed, it has to take back."""
+    if stall_s:
+        server.pause()
+        time.sleep(stall_s)
+    if "host" in victims:
+        host.kill()
+        host.launch()
+    if "database" in victims:
+        server.kill()
+        server.restart()
+    elif stall_s:
+        server.resume()
+
+
+def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
+    """Waits until so many more items were stored and so many more ended on each shard."""
+    if not crew.progress.wait_more(items, [shard.number for shard in shards], RECOVERY_S):
+        crew.raise_errors()
+        raise TimeoutError(f"not {items} items more were stored and ended on each shard: {crew.progress}")
+
+
+def _rows(shards: Sequence[Shard]) -> int:
+    return sum(shard.rows() for shard in shards)
+
+
+def main(
+    kind: Annotated[str, typer.Argument(help="mariadb or mysql")],
+    seed: int = 0,
+    kills: int = 20,
+    database_kills: int = 5,
+    keep: Annotated[Path | None, typer.Option(help="Where to leave the logs.")] = None,
+) -> None:
+    """Kills a host and its database server again and again, and says whether a promise was broken."""
+    wanted: Kind = "mysql" if kind == "mysql" else "mariadb"
+    seed = seed or random.SystemRandom().randrange(1, 1 << 31)
+    with tempfile.TemporaryDirectory(prefix="foqs-crash-") as scratch, start_database_server(wanted) as server:
+        folder = keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = make_shards([server], 3, "shard")
+        report = crash_test(server, shards, folder, seed=seed, host_kills=kills, database_kills=database_kills)
+    print(f"{wanted}: {report}")
+    sys.exit(0 if report.good else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

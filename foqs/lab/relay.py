@@ -1,0 +1,81 @@
+"""A TCP relay that cuts connections, or holds what is sent: how a network fails."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Relay:
+    """127.0.0.1:`port` leads to 127.0.0.1:`target`. Thread-safe."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._flows = threading.Event()
+        self._flows.set()
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            ended, self._open = self._open, set()
+        for each in ended:
+            _end(each)
+
+    def hold(self) -> None:
+        """From now on nothing arrives, and nobody is told; new connections are taken and lead nowhere."""
+        self._flows.clear()
+
+    def flow(self) -> None:
+        """What was held arrives."""
+        self._flows.set()
+
+    def close(self) -> None:
+        # To close alone would leave the thread in accept, and with it the port open for one more connection.
+        _end(self._listener)
+        self.flow()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        self._flows.wait()
+        try:
+            server = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            _end(client)
+            return
+        with self._lock:
+            self._open |= {client, server}
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=self._pump, args=(client, server), daemon=True).start()
+        self._pump(server, client)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK_BYTES):
+                self._flows.wait()
+                sink.sendall(data)
+        self._flows.wait()  # nobody hears of an end either
+        with self._lock:
+            self._open -= {source, sink}
+        _end(source)
+        _end(sink)
+
+
+def _end(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()

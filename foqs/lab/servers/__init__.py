@@ -1,0 +1,56 @@
+"""Private servers for tests, benchmarks and fault injection.
+
+Each runs on a free loopback port with its files in a temporary directory, can be killed, paused and
+restarted in place, and leaves neither a process nor a file behind. When the process that started it is killed
+it dies too (on Linux), and only its temporary files stay.
+
+    with MySqlServer() as server:
+        url = server.url(server.create_database("shard_1"))
+        server.kill()
+        server.restart()
+
+Nothing here imports the rest of foqs.
+"""
+
+from foqs.lab.servers.beanstalkd import BeanstalkdServer
+from foqs.lab.servers.containers import ContainerServer
+from foqs.lab.servers.databases import (
+    DatabaseServer,
+    MariaDbServer,
+    MySqlServer,
+    start_database_server,
+)
+from foqs.lab.servers.endpoint import SqlEndpoint
+from foqs.lab.servers.errors import ServerUnavailable
+from foqs.lab.servers.options import DEFAULT_SETTINGS, ServerSettings
+from foqs.lab.servers.programs import (
+    JavaProgram,
+    Kind,
+    Program,
+    find_beanstalkd,
+    find_mariadb,
+    find_mysql,
+    find_zookeeper,
+)
+from foqs.lab.servers.zookeeper import ZookeeperServer
+
+__all__ = [
+    "DEFAULT_SETTINGS",
+    "BeanstalkdServer",
+    "ContainerServer",
+    "DatabaseServer",
+    "JavaProgram",
+    "Kind",
+    "MariaDbServer",
+    "MySqlServer",
+    "Program",
+    "ServerSettings",
+    "ServerUnavailable",
+    "SqlEndpoint",
+    "ZookeeperServer",
+    "find_beanstalkd",
+    "find_mariadb",
+    "find_mysql",
+    "find_zookeeper",
+    "start_database_server",
+]

@@ -1,0 +1,1 @@
+"""Time: checkpoints of the scans that find due rows, and deadlines kept in memory. Pure."""

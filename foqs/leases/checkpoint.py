@@ -1,0 +1,120 @@
+"""The checkpoint of one time-ordered scan (due timers, or TTLs).
+
+Deleted rows at the low end of an index stay in the tree until purge, so a scan must not begin at zero. The rule is
+exact because the owner is the only writer: when a scan is done (all it found is committed), the checkpoint becomes
+the smallest of its bound, every time inserted since the scan began, and every row it left where it was. It never
+moves on a failure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NEVER_MS = 1 << 62
+RETRY_MS = 50
+"""Pause before a scan that failed, or that left a due row where it was, is made again."""
+
+
+class Range(NamedTuple):
+    """What to read: from_ms <= time <= to_ms."""
+
+    from_ms: int
+    to_ms: int
+    sweep: bool
+
+
+class Checkpoint:
+    """Invariant: no row of the index is below `from_ms`, once the sweep is done.
+
+    A new owner does not trust the saved checkpoint alone (a clock, or an older version, may have been wrong): beside
+    the scans from it, everything below it is swept once.
+
+    `next_ms` is the earliest time at which a row can be due; `outstanding` counts changes of the scan under way that
+    are not committed yet.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_floor_ms",
+        "_left",
+        "_not_before_ms",
+        "_sweep",
+        "from_ms",
+        "next_ms",
+        "outstanding",
+        "scan",
+    )
+
+    def __init__(self, from_ms: int) -> None:
+        self.from_ms = from_ms
+        self.next_ms = 0
+        self.outstanding = 0
+        self.scan: Range | None = None
+        self._sweep: Range | None = Range(0, from_ms, sweep=True)
+        self._floor_ms = 0
+        self._not_before_ms = 0
+        self._complete = self._left = False
+
+    def inserted(self, at_ms: int) -> None:
+        """A row with this time is being committed."""
+        self.from_ms = min(self.from_ms, at_ms)
+        self._floor_ms = min(self._floor_ms, at_ms)
+        self.next_ms = min(self.next_ms, at_ms)
+
+    def due_ms(self, now_ms: int) -> int:
+        """When to begin the next scan; NEVER_MS while one is under way."""
+        if self.scan is not None:
+            return NEVER_MS
+        if self._not_before_ms > now_ms + RETRY_MS:
+            self._not_before_ms = 0  # the clock was set back: a pause must not grow by that
+        return max(self._not_before_ms, 0 if self._sweep is not None else self.next_ms)
+
+    def begin(self, now_ms: int) -> Range:
+        """The next range to read: what is due by the checkpoint first, then the sweep below it."""
+        if self._sweep is not None and now_ms < self.next_ms:
+            self.scan = self._sweep
+        else:
+            self.scan = Range(self.from_ms, now_ms, sweep=False)
+            self.next_ms = NEVER_MS
+        self._floor_ms = self.scan.to_ms
+        self._left = False
+        self.outstanding = 0
+        return self.scan
+
+    def read(self, last_ms: int, complete: bool, next_ms: int) -> None:
+        """The range was read. `last_ms` is its last row's time, for a read that its limit cut (not `complete`);
+        `next_ms` the first time behind the range, 0 if there is none."""
+        self._complete = complete
+        if not complete:
+            self._floor_ms = min(self._floor_ms, last_ms)
+        if self.scan is not None and not self.scan.sweep:
+            self.next_ms = min(self.next_ms, (next_ms or NEVER_MS) if complete else last_ms)
+
+    def left(self, at_ms: int) -> None:
+        """A row of the range stays where it is for now."""
+        self._left = True
+        self._floor_ms = min(self._floor_ms, at_ms)
+        self.next_ms = min(self.next_ms, at_ms)
+
+    def failed(self, now_ms: int) -> None:
+        """The range could not be read: nothing moves."""
+        assert self.scan is not None
+        if not self.scan.sweep:
+            self.next_ms = min(self.next_ms, self.scan.from_ms)
+        self.scan = None
+        self._not_before_ms = now_ms + RETRY_MS
+
+    def finish(self, now_ms: int) -> None:
+        """All that the scan found is committed or was `left`."""
+        scan, self.scan = self.scan, None
+        assert scan is not None and self.outstanding == 0
+        if not scan.sweep:
+            self.from_ms = self._floor_ms
+        elif self._complete and not self._left:
+            self._sweep = None
+        else:
+            self._sweep = Range(min(self._floor_ms, scan.to_ms), scan.to_ms, sweep=True)
+        self._not_before_ms = now_ms + RETRY_MS if self._left else 0
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(from={self.from_ms} next={self.next_ms} scan={self.scan} outstanding={self.outstanding})"

@@ -1,0 +1,52 @@
+"""The k-way merge of a lane's windows over shards, by lane order.
+
+Windows are sorted lists, so the first n of their union are found by sorting the first n of each: Timsort (Peters,
+listsort.txt) sees k runs and merges them in C, several times faster than a heap of heads in Python. Merging is
+right only as far as every window is known: behind the `end` of a window that has more, another shard's entry may
+not overtake what has not been read yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from foqs.prefetch.window import Entry, Window
+from foqs.rows import Key
+
+LOWEST: Key = (-(1 << 63), 0, 0)
+
+
+def bound_of(windows: Sequence[Window]) -> Key | None:
+    """The last key up to which all `windows` are known; None when they are known whole."""
+    ends = [window.end or LOWEST for window in windows if window.more]
+    return min(ends) if ends else None
+
+
+def first(windows: Sequence[Window], count: int, bound: Key | None) -> list[Entry]:
+    """Up to `count` entries of `windows` in lane order, none behind `bound`. Takes nothing out."""
+    if len(windows) == 1:
+        entries = windows[0].entries[:count]
+    elif count == 1:
+        heads = [window.entries[0] for window in windows if window.entries]
+        entries = [min(heads)] if heads else []
+    else:
+        entries = []
+        for window in windows:
+            entries += window.entries[:count]
+        entries.sort()
+        del entries[count:]
+    if bound is not None and entries and entries[-1][:3] > bound:
+        del entries[bisect_right(entries, bound, key=_key_of) :]
+    return entries
+
+
+def _key_of(entry: Entry) -> Key:
+    return entry[:3]
+
+
+def take(windows: Sequence[Window], last: Entry) -> None:
+    """Removes all entries up to and including `last`."""
+    for window in windows:
+        if window.entries and window.entries[0] <= last:
+            del window.entries[: window.upto(last)]

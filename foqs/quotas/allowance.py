@@ -1,0 +1,120 @@
+"""One host's tokens of a namespace: granted by its home, spent on items, given back when they are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foqs.quotas.bucket import TTL_MS, Ask, Grant
+
+AHEAD_MS = 200
+"""Tokens for so much of recent use are asked for ahead, where the home is another host."""
+_PAUSE_MS = 20
+"""After an answer that brought less than was wanted the home is not asked again for as long, so that what comes
+meanwhile comes in one portion."""
+
+_UNANSWERED_PAUSE_MS = 100
+
+
+class Allowance:
+    """One question is under way at a time (`asked`). What was spent on items that may yet be refused is `pending`: it
+    is told the home as held, so it can come back. A `term` ends when the tokens in hand become void."""
+
+    __slots__ = (
+        "_dry_until_ms", "_expires_ms", "_numbers", "_pace", "_since_ms", "_used", "asked", "balance",
+        "pending", "term",
+    )  # fmt: skip
+
+    def __init__(self, now_ms: int, numbers: Iterator[int]) -> None:
+        """`numbers` of questions go on when this is forgotten and another one made: the home remembers the last."""
+        self.balance = 0
+        self.pending = 0
+        self.term = 0
+        self.asked: tuple[Ask, int, int] | None = None  # the question, its term, when it was sent
+        self._numbers = numbers
+        self._expires_ms = 0
+        self._dry_until_ms = 0
+        self._used = 0
+        self._pace = 0.0  # tokens a millisecond, of late
+        self._since_ms = now_ms
+
+    def take(self, count: int, now_ms: int) -> int:
+        """Spends up to `count`; how many."""
+        self._end_term(now_ms)
+        taken = min(count, self.balance)
+        self.balance -= taken
+        self.pending += taken
+        self._used += taken
+        return taken
+
+    def settle(self, taken: int, unused: int, term: int, now_ms: int) -> None:
+        """Of `taken` tokens of that term, all are settled: `unused` of them stored nothing."""
+        self._end_term(now_ms)
+        if term == self.term:
+            self.pending -= taken
+            self.balance += unused
+
+    def ask(self, need: int, now_ms: int, *, ahead: bool, spare: bool = False) -> Ask:
+        """The question to send now: for `need`, and for what recent use will need where that is `ahead`. With `spare`
+        gives back what that does not."""
+        self._end_term(now_ms)
+        aim = self._aim() if ahead else 0
+        back = max(0, self.balance - aim) if spare and not need else 0
+        self.balance -= back
+        wanted = max(0, need + aim - self.balance)
+        asked = Ask(next(self._numbers), wanted, self.balance + self.pending, back)
+        self.asked = (asked, self.term, now_ms)
+        return asked
+
+    def answered(self, number: int, grant: Grant | None, now_ms: int) -> None:
+        """`grant` is None when no answer came, or the home said that it is none. An answer to a question that was given
+        up changes nothing."""
+        if self.asked is None or self.asked[0].number != number:
+            return
+        ask, term, sent_ms = self.asked
+        self.asked = None
+        if grant is None:
+            self._dry_until_ms = now_ms + _UNANSWERED_PAUSE_MS
+            return
+        if not grant.kept and term == self.term:
+            self._void()
+        self.balance += grant.granted
+        self._expires_ms = sent_ms + TTL_MS
+        self._end_term(now_ms)
+        if grant.granted < ask.wanted:
+            self._dry_until_ms = now_ms + max(1, min(grant.retry_after_ms // 4, _PAUSE_MS))
+
+    def waits_for(self, ask: Ask) -> bool:
+        return self.asked is not None and self.asked[0] is ask
+
+    def dry(self, now_ms: int) -> bool:
+        """Whether the home said only just that there is no more."""
+        return now_ms < self._dry_until_ms
+
+    def runs_low(self, now_ms: int) -> bool:
+        """Whether it is time to ask ahead."""
+        return self.asked is None and not self.dry(now_ms) and self.balance < self._aim() // 2
+
+    def beat(self, now_ms: int) -> None:
+        """To be called now and then: learns the pace of use."""
+        over_ms = now_ms - self._since_ms
+        if over_ms > 0:
+            self._pace = (self._pace + self._used / over_ms) / 2
+            self._used, self._since_ms = 0, now_ms
+        self._end_term(now_ms)
+
+    def idle(self) -> bool:
+        return self.asked is None and not self.balance and not self.pending and self._pace < 1e-4
+
+    def _aim(self) -> int:
+        return int(self._pace * AHEAD_MS)
+
+    def _end_term(self, now_ms: int) -> None:
+        if now_ms >= self._expires_ms and self.balance + self.pending:
+            self._void()
+
+    def _void(self) -> None:
+        self.balance = self.pending = 0
+        self.term += 1
+
+    def __repr__(self) -> str:
+        return f"Allowance({self.balance}, {self.pending} pending)"

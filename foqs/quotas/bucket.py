@@ -1,0 +1,124 @@
+"""The home of a namespace's tokens: one bucket, from which hosts are granted some for a while.
+
+Conservation: the tokens in the bucket and those that any host may still spend are never more than the burst together,
+so no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: what a host holds ends
+`TTL_MS` after it asked, by the host's own clock, and is counted here until `TTL_MS` after the question arrived.
+Whatever is lost on the way is lost, and never there twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foqs.quota import Quota
+
+TTL_MS = 1_500
+"""How long tokens are good for, unless the host asks again. A new home grants nothing for as long."""
+
+_UNBOUNDED = 1 << 60
+
+
+class Ask(NamedTuple):
+    """A host's question. `held`: what it has, including what it spent on items that may yet be refused; `back`: what it
+    gives back, not part of that. `number`: a host's later question has a higher one."""
+
+    number: int
+    wanted: int
+    held: int
+    back: int
+
+
+class Grant(NamedTuple):
+    """The answer. `kept`: what the host held is good for another `TTL_MS`; else it is void. `retry_after_ms`: when
+    there may be the rest of what was wanted."""
+
+    granted: int
+    kept: bool
+    retry_after_ms: int
+
+
+class _Holding(NamedTuple):
+    number: int
+    tokens: int
+    until_ms: int
+
+
+class Bucket:
+    """`now_ms` may come from any clock that never goes back. Tokens are counted in thousandths, exactly.
+
+    Invariant: `level` + `out` <= burst, where `out` is at least what hosts may spend still."""
+
+    __slots__ = ("_at_ms", "_burst", "_holders", "_level", "_per_second", "granted", "out")
+
+    def __init__(self, quota: Quota, empty_at_ms: int) -> None:
+        """`empty_at_ms`: when there was none, here or with any host."""
+        self._per_second = quota.per_second
+        self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
+        self._level = 0 if quota.per_second is not None else _UNBOUNDED * 1_000
+        self._at_ms = empty_at_ms
+        self._holders: dict[str, _Holding] = {}  # whose tokens end first comes first
+        self.out = 0
+        self.granted = 0  # ever, without what came back
+
+    @property
+    def spent(self) -> int:
+        """Tokens of which it is known that they are spent, or lost."""
+        return self.granted - self.out
+
+    def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
+        """Takes down what the host holds; whether it may go on holding it."""
+        self.advance(now_ms)
+        before = self._holders.get(holder)
+        if before is not None and before.number >= ask.number:
+            return False  # it was overtaken by a later one: nobody waits for the answer
+        had = before.tokens if before is not None else 0
+        kept = ask.held <= had
+        held = ask.held if kept else 0
+        # What is not in the records any more was counted as gone: it must not come back.
+        back = min(ask.back, had - held)
+        self._hold(holder, ask.number, held, now_ms)
+        self.granted -= back
+        self._level = min(self._level + back * 1_000, (self._burst - self.out) * 1_000)
+        return kept
+
+    def grant(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
+        """How many of `wanted` the host gets. `report` has taken down the question with that number."""
+        self.advance(now_ms)
+        held = self._holders.get(holder)
+        if held is None or held.number != number:
+            return 0
+        granted = min(wanted, self._level // 1_000)
+        self._level -= granted * 1_000
+        self.granted += granted
+        self._hold(holder, number, held.tokens + granted, now_ms)
+        return granted
+
+    def advance(self, now_ms: int) -> None:
+        """What ended with time is gone, and what came is there: each in its order, for what is out leaves no room."""
+        for holder, held in list(self._holders.items()):
+            if held.until_ms > now_ms:
+                break
+            self._fill(held.until_ms)
+            del self._holders[holder]
+            self.out -= held.tokens
+        self._fill(now_ms)
+
+    def full(self, now_ms: int) -> bool:
+        """Nobody holds any, and time brings no more: one that is made anew at its `empty_at_ms` would be the same."""
+        self.advance(now_ms)
+        return not self._holders and (self._per_second is None or self._level == self._burst * 1_000)
+
+    def _hold(self, holder: str, number: int, tokens: int, now_ms: int) -> None:
+        before = self._holders.pop(holder, None)
+        self.out += tokens - (before.tokens if before is not None else 0)
+        self._holders[holder] = _Holding(number, tokens, now_ms + TTL_MS)
+
+    def _fill(self, at_ms: int) -> None:
+        if at_ms > self._at_ms:
+            if self._per_second is not None:
+                more = self._per_second * (at_ms - self._at_ms)
+                self._level = min(self._level + more, (self._burst - self.out) * 1_000)
+            self._at_ms = at_ms
+
+    def __repr__(self) -> str:
+        return f"Bucket({self._level / 1_000} here, {self.out} out)"

@@ -1,0 +1,293 @@
+"""The rows of a shard, as they travel between the event loop (which decides) and the store (which does SQL).
+
+Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. A `Batch` is one transaction.
+Times are epoch milliseconds; 0 stands for "none".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+AT_LEAST_ONCE = 1
+AT_MOST_ONCE = 2
+
+Key = tuple[int, int, int]
+"""The order inside a lane: (priority, deliver_after_ms, id)."""
+
+
+class NewItem:
+    """An item before it is stored. Mutable only in `id` and `lane`, which are given when its batch is built.
+
+    `due_ms` is 0 for a row in `ready`, else the time of its row in `timer` (equal to `deliver_after_ms`).
+    `lease_ms` 0 means the server's default; `expires_at_ms` 0 means never. `headers` is a JSON object in UTF-8.
+    """
+
+    __slots__ = (
+        "deliver_after_ms",
+        "delivery",
+        "due_ms",
+        "enqueued_at_ms",
+        "expires_at_ms",
+        "headers",
+        "id",
+        "lane",
+        "lease_ms",
+        "metadata",
+        "payload",
+        "priority",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        payload: bytes,
+        metadata: bytes | None,
+        headers: bytes | None,
+        priority: int,
+        deliver_after_ms: int,
+        due_ms: int,
+        enqueued_at_ms: int,
+        expires_at_ms: int,
+        lease_ms: int,
+        delivery: int,
+    ) -> None:
+        self.id = 0
+        self.lane = 0
+        self.payload = payload
+        self.metadata = metadata
+        self.headers = headers
+        self.priority = priority
+        self.deliver_after_ms = deliver_after_ms
+        self.due_ms = due_ms
+        self.enqueued_at_ms = enqueued_at_ms
+        self.expires_at_ms = expires_at_ms
+        self.lease_ms = lease_ms
+        self.delivery = delivery
+
+
+class LaneRow(NamedTuple):
+    """Names are bytes (a collation would make `A` equal `a`); `fairness` is b'' for now."""
+
+    lane: int
+    ns: bytes
+    topic: bytes
+    fairness: bytes
+
+
+class ReadyRow(NamedTuple):
+    """`bytes` is the size of payload, metadata and headers. `lease` is the last lease's token, 0 if none can ack.
+
+    A lease that expired but that nobody took over can still be acked, so the token stays with the row.
+    """
+
+    lane: int
+    priority: int
+    deliver_after_ms: int
+    id: int
+    attempt: int
+    lease: int
+    bytes: int
+
+
+class TimerRow(NamedTuple):
+    """A delayed item (`lease` 0) or a leased one; `due_ms` is when it becomes ready or its lease ends.
+
+    `lease_ms` is how long the lease was given at first, 0 for a delayed item.
+    """
+
+    due_ms: int
+    id: int
+    lane: int
+    lease: int
+    attempt: int
+    lease_ms: int
+    bytes: int
+
+
+class Body(NamedTuple):
+    """The row of `item`."""
+
+    id: int
+    lane: int
+    priority: int
+    deliver_after_ms: int
+    enqueued_at_ms: int
+    expires_at_ms: int
+    lease_ms: int
+    delivery: int
+    payload: bytes
+    metadata: bytes | None
+    headers: bytes | None
+
+
+class Found(NamedTuple):
+    """An item looked up by id: its body, and its row in exactly one of `ready` and `timer`."""
+
+    body: Body
+    ready: ReadyRow | None
+    timer: TimerRow | None
+
+
+class DueRow(NamedTuple):
+    """A row of `timer` that is due, with what its body says and is needed to move it."""
+
+    timer: TimerRow
+    priority: int
+    deliver_after_ms: int
+    expires_at_ms: int
+    delivery: int
+
+
+class ExpiringRow(NamedTuple):
+    """A row of `expiry` whose time has come (`at_ms`, which a live lease may have put off)."""
+
+    at_ms: int
+    found: Found
+
+
+class DedupRow(NamedTuple):
+    """A key that was enqueued with (see `foqs.dedup`), and the item that was stored for it."""
+
+    digest: bytes
+    content: int
+    id: int
+    expires_at_ms: int
+
+
+class Holding(NamedTuple):
+    """The slots of deduplication keys that a shard has, a bit each. `stamp`: that of the cluster's record by which they
+    were given or taken last."""
+
+    stamp: int = 0
+    bits: bytes = b""
+
+
+class DedupScan(NamedTuple):
+    """Rows that have expired: up to `bound_ms` there are about as many as were asked for, all up to `now` when it is
+    `complete`. `first_ms` is the time of the first, `next_ms` the first after `now`; 0 if there is none."""
+
+    first_ms: int
+    bound_ms: int
+    complete: bool
+    next_ms: int
+    db_now_ms: int
+
+
+Row = TypeVar("Row")
+
+
+class Scan(NamedTuple, Generic[Row]):
+    """Result of a time-ordered scan. `rows` in order; `next_ms` is the first time after `now`, 0 if there is none.
+
+    `complete` is False when `limit` cut the scan: rows up to and including the last one's time may remain.
+    """
+
+    rows: list[Row]
+    complete: bool
+    next_ms: int
+    db_now_ms: int
+
+
+class Backlog(NamedTuple):
+    """Ready items of one lane whose deliver_after_ms >> BACKLOG_SHIFT is `bucket`."""
+
+    lane: int
+    bucket: int
+    items: int
+
+
+BACKLOG_SHIFT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a new owner is told about its shard. `timers` counts by lane the rows of `timer`, and those
+    of them that are leases.
+
+    `replaced`: the owner before did not close the shard in order and may live, and hand out from memory until it
+    notices.
+    """
+
+    epoch: int
+    next_number: int
+    due_from_ms: int
+    expiry_from_ms: int
+    lanes: list[LaneRow]
+    backlog: list[Backlog]
+    timers: dict[int, tuple[int, int]]
+    db_now_ms: int
+    warnings: list[str]
+    replaced: bool
+    dedup_from_ms: int = 0
+    slots: Holding = field(default_factory=Holding)
+
+
+@dataclass(slots=True)
+class Batch:
+    """One transaction. The store runs the lists in the order in which they stand here, after the fence.
+
+    An item that moves stands in the list it leaves and in the one it enters. Bounds: the caller keeps a batch
+    below the store's `max_batch_bytes`; the store cuts statements.
+    """
+
+    lanes_new: list[LaneRow] = field(default_factory=list)
+    dedup_gone: tuple[int, int] | None = None  # all that expire in this range, both ends included
+    dedup_new: list[DedupRow] = field(default_factory=list)  # RowRejected if a row with one of the digests is there
+    dedup_again: list[DedupRow] = field(default_factory=list)  # the same, in place of rows that expired
+    inserts: list[NewItem] = field(default_factory=list)
+    ready_gone: list[tuple[int, int, int, int]] = field(default_factory=list)  # lane, priority, deliver_after, id
+    timer_gone: list[int] = field(default_factory=list)
+    metadata_new: list[tuple[int, bytes]] = field(default_factory=list)  # id, metadata
+    deliver_after_new: list[tuple[int, int]] = field(default_factory=list)  # id, deliver_after_ms
+    ready_new: list[ReadyRow] = field(default_factory=list)
+    timer_new: list[TimerRow] = field(default_factory=list)
+    expiry_gone: list[int] = field(default_factory=list)
+    expiry_new: list[tuple[int, int]] = field(default_factory=list)  # at_ms, id
+    item_gone: list[int] = field(default_factory=list)
+    lanes_gone: list[int] = field(default_factory=list)
+    dedup_copied: list[DedupRow] = field(default_factory=list)  # from the shard that had the slot before
+    slots: Holding | None = None  # None: as they are
+    # Saved with the fence's own UPDATE.
+    next_number: int = 1
+    due_from_ms: int = 0
+    expiry_from_ms: int = 0
+    dedup_from_ms: int = 0
+
+    def ids(self) -> list[int]:
+        """Every item the batch touches, each once, in a stable order."""
+        seen: dict[int, None] = dict.fromkeys(item.id for item in self.inserts)
+        seen.update(dict.fromkeys(row[3] for row in self.ready_gone))
+        seen.update(dict.fromkeys(row.id for row in self.ready_new))
+        seen.update(dict.fromkeys(row.id for row in self.timer_new))
+        seen.update(dict.fromkeys(row[0] for row in self.metadata_new))
+        seen.update(dict.fromkeys(row[0] for row in self.deliver_after_new))
+        seen.update(dict.fromkeys(row[1] for row in self.expiry_new))
+        for gone in (self.timer_gone, self.expiry_gone, self.item_gone):
+            seen.update(dict.fromkeys(gone))
+        return list(seen)
+
+    def only(self, ids: set[int], *, lanes: bool) -> Batch:
+        """The part that touches `ids`, with or without the changes of lanes; what the fence saves stays whole."""
+        return Batch(
+            lanes_new=self.lanes_new if lanes else [],
+            lanes_gone=self.lanes_gone if lanes else [],
+            inserts=[item for item in self.inserts if item.id in ids],
+            ready_gone=[row for row in self.ready_gone if row[3] in ids],
+            timer_gone=[i for i in self.timer_gone if i in ids],
+            metadata_new=[row for row in self.metadata_new if row[0] in ids],
+            deliver_after_new=[row for row in self.deliver_after_new if row[0] in ids],
+            ready_new=[row for row in self.ready_new if row.id in ids],
+            timer_new=[row for row in self.timer_new if row.id in ids],
+            expiry_gone=[i for i in self.expiry_gone if i in ids],
+            expiry_new=[row for row in self.expiry_new if row[1] in ids],
+            item_gone=[i for i in self.item_gone if i in ids],
+            dedup_gone=self.dedup_gone,
+            dedup_new=[row for row in self.dedup_new if row.id in ids],
+            dedup_again=[row for row in self.dedup_again if row.id in ids],
+            dedup_copied=self.dedup_copied,
+            slots=self.slots,
+            next_number=self.next_number,
+            due_from_ms=self.due_from_ms,
+            expiry_from_ms=self.expiry_from_ms,
+            dedup_from_ms=self.dedup_from_ms,
+        )

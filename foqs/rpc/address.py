@@ -1,0 +1,48 @@
+"""Who is at the other end of a socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def address_of(transport: Any) -> tuple[str, str]:
+    """(address, "address:port") of the peer; both empty when it is gone already."""
+    found = transport.get_extra_info("peername")
+    if not found:
+        return "", ""
+    host, port = found[:2]
+    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Places:
+    """Connections there may be: so many in all, and so many from one address (None: as many)."""
+
+    __slots__ = ("_taken", "_taken_by", "at_most", "each_at_most")
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._taken_by: dict[str, int] = {}
+        self.bound(0)
+
+    def bound(self, at_most: int, each_at_most: int | None = None) -> None:
+        """From now on; what is taken stays so."""
+        self.at_most = at_most
+        self.each_at_most = at_most if each_at_most is None else each_at_most
+
+    def take(self, address: str) -> bool:
+        """False when there is no place."""
+        taken = self._taken_by.get(address, 0)
+        if self._taken >= self.at_most or taken >= self.each_at_most:
+            return False
+        self._taken += 1
+        self._taken_by[address] = taken + 1
+        return True
+
+    def give(self, address: str) -> None:
+        """Of one that was taken."""
+        self._taken -= 1
+        left = self._taken_by[address] - 1
+        if left:
+            self._taken_by[address] = left
+        else:
+            del self._taken_by[address]

@@ -1,0 +1,319 @@
+"""TLS between a socket and one of this package's protocols: a protocol to the one, a transport to the other.
+
+The event loop's own TLS hides what waits in the socket's buffer behind it, so an answer that nobody reads would be
+counted as sent, and it cannot close its sending side alone. Here every write goes to the socket at once, what is left
+of it there is the socket's to tell, and what is received is decrypted only as far as the protocol wants to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from foqs.errors import Invalid
+from foqs.sections import TlsSection
+
+_RECORD_BYTES = 16 * 1024
+_SLICE_BYTES = 4 * 1024
+"""OpenSSL's memory for what comes in and goes out never shrinks, so no more than a record goes through it at a time."""
+_LEAST_BYTES = 2 * 1024
+LINGER_S = 0.25
+"""For a peer that was told why its handshake failed."""
+
+
+class Tls(asyncio.BufferedProtocol):
+    """States: handshake; open; ended (nothing more is read). `protocol` is told of a connection after the handshake,
+    and one that was asked to `accept` it of its loss also when there was none; an ssl.SSLError says why.
+
+    `accept(self)` is asked before the handshake, and has closed what it refuses. `shaken` gets None when it is
+    done, or why it failed (an OSError). `scratch` is the loop's: what is received there is copied on at once.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        protocol: Any,
+        scratch: memoryview,
+        *,
+        accept: Callable[[Any], bool] | None = None,
+        server_hostname: str | None = None,
+        shaken: asyncio.Future[None] | None = None,
+    ) -> None:
+        self._protocol = protocol
+        self._scratch = scratch
+        self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._accept = accept
+        self._shaken = shaken
+        self._encrypted = memoryview(b"")  # received, and not with OpenSSL yet
+        self._received = ssl.MemoryBIO()
+        self._sent = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._received, self._sent, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+        self._tcp: Any = None
+        self._open = False
+        self._ended = False
+        self._paused = False
+        self._error: Exception | None = None
+
+    # ------------------------------------------------------------------------------------- what asyncio calls
+
+    def connection_made(self, transport: Any) -> None:
+        self._tcp = transport
+        if self._accept is not None and not self._accept(self):
+            self._ended = True
+            return
+        self._shake()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """No more than the protocol has room for: what it does not take has to be held here."""
+        if not self._open or not self._buffered:
+            return self._scratch
+        return self._scratch[: max(_LEAST_BYTES, len(self._protocol.get_buffer(-1)))]
+
+    def buffer_updated(self, size: int) -> None:
+        if self._ended:
+            return
+        new = bytes(self._scratch[:size])
+        self._encrypted = memoryview(bytes(self._encrypted) + new if self._encrypted else new)
+        if not self._open:
+            self._shake()
+        if self._open:
+            self._read()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        if self._open:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._open:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended = True
+        protocol, self._protocol = self._protocol, None  # they refer to each other
+        error = self._error or error
+        self._tell(error if isinstance(error, OSError) else ConnectionResetError("the connection was lost"))
+        if self._open or self._accept is not None:
+            protocol.connection_lost(error)
+
+    # ------------------------------------------------------------------------------------- what the protocol calls
+
+    def write(self, data: bytes) -> None:
+        """Dropped before the handshake is done, and after `write_eof`."""
+        if not self._open or self._ended:
+            return
+        left = memoryview(data)
+        records = []
+        try:
+            while left:
+                left = left[self._tls.write(left[:_RECORD_BYTES]) :]
+                records.append(self._sent.read())
+        except ssl.SSLError as error:
+            self._fail(error)
+        else:
+            self._tcp.write(b"".join(records))
+
+    def write_eof(self) -> None:
+        """What comes from now on is dropped."""
+        if not self._open:
+            self._tcp.close()
+            return
+        self._say_closed()
+        self._tcp.write_eof()
+
+    def close(self) -> None:
+        if self._open:
+            self._say_closed()
+        self._tcp.close()
+
+    def abort(self) -> None:
+        self._ended = True
+        self._tcp.abort()
+
+    def is_closing(self) -> bool:
+        return bool(self._tcp.is_closing())
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        self._tcp.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        self._tcp.resume_reading()
+        # What was received before waits here and in no socket. Not at once: this is called amid the protocol's work.
+        asyncio.get_running_loop().call_soon(self._read)
+
+    def get_write_buffer_size(self) -> int:
+        """Of the socket: a little more than what was written."""
+        return int(self._tcp.get_write_buffer_size())
+
+    @property
+    def held_bytes(self) -> int:
+        """Received, and not decrypted yet."""
+        return len(self._encrypted) + self._received.pending
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._tcp.set_write_buffer_limits(high=high, low=low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "peercert":
+            return self._tls.getpeercert() or default
+        return self._tcp.get_extra_info(name, default)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _shake(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                if not self._feed():
+                    self._flush()
+                    return
+            except ssl.SSLError as error:
+                self._fail(error)
+                return
+        self._flush()
+        self._open = True
+        self._protocol.connection_made(self)
+        self._tell(None)
+
+    def _tell(self, error: OSError | None) -> None:
+        if self._shaken is None or self._shaken.done():
+            return
+        if error is None:
+            self._shaken.set_result(None)
+        else:
+            self._shaken.set_exception(error)
+
+    def _read(self) -> None:
+        while self._open and not self._paused and not self._ended:
+            try:
+                size = self._read_some()
+            except ssl.SSLWantReadError:
+                if self._feed():
+                    continue
+                break
+            except ssl.SSLError as error:
+                if not isinstance(error, ssl.SSLZeroReturnError):
+                    self._fail(error)
+                    return
+                size = 0
+            if not size:  # it closed in order
+                self._ended = True
+                self._tcp.close()
+                return
+        if self._sent.pending:  # an answer of TLS's own
+            self._flush()
+
+    def _read_some(self) -> int:
+        if not self._buffered:
+            data = self._tls.read(_RECORD_BYTES)
+            if data:
+                self._protocol.data_received(data)
+            return len(data)
+        buffer = self._protocol.get_buffer(-1)
+        size = int(self._tls.read(len(buffer), buffer))
+        if size:
+            self._protocol.buffer_updated(size)
+        return size
+
+    def _feed(self) -> bool:
+        """Gives OpenSSL some of what was received; False when there is nothing."""
+        if not self._encrypted:
+            return False
+        self._received.write(self._encrypted[:_SLICE_BYTES])
+        self._encrypted = self._encrypted[_SLICE_BYTES:]
+        return True
+
+    def _flush(self) -> None:
+        data = self._sent.read()
+        if data and not self._tcp.is_closing():
+            self._tcp.write(data)
+
+    def _say_closed(self) -> None:
+        if not self._ended:
+            self._ended = True
+            with suppress(ssl.SSLError):  # the peer's own goodbye is not waited for
+                self._tls.unwrap()
+            self._flush()
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        """Tells the peer (there is an alert to send, mostly), and leaves it a moment to read that: closed with bytes
+        unread, the connection would be reset."""
+        self._ended = True
+        self._error = error
+        self._tell(error)
+        if self._tcp.is_closing():
+            return
+        self._flush()
+        if self._paused:
+            self._tcp.resume_reading()
+        self._tcp.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self._tcp.close)
+
+
+def names_of(certificate: Any) -> tuple[str, ...]:
+    """Whom a certificate (as `SSLSocket.getpeercert` gives it) names: its subject's CN, and its alternative names."""
+    if not certificate:
+        return ()
+    subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
+    return tuple(dict.fromkeys((*subject, *others)))
+
+
+def server_context(config: TlsSection | None) -> ssl.SSLContext | None:
+    """For those who connect. None without TLS. Raises Invalid, which names the key."""
+    if config is None:
+        return None
+    context = _context(ssl.PROTOCOL_TLS_SERVER, config)
+    context.num_tickets = 0  # sessions are not resumed: connections live long, and each shows its certificate
+    modes = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+    context.verify_mode = modes[config.client_certificates]
+    return context
+
+
+def peer_context(config: TlsSection | None) -> ssl.SSLContext | None:
+    """For calls to other hosts, whose names are checked. None without TLS. Raises Invalid, which names the key."""
+    if config is None:
+        return None
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, config)
+    if config.ca_file is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    return context
+
+
+def _context(protocol: int, config: TlsSection) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    for key, path in (("cert_file", config.cert_file), ("key_file", config.key_file), ("ca_file", config.ca_file)):
+        try:
+            if path is not None:
+                path.read_bytes()
+        except OSError as error:
+            raise Invalid(f"tls.{key}: {path}: {error.strerror}") from None
+    try:
+        # A password would be asked for on the terminal, for ever.
+        context.load_cert_chain(config.cert_file, config.key_file, password=_no_password)
+    except ssl.SSLError as error:
+        what = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "not PEM, or not readable"
+        raise Invalid(f"tls.cert_file, tls.key_file: {what} ({error.reason or 'unknown'})") from None
+    if config.ca_file is not None:
+        try:
+            context.load_verify_locations(config.ca_file)
+        except ssl.SSLError as error:
+            raise Invalid(f"tls.ca_file: no certificates in PEM ({error.reason or 'unknown'})") from None
+    return context
+
+
+def _no_password() -> str:
+    raise Invalid("tls.key_file: the key has a password: give one without, which only the service's user may read")

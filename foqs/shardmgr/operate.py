@@ -1,0 +1,373 @@
+"""What an operator's command does to the facts of a cluster, and when it is done. Facts in, a change or a refusal out.
+
+Every function raises Invalid, with one line for the operator, for what is refused. It is asked again when somebody else
+changed the facts first, so a change is always decided on what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from foqs.errors import Invalid
+from foqs.ids import MAX_SHARD
+from foqs.shardmgr.assignment import balance
+from foqs.shardmgr.controller import moving, situation_of, takers
+from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
+
+Missing = Callable[[Facts], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PutShard:
+    """`before`: the record that it replaces, None for a new shard."""
+
+    fact: ShardFact
+    before: ShardFact | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveShard:
+    before: ShardFact
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    hosts: Mapping[int, str]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkHost:
+    host: str
+    drained: bool
+
+
+Action = PutShard | RemoveShard | Assign | MarkHost
+
+
+def _nothing(_facts: Facts) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`says` is the line before, `then` the one when all is done. `action` is None when the facts are so already;
+    `missing` says what is not done yet, and raises Invalid when it never will be. `what`, `before` and `after` are for
+    the audit: they hold no URL. `moves`: shard, from where (None: nowhere), to where."""
+
+    what: str
+    says: str
+    then: str
+    action: Action | None
+    before: Mapping[str, object] = field(default_factory=dict)
+    after: Mapping[str, object] = field(default_factory=dict)
+    missing: Missing = _nothing
+    moves: tuple[tuple[int, str | None, str], ...] = ()
+
+
+def shown(action: Action, facts: Facts) -> bool:
+    """Whether `facts` are newer than those that `action` was decided on, in what it changes."""
+    match action:
+        case PutShard(fact, before):
+            return facts.shards.get(fact.id) != before
+        case RemoveShard(before):
+            return facts.shards.get(before.id) != before
+        case Assign(_, version):
+            return facts.assignment.version != version
+        case MarkHost(host, drained):
+            return (host in facts.drained) == drained
+
+
+def made(action: Action, facts: Facts) -> bool:
+    """Whether `facts` say just what `action` was to make of them: for a change of which the answer was lost."""
+    match action:
+        case PutShard(fact, _):
+            return facts.shards.get(fact.id) == fact
+        case RemoveShard(before):
+            return before.id not in facts.shards
+        case Assign(hosts, version):
+            return facts.assignment.version > version and facts.assignment.hosts == hosts
+        case MarkHost(host, drained):
+            return (host in facts.drained) == drained
+
+
+# ------------------------------------------------------------------------------------------------------ shards
+
+
+def add_shard(facts: Facts, fact: ShardFact) -> Change:
+    """Done when a host serves it; at once where no host may take one."""
+    if not 1 <= fact.id <= MAX_SHARD:
+        raise Invalid(f"shard number {fact.id} is not in 1..{MAX_SHARD}")
+    if not 0 < fact.weight < 1e6:
+        raise Invalid(f"the weight {fact.weight:g} is not above 0 and below 1,000,000")
+    if fact.id in facts.shards:
+        raise Invalid(f"shard {fact.id} exists already")
+    if (same := next((shard.id for shard in facts.shards.values() if shard.url == fact.url), None)) is not None:
+        raise Invalid(f"shard {same} has that URL already")
+    then, missing = _serving(facts, fact.id, "added")
+    return Change(
+        "shard.add",
+        f"adds shard {fact.id} with weight {fact.weight:g}",
+        then,
+        PutShard(fact, None),
+        {"shard": fact.id, "use": None},
+        {"shard": fact.id, "use": fact.use.value, "weight": fact.weight},
+        missing,
+    )
+
+
+def ensure_shard(facts: Facts, fact: ShardFact) -> Change:
+    """As `add_shard`, and nothing when the cluster has it. Raises Invalid also when it has it with another URL."""
+    if (there := facts.shards.get(fact.id)) is None:
+        return add_shard(facts, fact)
+    if there.url != fact.url:
+        raise Invalid(f"the cluster has shard {fact.id} with another URL")
+    kept = "" if there.weight == fact.weight else f", with weight {there.weight:g}, which stays"
+    says = f"shard {fact.id} is there already{kept}"
+    return Change("shard.add", says, says, None)
+
+
+def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
+    """Enabled: done when a host serves it. Disabled: when none does. Draining is a mark, which hosts obey: done when no
+    slot of deduplication keys is on it."""
+    before = _shard(facts, shard)
+    says = {
+        ShardUse.ENABLED: f"enables shard {shard}: it is served and takes new items",
+        ShardUse.DRAINING: f"drains shard {shard}: it takes no new items and is served until it is empty",
+        ShardUse.DISABLED: f"disables shard {shard}: nobody serves it, its items wait in the database",
+    }
+    missing: Missing = _nothing
+    then = f"shard {shard} is draining"
+    if use is ShardUse.ENABLED:
+        then, missing = _serving(facts, shard, "enabled")
+    elif use is ShardUse.DISABLED:
+        then, missing = f"shard {shard} is disabled and served by nobody", _stopped(shard)
+    elif use is ShardUse.DRAINING:
+        missing = _without_slots(shard)
+    return Change(
+        f"shard.{_VERBS[use]}",
+        says[use] if before.use is not use else f"shard {shard} is {use.value} already",
+        then,
+        PutShard(replace(before, use=use), before) if before.use is not use else None,
+        {"shard": shard, "use": before.use.value},
+        {"shard": shard, "use": use.value},
+        missing,
+    )
+
+
+_VERBS = {ShardUse.ENABLED: "enable", ShardUse.DRAINING: "drain", ShardUse.DISABLED: "disable"}
+
+
+def remove_shard(facts: Facts, shard: int) -> Change:
+    """Only one that is disabled and served by nobody."""
+    before = _shard(facts, shard)
+    if before.use is not ShardUse.DISABLED:
+        raise Invalid(f"shard {shard} is {before.use.value}: disable it first")
+    if left := _unserved(facts, shard):
+        raise Invalid(left[0])
+    slots = facts.slots.shards.count(shard)
+    keys = f"; what it remembers of deduplication keys ({_count(slots, 'slot')}) is lost: drain it first"
+    return Change(
+        "shard.remove",
+        f"removes shard {shard} from the cluster; its items stay in the database, and nobody serves them"
+        + (keys if slots else ""),
+        f"shard {shard} is removed; its database is untouched",
+        RemoveShard(before),
+        {"shard": shard, "use": before.use.value, "weight": before.weight},
+        {"shard": shard, "use": None},
+    )
+
+
+def move_shard(facts: Facts, shard: int, host: str) -> Change:
+    """Done when `host` announces itself as the owner. A later balancing may move it again."""
+    if _shard(facts, shard).use is ShardUse.DISABLED:
+        raise Invalid(f"shard {shard} is disabled: nobody is to serve it")
+    _living(facts, host)
+    if host in facts.drained:
+        raise Invalid(f"host {name(host)} is drained: it takes no shards")
+    if facts.hosts[host].leaving:
+        raise Invalid(f"host {name(host)} is leaving: it takes no shards")
+    assigned = facts.assignment.hosts.get(shard)
+    owner = facts.owners.get(shard)
+    source = owner.host if owner is not None else assigned
+    come = f" from {name(source)}" if source not in (None, host) else ""
+    return Change(
+        "shard.move",
+        f"moves shard {shard}{come} to {name(host)}"
+        if assigned != host
+        else f"shard {shard} is assigned to {name(host)} already",
+        f"shard {shard} is served by {name(host)}",
+        _assign(facts, {shard: host}) if assigned != host else None,
+        {"shard": shard, "host": assigned},
+        {"shard": shard, "host": host},
+        _arrived({shard: host}),
+    )
+
+
+def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
+    """As the controller would, by weight, but now: shards under way are left alone. Done when all have arrived."""
+    if not takers(facts):
+        raise Invalid("no living host may take shards")
+    situation = replace(situation_of(facts), under_way=moving(facts))
+    hosts = balance(situation, max_moves).hosts
+    before = facts.assignment.hosts
+    changed = {shard: host for shard, host in sorted(hosts.items()) if before.get(shard) != host}
+    moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())
+    return Change(
+        "cluster.rebalance",
+        f"moves {_count(len(moves), 'shard')}" if moves else "the shards are balanced: nothing is to be moved",
+        f"{_count(len(moves), 'shard')} moved" if moves else "nothing was moved",
+        _assign(facts, changed) if moves else None,
+        {"shards": {shard: before.get(shard) for shard in changed}},
+        {"shards": changed},
+        _arrived(changed),
+        moves,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- hosts
+
+
+def drain_host(facts: Facts, host: str) -> Change:
+    """Done when it serves nothing and is assigned nothing."""
+    _living(facts, host)
+    if _left(facts, host) and not takers(facts) - {host}:
+        raise Invalid(f"no other living host may take the shards of {name(host)}")
+    return Change(
+        "host.drain",
+        f"drains host {name(host)}: its shards move to others, and it gets none until it is undrained"
+        if host not in facts.drained
+        else f"host {name(host)} is drained already",
+        f"host {name(host)} serves nothing",
+        MarkHost(host, drained=True) if host not in facts.drained else None,
+        {"host": host, "drained": host in facts.drained},
+        {"host": host, "drained": True},
+        _emptied(host),
+    )
+
+
+def undrain_host(facts: Facts, host: str) -> Change:
+    """Also of a host that does not live. Balancing gives it shards again."""
+    if host not in facts.drained:
+        _living(facts, host)
+    return Change(
+        "host.undrain",
+        f"undrains host {name(host)}: it is given shards at the next balancing, or by `foqs shards rebalance`"
+        if host in facts.drained
+        else f"host {name(host)} is not drained",
+        f"host {name(host)} may be given shards",
+        MarkHost(host, drained=False) if host in facts.drained else None,
+        {"host": host, "drained": host in facts.drained},
+        {"host": host, "drained": False},
+    )
+
+
+# --------------------------------------------------------------------------------------------- what is missing
+
+
+def _serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
+    if not takers(facts):
+        return f"shard {shard} is {done}; there is no living host that may serve it", _nothing
+
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is ShardUse.DISABLED:
+            raise Invalid(f"somebody else has {'removed' if record is None else 'disabled'} shard {shard} meanwhile")
+        return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
+
+    return f"shard {shard} is {done} and served", missing
+
+
+def _stopped(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is not None and record.use is not ShardUse.DISABLED:
+            raise Invalid(f"somebody else has made shard {shard} {record.use.value} meanwhile")
+        return _unserved(facts, shard)
+
+    return missing
+
+
+def _without_slots(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is not ShardUse.DRAINING:
+            now = "removed" if record is None else f"made {record.use.value}"
+            raise Invalid(f"somebody else has {now} shard {shard} meanwhile")
+        left = facts.slots.shards.count(shard)
+        others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
+        return [f"shard {shard} still has {_count(left, 'slot')} of deduplication keys"] if left and others else []
+
+    return missing
+
+
+def _unserved(facts: Facts, shard: int) -> list[str]:
+    """A living host that it is assigned to may be about to serve it."""
+    if (owner := facts.owners.get(shard)) is not None:
+        return [f"shard {shard} is still served by {name(owner.host)}"]
+    assigned = facts.assignment.hosts.get(shard)
+    if assigned is not None and assigned in facts.hosts:
+        return [f"shard {shard} is still assigned to {name(assigned)}"]
+    return []
+
+
+def _emptied(host: str) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        if host not in facts.drained:
+            raise Invalid(f"somebody else has undrained host {name(host)} meanwhile")
+        return _left(facts, host)
+
+    return missing
+
+
+def _left(facts: Facts, host: str) -> list[str]:
+    if served := sum(owner.host == host for owner in facts.owners.values()):
+        return [f"host {name(host)} still serves {_count(served, 'shard')}"]
+    assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
+    return [f"host {name(host)} is still assigned {_count(assigned, 'shard')}"] if assigned else []
+
+
+def _arrived(targets: Mapping[int, str]) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        left = []
+        for shard, host in targets.items():
+            assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
+            if assigned != host:
+                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
+                raise Invalid(f"shard {shard} was {now} meanwhile")
+            if owner is None:
+                left.append(f"shard {shard} is served by nobody yet")
+            elif owner.host != host:
+                left.append(f"shard {shard} is still served by {name(owner.host)}")
+        return left
+
+    return missing
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+def name(host: str) -> str:
+    """A host's id as a terminal may show it: it can be any text."""
+    return host if host.isprintable() else repr(host)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _assign(facts: Facts, changed: Mapping[int, str]) -> Assign:
+    return Assign({**facts.assignment.hosts, **changed}, facts.assignment.version)
+
+
+def _shard(facts: Facts, shard: int) -> ShardFact:
+    if (found := facts.shards.get(shard)) is None:
+        raise Invalid(f"the cluster has no shard {shard}")
+    return found
+
+
+def _living(facts: Facts, host: str) -> None:
+    if host not in facts.hosts:
+        known = host in facts.drained or host in facts.assignment.hosts.values()
+        raise Invalid(f"host {name(host)} is not alive" if known else f"the cluster has no host {name(host)}")

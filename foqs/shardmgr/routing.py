@@ -1,0 +1,72 @@
+"""Where each shard is served, as one host sees it: a value, made anew whenever the facts change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from foqs.ids import shard_of
+from foqs.shardmgr.facts import Facts, ShardUse, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who serves a shard. `address` is host:port, `host` the id of the host. A new owner has a higher epoch."""
+
+    address: str
+    epoch: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """`owners` by shard number, living ones only; `hosts`: the address of every living host, by id; `shards`: all that
+    there are, also those that are being moved and have no owner; `disabled`: those of them that nobody is to serve.
+    `slots`: which shard has which slot of deduplication keys. `version` names the content that clients are told (see
+    `fingerprint`)."""
+
+    version: int = 0
+    owners: Mapping[int, Route] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    shards: frozenset[int] = frozenset()
+    slots: Slots = field(default_factory=Slots)
+    disabled: frozenset[int] = frozenset()
+
+    def owner(self, item_id: int) -> Route | None:
+        return self.owners.get(shard_of(item_id))
+
+    def exists(self, item_id: int) -> bool:
+        """Whether there is a shard that may hold the item."""
+        return shard_of(item_id) in self.shards
+
+
+def make_routing(
+    owners: Mapping[int, Route], hosts: Mapping[str, str], shards: Iterable[int] = (), slots: Slots | None = None
+) -> Routing:
+    """A Routing with its version. `shards`: those that may have no owner."""
+    slots = slots or Slots()
+    return Routing(fingerprint(owners, hosts, slots), owners, hosts, frozenset(owners).union(shards), slots)
+
+
+def routing_of(facts: Facts) -> Routing:
+    """An owner whose host is not there (its session ended, and not all of that is seen yet) does not count."""
+    hosts = {fact.id: fact.address for fact in facts.hosts.values()}
+    owners = {
+        shard: Route(owner.address, owner.epoch, owner.host)
+        for shard, owner in facts.owners.items()
+        if owner.host in hosts
+    }
+    disabled = frozenset(number for number, shard in facts.shards.items() if shard.use is ShardUse.DISABLED)
+    return replace(make_routing(owners, hosts, facts.shards, facts.slots), disabled=disabled)
+
+
+def fingerprint(owners: Mapping[int, Route], hosts: Mapping[str, str], slots: Slots) -> int:
+    """63 bits of what a client is told: equal on all hosts that see the same, different after any change."""
+    digest = blake2b(digest_size=8)
+    for shard, route in sorted(owners.items()):
+        digest.update(f"{shard} {route.epoch} {route.address}\n".encode())
+    for address in sorted(hosts.values()):
+        digest.update(f"{address}\n".encode())
+    digest.update(repr(slots.shards).encode())
+    return int.from_bytes(digest.digest(), "big") >> 1

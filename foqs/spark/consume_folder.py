@@ -1,0 +1,111 @@
+"""The folder in which a consuming stream keeps its batches: one process at a time, and no file is ever half written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+
+from foqs.client.items import Item
+from foqs.errors import Invalid, Unavailable
+from foqs.spark.consume_state import Ledger, batch_text, read_batch, read_state, state_text
+
+_LOOK_AGAIN_S = 0.05
+_SUFFIX = ".batch"
+
+
+class StateFolder:
+    """`lock`, `state`, and `<number>.batch` for each batch of the ledger. Everything raises OSError as well."""
+
+    def __init__(self, path: str, namespace: str) -> None:
+        self.path = Path(path)
+        self._namespace = namespace
+        self._lock: int | None = None
+        self.ledger = Ledger()
+
+    def open(self, wait_s: float) -> None:
+        """Makes the folder where there is none. Raises Unavailable when another process has it for longer than
+        `wait_s`, Invalid when it is of another namespace or damaged."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._take_lock(monotonic() + wait_s)
+        try:
+            self.ledger = self._read_ledger()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def commit(self, seq: int) -> None:
+        """Raises Invalid: see `Ledger.commit`."""
+        ledger = self.ledger.commit(seq)
+        if ledger != self.ledger:
+            self._write("state", state_text(seq, self._namespace))
+            self.ledger = ledger
+
+    def add(self, seq: int, items: Sequence[Item]) -> None:
+        self._write(f"{seq}{_SUFFIX}", batch_text(seq, items))
+        self.ledger = self.ledger.added(seq)
+
+    def read(self, seq: int) -> list[Item]:
+        """Raises Invalid when the file is damaged."""
+        path = self.path / f"{seq}{_SUFFIX}"
+        try:
+            return read_batch(path.read_bytes(), seq)
+        except Invalid as error:
+            raise Invalid(f"{path}: {error.message}") from None
+
+    def remove(self, seq: int) -> None:
+        """The acks of this batch are settled."""
+        (self.path / f"{seq}{_SUFFIX}").unlink(missing_ok=True)
+        self.ledger = self.ledger.settled(seq)
+
+    def _take_lock(self, deadline: float) -> None:
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if monotonic() >= deadline:
+                    os.close(lock)
+                    raise Unavailable(
+                        f"{self.path} is in use by another query: each needs a stateDir of its own"
+                    ) from None
+                sleep(_LOOK_AGAIN_S)
+            else:
+                self._lock = lock
+                return
+
+    def _read_ledger(self) -> Ledger:
+        for left in self.path.glob("*.tmp"):
+            left.unlink()
+        state = self.path / "state"
+        try:
+            committed = read_state(state.read_bytes(), self._namespace)
+        except FileNotFoundError:
+            committed = 0
+            # Written before the first batch: so the folder always says whose it is.
+            self._write("state", state_text(0, self._namespace))
+        except Invalid as error:
+            raise Invalid(f"{state}: {error.message}") from None
+        names = (path.stem for path in self.path.glob(f"*{_SUFFIX}"))
+        return Ledger(committed, tuple(sorted(int(name) for name in names if name.isdecimal())))
+
+    def _write(self, name: str, text: bytes) -> None:
+        """Whoever reads later, even after a power cut, finds the old file or the new one."""
+        temporary = self.path / f"{name}.tmp"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / name)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,85 @@
+"""The options of a consuming stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from foqs.client.connection import parse_addresses
+from foqs.errors import Invalid
+from foqs.limits import Limits
+from foqs.spark.options import Options
+
+_LIMITS = Limits()
+
+
+class ConsumeOptions(Options):
+    """endpoints        `host:port`, several with commas
+    namespace           whose items
+    topic               one topic, or several with commas; each gets its share of a batch
+    state_dir           absolute path of a folder that this query keeps as long as its checkpoint, one for each query.
+                        On a disk of the driver's machine, or a shared one where the driver may move; only the driver
+                        reads it. It holds bodies of items: as private as they are
+    token               credential, where the service asks for one, or `@path` of a file (of the driver's machine)
+    tls                 as the client's: `on`, or `ca_file=...,cert_file=...,key_file=...,server_name=...`
+    lease_ms            how long the items are leased, 100 ms to 12 h; extended at a third of it
+    max_items_per_batch 1 to 10,000
+    max_bytes_per_batch payloads, metadata and headers; what goes beyond is at most one item. The rows travel inside the
+                        partitions, so the driver holds a batch a few times over while it is planned
+    partitions          tasks to which a batch is given, 1 to 1,000
+    wait_ms             how long a trigger waits for a first item, 0 to 60,000; stopping the query waits as long
+    timeout_ms          for each call of the service, 1 to 600,000
+    """
+
+    endpoints: str
+    namespace: str
+    topic: str
+    state_dir: str
+    token: str | None = Field(default=None, repr=False)
+    tls: str | None = None
+    lease_ms: int = Field(default=60_000, ge=_LIMITS.lease_min_ms, le=_LIMITS.lease_max_ms)
+    max_items_per_batch: int = Field(default=1_000, ge=1, le=_LIMITS.request_items)
+    max_bytes_per_batch: int = Field(default=16 << 20, ge=1, le=1 << 30)
+    partitions: int = Field(default=2, ge=1, le=1_000)
+    wait_ms: int = Field(default=500, ge=0, le=60_000)
+    timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
+
+    @field_validator("endpoints")
+    @classmethod
+    def _addresses(cls, given: str) -> str:
+        try:
+            parse_addresses(given)
+        except Invalid as error:
+            raise ValueError(error.message) from None
+        return given
+
+    @field_validator("namespace")
+    @classmethod
+    def _named(cls, given: str) -> str:
+        if not given:
+            raise ValueError("is empty")
+        return given
+
+    @field_validator("topic")
+    @classmethod
+    def _topics(cls, given: str) -> str:
+        names = _names(given)
+        if not names or len(set(names)) != len(names):
+            raise ValueError("names no topic, or one twice")
+        return given
+
+    @field_validator("state_dir")
+    @classmethod
+    def _folder(cls, given: str) -> str:
+        if not Path(given).is_absolute():
+            raise ValueError("is no absolute path of a folder (and no URL: it is not Spark that writes it)")
+        return given
+
+    @property
+    def topics(self) -> list[str]:
+        return _names(self.topic)
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]

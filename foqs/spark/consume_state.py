@@ -1,0 +1,143 @@
+"""What a consuming stream remembers of its batches, and what follows from an offset that Spark names: pure decisions.
+
+Batches are numbered from 1. The offset n stands for "the batches 1 to n". A batch is in the ledger from the moment its
+items were leased until their acks are settled; the ones up to `committed` have reached their sink, so they are only
+waiting for their acks.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+from foqs.client.items import Item
+from foqs.errors import Invalid
+
+_FORMAT = 1
+_NEW_START = "start with a new checkpointLocation and a new stateDir; what is leased comes back when its leases end"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """`batches`: the numbers that there are files of, in order."""
+
+    committed: int = 0
+    batches: tuple[int, ...] = ()
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """The batches that reached their sink and are to be acked."""
+        return tuple(seq for seq in self.batches if seq <= self.committed)
+
+    def commit(self, seq: int) -> Ledger:
+        """Everything up to `seq` has reached its sink. Raises Invalid when that cannot be of this ledger."""
+        if seq < self.committed:
+            raise Invalid(
+                f"the checkpoint is at batch {seq} and stateDir at batch {self.committed}: they are not of one query, "
+                f"or the checkpoint was put back; {_NEW_START}"
+            )
+        self._all_there(self.committed, seq)
+        return replace(self, committed=seq)
+
+    def wanted(self, start: int, end: int) -> range:
+        """The batches behind `start` up to `end`. Raises Invalid when one of them is not there."""
+        self._all_there(start, end)
+        return range(start + 1, end + 1)
+
+    def added(self, seq: int) -> Ledger:
+        return replace(self, batches=tuple(sorted({*self.batches, seq})))
+
+    def settled(self, seq: int) -> Ledger:
+        return replace(self, batches=tuple(other for other in self.batches if other != seq))
+
+    def _all_there(self, start: int, end: int) -> None:
+        missing = set(range(start + 1, end + 1)) - set(self.batches) if end - start < 1_000 else {start + 1}
+        if missing:
+            raise Invalid(
+                f"the checkpoint is at batch {end}, and batch {min(missing)} is not in stateDir: "
+                f"it is not the one of this query; {_NEW_START}"
+            )
+
+
+def split(rows: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    """At most `parts` runs of nearly the same length, none empty.
+
+    >>> split([1, 2, 3], 2)
+    [[1, 2], [3]]
+    """
+    length, over = divmod(len(rows), parts)
+    cuts = [n * length + min(n, over) for n in range(parts + 1)]
+    return [rows[low:high] for low, high in pairwise(cuts) if low < high]
+
+
+def only_new(items: Sequence[Item], since_ms: int) -> bool:
+    """Whether all items became ready later than at `since_ms` (Unix epoch of the server's clock)."""
+    return all(max(item.enqueued_at_ms, item.deliver_after_ms) > since_ms for item in items)
+
+
+def state_text(committed: int, namespace: str) -> bytes:
+    return _sealed({"format": _FORMAT, "committed": committed, "namespace": namespace})
+
+
+def read_state(text: bytes, namespace: str) -> int:
+    """The number of the last committed batch. Raises Invalid when it is of another namespace, or damaged."""
+    state = _opened(text)
+    if state["namespace"] != namespace:
+        raise Invalid(f"stateDir is that of a query over the namespace {state['namespace']!r}, not {namespace!r}")
+    return int(state["committed"])
+
+
+def batch_text(seq: int, items: Sequence[Item]) -> bytes:
+    return _sealed({"format": _FORMAT, "seq": seq, "items": [_fields(item) for item in items]})
+
+
+def read_batch(text: bytes, seq: int) -> list[Item]:
+    """The items with their leases. Raises Invalid when the text is damaged, or of another batch."""
+    batch = _opened(text)
+    if batch["seq"] != seq:
+        raise Invalid(f"it holds batch {batch['seq']}")
+    return [_item(fields) for fields in batch["items"]]
+
+
+def without_body(item: Item) -> Item:
+    """What is kept in memory of an item whose lease is held."""
+    return Item(id=item.id, lease=item.lease, attempt=item.attempt, topic=item.topic, priority=item.priority)
+
+
+def _fields(item: Item) -> list[Any]:
+    return [
+        item.id, item.lease, item.attempt, item.ns, item.topic, item.priority, _text(item.payload),
+        None if item.metadata is None else _text(item.metadata), item.headers, item.delivery,
+        item.deliver_after_ms, item.enqueued_at_ms,
+    ]  # fmt: skip
+
+
+def _item(fields: list[Any]) -> Item:
+    number, lease, attempt, ns, topic, priority, payload, metadata, *others = fields
+    metadata = None if metadata is None else base64.b64decode(metadata)
+    return Item(number, lease, attempt, ns, topic, priority, base64.b64decode(payload), metadata, *others)
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _sealed(value: dict[str, Any]) -> bytes:
+    """One line with the checksum of the other."""
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def _opened(text: bytes) -> dict[str, Any]:
+    seal, _, body = text.partition(b"\n")
+    if sha256(body).hexdigest().encode() != seal:
+        raise Invalid("its checksum is wrong: it is damaged")
+    value: dict[str, Any] = json.loads(body)
+    if value["format"] != _FORMAT:
+        raise Invalid(f"its format {value['format']} is not known to this version")
+    return value

@@ -1,0 +1,143 @@
+"""What the commands of all jobs share: options, one line for what goes wrong, and a life as a module of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import time
+from typing import Annotated, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from foqs.errors import FoqsError, Invalid
+from foqs.spark.jobs.session import Source
+from foqs.store.protocol import StoreError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OURS = re.compile(r"foqs\.(?:errors|config|store\.protocol)\.\w+: (.+)")
+_CLASS = re.compile(r"^\[([A-Z_.0-9]+)\] ")
+
+_SOURCE = {
+    "shards": Annotated[
+        list[str] | None, typer.Option("--shards", metavar="URL", help="SQLAlchemy URL of a shard; repeat it for each.")
+    ],
+    "config": Annotated[str | None, typer.Option("--config", "-c", help="foqs.toml that names them.")],
+    "zookeeper": Annotated[str | None, typer.Option("--zookeeper", metavar="HOST:PORT,...", help="Of the cluster.")],
+    "zookeeper_root": Annotated[str | None, typer.Option("--zookeeper-root", help="Default: the reader's.")],
+    "user": Annotated[str | None, typer.Option("--user", help="A database user that may only read.")],
+    "password": Annotated[
+        str | None,
+        typer.Option("--password", envvar="FOQS_SPARK_PASSWORD", help="Of --user. An option is seen in `ps`."),
+    ],
+    "partitions_per_shard": Annotated[
+        int | None, typer.Option("--partitions-per-shard", min=1, help="How many tasks read one shard.")
+    ],
+}
+"""The fields of a `Source` as options."""
+NamespaceFilter = Annotated[str | None, typer.Option("--namespace", "-n", help="Only this one.")]
+TopicFilter = Annotated[str | None, typer.Option("--topic", "-t", help="Only this one.")]
+EndpointsOption = Annotated[
+    str, typer.Option("--endpoints", envvar="FOQS_ADDRESS", metavar="HOST:PORT,...", help="Hosts of foqs.")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", envvar="FOQS_TOKEN", help="For the hosts, or @FILE that holds it.")
+]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls",
+        envvar="FOQS_CLIENT_TLS",
+        metavar="on|KEY=VALUE,...",
+        help="Talk TLS to the hosts: `on`, or ca_file, cert_file, key_file and server_name.",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+
+
+def of_source(command: Callable[Concatenate[Source, P], R]) -> Callable[..., R]:
+    """A command that takes the options of a Source behind its own, and gives `command` one as its first argument.
+
+    As a function it takes them by name. Raises Invalid unless exactly one says where the shards are.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(name, kind, default=None, annotation=said) for name, said in _SOURCE.items()]
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **given: Any) -> R:
+        source = {name: given.pop(name) for name in _SOURCE if name in given}
+        return command(Source(**source | {"shards": tuple(source.get("shards") or ())}), *args, **given)
+
+    # Typer reads both.
+    wrapped.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *options)}
+    return wrapped
+
+
+def one_line(command: Callable[P, R]) -> Callable[P, R]:
+    """A command whose errors of Spark are `Invalid` with one line that says what is wrong."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except Exception as error:
+            if not _of_spark(error):
+                raise
+            raise Invalid(words_of(str(error))) from error
+
+    return wrapped
+
+
+def words_of(text: str) -> str:
+    """The line of a Spark error that matters: what foqs said in a worker, else how Spark begins.
+
+    >>> words_of("[UNRESOLVED_COLUMN.X] No column `a`.\\nJVM stacktrace: ...")
+    'No column `a`.'
+    """
+    if ours := _OURS.findall(text):
+        return str(ours[-1]).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _CLASS.sub("", lines[0]) if lines else "Spark failed without a word"
+
+
+def run(command: Callable[..., Any]) -> NoReturn:
+    """`command` as the whole program: its own arguments, one line on stderr for an error, 0 or 1."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except (FoqsError, StoreError) as error:
+        print(f"foqs: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Raises Invalid without a terminal, Abort for no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Invalid("there is no terminal to ask on: give --yes, or --dry-run to look only")
+    typer.confirm(question, abort=True)
+
+
+def epoch_ms(given: str | None) -> int:
+    """Of ISO 8601 (UTC where it names no zone); None is now. Raises Invalid."""
+    if given is None:
+        return int(time() * 1000)
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        raise Invalid(f"--now: {given!r} is no time as 2026-11-21T12:00:00Z") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _of_spark(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")

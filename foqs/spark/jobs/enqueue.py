@@ -1,0 +1,211 @@
+"""`foqs spark enqueue`: files of any format that Spark reads, as items of a topic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foqs.errors import Invalid
+from foqs.spark.jobs import command
+from foqs.spark.jobs.session import session
+from foqs.spark.jobs.words import many
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = (
+    "topic",
+    "payload",
+    "priority",
+    "deliver_after",
+    "delay_ms",
+    "lease_ms",
+    "ttl_ms",
+    "metadata",
+    "headers",
+    "delivery",
+    "dedup_key",
+)
+"""What the writer takes, by name."""
+_SAMPLE_ROWS = 5
+
+
+class OnInvalid(StrEnum):
+    FAIL = "fail"
+    COLLECT = "collect"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How rows become items. Raises Invalid when it contradicts itself.
+
+    payload_column  is the payload; default: a column of the name `payload`
+    payload_json    the payload is the whole row as JSON, nulls included
+    select          SQL expressions over the row (and its `payload`): what they name are the item's columns
+    """
+
+    topic: str | None = None
+    topic_column: str | None = None
+    payload_column: str | None = None
+    payload_json: bool = False
+    select: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.payload_json and self.payload_column:
+            raise Invalid("--payload-json makes the payload of the whole row: give it or --payload-column")
+        if self.topic and self.topic_column:
+            raise Invalid("give --topic or --topic-column")
+
+    def unused(self, given: Sequence[str], taken: Sequence[str]) -> list[str]:
+        """Columns that nobody chose to leave out, and that are in no item."""
+        if self.select or self.payload_json:
+            return []
+        return [name for name in given if name not in taken and name not in (self.payload_column, self.topic_column)]
+
+
+@command.one_line
+def enqueue(
+    inputs: Annotated[list[str], typer.Option("--input", metavar="PATH", help="A file or folder; may be repeated.")],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The tenant.")],
+    endpoints: command.EndpointsOption,
+    format: Annotated[str, typer.Option("--format", help="json, csv, parquet, orc, text, or what Spark has.")] = "json",
+    options: Annotated[
+        list[str] | None, typer.Option("--option", metavar="K=V", help="Of that format; may be repeated.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of all items.")] = None,
+    topic_column: Annotated[
+        str | None, typer.Option("--topic-column", metavar="NAME", help="The item's topic. Default: topic.")
+    ] = None,
+    payload_column: Annotated[
+        str | None, typer.Option("--payload-column", metavar="NAME", help="The item's payload. Default: payload.")
+    ] = None,
+    payload_json: Annotated[bool, typer.Option("--payload-json", help="The payload is the whole row as JSON.")] = False,
+    select: Annotated[
+        list[str] | None,
+        typer.Option("--select", metavar="SQL", help="As `cast(urgency as int) as priority`; may be repeated."),
+    ] = None,
+    max_rows_per_second: Annotated[
+        float | None, typer.Option("--max-rows-per-second", min=0.001, help="Of all tasks together.")
+    ] = None,
+    on_invalid: Annotated[
+        OnInvalid, typer.Option("--on-invalid", help="collect: write bad rows to --invalid-path, and go on.")
+    ] = OnInvalid.FAIL,
+    invalid_path: Annotated[str | None, typer.Option("--invalid-path", metavar="DIR")] = None,
+    token: command.TokenOption = None,
+    tls: command.TlsOption = None,
+    dry_run: command.DryRunOption = False,
+) -> None:
+    """Enqueue the rows of files.
+
+    A row's columns by name: topic, payload (text or bytes), priority, deliver_after (a timestamp) or delay_ms,
+    lease_ms, ttl_ms, metadata, headers, delivery, dedup_key. With --select, these are what it names; with
+    --payload-json alone, the row's columns are in the payload only. A task that Spark tries again stores nothing twice,
+    but the whole command does when it is run again: a dedup_key of the row's own
+    (--select "concat('import-7:', id) as dedup_key") keeps it from that.
+    """
+    plan = Plan(topic, topic_column, payload_column, payload_json, tuple(select or ()))
+    if (invalid_path is None) != (on_invalid is OnInvalid.FAIL):
+        raise Invalid("--on-invalid collect and --invalid-path go together")
+    given: dict[str, object] = {
+        "endpoints": endpoints,
+        "namespace": namespace,
+        "topic": topic,
+        "token": token,
+        "tls": tls,
+        "maxRowsPerSecond": max_rows_per_second,
+        "onInvalid": on_invalid.value,
+        "invalidPath": invalid_path,
+    }
+    with session("foqs enqueue") as spark:
+        rows = read(spark, inputs, format, pairs(options or ()))
+        found = items(rows, plan)
+        if unused := plan.unused(rows.columns, found.columns):
+            print(f"columns that are not used: {', '.join(unused)}", file=sys.stderr)
+        if dry_run:
+            show(found)
+            return
+        with TemporaryDirectory() as folder:
+            told = Path(folder) / "totals.json"
+            # Each core of the cluster runs one task at a time.
+            given |= {"metricsPath": told, "tasks": spark.sparkContext.defaultParallelism}
+            write(found, {name: str(value) for name, value in given.items() if value is not None})
+            totals = json.loads(told.read_text())
+    stored = totals["rows"] - totals["duplicates"]
+    print(
+        f"{many(stored, 'item')} enqueued, {totals['duplicates']} were there before, {totals['invalid']} invalid; "
+        f"{totals['bytes']} bytes, {totals['retries']} retries, {totals['waited_s']:.1f} s waited"
+    )
+
+
+def read(spark: SparkSession, paths: Sequence[str], format: str, options: dict[str, str]) -> DataFrame:
+    return spark.read.format(format).options(**options).load(list(paths))
+
+
+def items(rows: DataFrame, plan: Plan) -> DataFrame:
+    """Rows as the writer takes them: a subset of COLUMNS. Raises Invalid when a payload or a topic is missing."""
+    from pyspark.sql import functions as F
+
+    base = rows
+    if plan.payload_json:
+        whole = F.struct(*(F.col(_quoted(name)) for name in rows.columns))
+        base = rows.withColumn("payload", F.to_json(whole, {"ignoreNullFields": "false"}))
+    elif plan.payload_column:
+        base = rows.withColumn("payload", F.col(_quoted(plan.payload_column)))
+    if plan.topic_column:
+        base = base.withColumn("topic", F.col(_quoted(plan.topic_column)))
+    made = ["payload"] * bool(plan.payload_json or plan.payload_column) + ["topic"] * bool(plan.topic_column)
+    if plan.select:
+        found = base.selectExpr(*plan.select)
+        found = base.selectExpr(*plan.select, *(name for name in made if name not in found.columns))
+        if unknown := sorted(set(found.columns) - set(COLUMNS)):
+            raise Invalid(f"--select names what an item has not: {', '.join(unknown)} (it has {', '.join(COLUMNS)})")
+    else:
+        found = base.select(*(name for name in (made if plan.payload_json else COLUMNS) if name in base.columns))
+    if plan.topic and "topic" in found.columns:
+        found = found.drop("topic")
+    if "payload" not in found.columns:
+        raise Invalid(f"no column is the payload: give --payload-column (one of {', '.join(rows.columns)}) or another")
+    if not plan.topic and "topic" not in found.columns:
+        raise Invalid("no topic: give --topic, or --topic-column")
+    return found
+
+
+def write(found: DataFrame, options: dict[str, str], format: str = "foqs") -> None:
+    found.write.format(format).options(**options).mode("append").save()
+
+
+def show(found: DataFrame) -> None:
+    """Schema, count and some rows, on stdout."""
+    found.printSchema()
+    print(f"{many(found.count(), 'row')} would be enqueued; the first:")
+    found.show(_SAMPLE_ROWS, truncate=60)
+
+
+def pairs(options: Sequence[str]) -> dict[str, str]:
+    """
+    >>> pairs(["header=true", "sep=="])
+    {'header': 'true', 'sep': '='}
+
+    Raises Invalid.
+    """
+    for option in options:
+        if not option.partition("=")[1]:
+            raise Invalid(f"--option {option!r}: not name=value")
+    return {name: value for name, _, value in (option.partition("=") for option in options)}
+
+
+def _quoted(name: str) -> str:
+    """A column of any name, dots included."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+if __name__ == "__main__":
+    command.run(enqueue)

@@ -1,0 +1,110 @@
+"""The SparkSession of a job, and what it reads from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foqs.errors import Invalid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the shards are found (exactly one of the first three), and as whom they are read. Raises Invalid."""
+
+    shards: tuple[str, ...] = ()
+    config: str | None = None
+    zookeeper: str | None = None
+    zookeeper_root: str | None = None
+    user: str | None = None
+    password: str | None = None
+    partitions_per_shard: int | None = None
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.shards, self.config, self.zookeeper))) != 1:
+            raise Invalid("give exactly one of --shards, --config and --zookeeper: where the shards are")
+        if self.zookeeper_root and not self.zookeeper:
+            raise Invalid("--zookeeper-root goes with --zookeeper")
+
+    def options(self, *, payloads: bool, namespace: str | None = None, topic: str | None = None) -> dict[str, str]:
+        """Of the reader of the format "foqs"."""
+        given = {
+            "shards": ",".join(self.shards) or None,
+            "config": self.config,
+            "zookeeper": self.zookeeper,
+            "zookeeperRoot": self.zookeeper_root,
+            "user": self.user,
+            "password": self.password,
+            "partitionsPerShard": self.partitions_per_shard,
+            "namespace": namespace,
+            "topic": topic,
+            "payloads": "true" if payloads else "false",
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+@contextmanager
+def session(name: str) -> Iterator[SparkSession]:
+    """The session there is (of a notebook, of spark-submit), else one on this machine, which ends with the block.
+
+    Raises Invalid without PySpark.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise Invalid("PySpark is not installed: pip install 'foqs[spark]'") from None
+    from pyspark.logger import PySparkLogger
+
+    from foqs.spark.source import FoqsSource
+
+    # What it logs of a wrong query, a page of JSON, is what the command says in a line.
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    there = SparkSession.getActiveSession()
+    spark = there or _start(SparkSession.builder.appName(name))
+    spark.dataSource.register(FoqsSource)
+    try:
+        yield spark
+    finally:
+        if there is None:
+            spark.stop()
+
+
+def snapshot(
+    spark: SparkSession, source: Source, *, payloads: bool, namespace: str | None = None, topic: str | None = None
+) -> DataFrame:
+    """What is queued, as far as it is of `namespace` and `topic`. It is read anew by each action on it."""
+    options = source.options(payloads=payloads, namespace=namespace, topic=topic)
+    return spark.read.format("foqs").options(**options).load()
+
+
+def written(frame: DataFrame, write: Callable[[DataFrame], None]) -> int:
+    """Has `frame` written; returns how many rows that were, without reading them twice."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    seen = Observation("written")
+    write(frame.observe(seen, F.count(F.lit(1)).alias("rows")))
+    try:
+        return int(seen.get["rows"])
+    except Py4JJavaError:
+        return 0  # Spark leaves the counting out of a plan when it sees that there is nothing
+
+
+def _start(builder: SparkSession.Builder) -> SparkSession:
+    # spark-submit has started a JVM, which knows the master and all settings.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and not os.environ.get("SPARK_REMOTE"):
+        # Spark's own default is the first python3 of the PATH, which need not have foqs.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master("local[*]").config("spark.ui.enabled", "false")
+        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL")
+        # Of the 200 that are Spark's own default, nearly all would be empty tasks on one machine.
+        builder = builder.config("spark.sql.shuffle.partitions", "16")
+    return builder.getOrCreate()

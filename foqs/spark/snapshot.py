@@ -1,0 +1,47 @@
+"""A snapshot of what is queued, as Spark reads it: planned on the driver, read from the databases by the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from foqs.spark import snapshot_columns as columns
+from foqs.spark.snapshot_options import SnapshotOptions
+from foqs.spark.snapshot_read import read
+from foqs.spark.snapshot_shards import Piece, pieces
+
+
+@dataclass
+class _Partition(InputPartition):
+    value: Piece
+
+
+def schema(options: Mapping[str, str]) -> str:
+    """All columns, as DDL. Raises Invalid."""
+    found = columns.COLUMNS | (columns.BODY_COLUMNS if SnapshotOptions.parse(options).payloads else {})
+    return ", ".join(f"{name} {kind}{'' if name in columns.NULLABLE else ' NOT NULL'}" for name, kind in found.items())
+
+
+class SnapshotReader(DataSourceReader):
+    """Takes over no filters (`pushFilters`), the options do instead: Spark 4.3 keeps the reader that took them over for
+    the whole DataFrame, and its next query, with other filters or none, would find the first one's rows only."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Raises Invalid for options and columns."""
+        self._options = SnapshotOptions.parse(options)
+        columns.check((field.name, field.dataType.simpleString()) for field in schema.fields)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+
+    def partitions(self) -> list[InputPartition]:
+        return [_Partition(piece) for piece in pieces(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Of the one without a value, which Spark makes when there is none, nothing."""
+        if partition.value is None:
+            return iter(())
+        return read(partition.value, self._schema, self._options.wanted, self._options.page_rows)

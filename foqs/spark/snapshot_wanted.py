@@ -1,0 +1,34 @@
+"""What a snapshot is to hold, as values; and ranges of ids. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+STATES = ("ready", "delayed", "leased")
+"""By the number that they have in the databases' answers."""
+MAX_ID = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Of the items; None: whatever it is."""
+
+    namespace: str | None = None
+    topic: str | None = None
+    state: str | None = None
+
+    @property
+    def all_lanes(self) -> bool:
+        return self.namespace is None and self.topic is None
+
+
+def ranges(least: int | None, greatest: int | None, parts: int) -> list[tuple[int, int]]:
+    """`parts` or fewer ranges low < id <= high, equal in width between the least and the greatest id that were found,
+    open at both ends: together they hold every id, also one that comes later."""
+    if least is None or greatest is None:
+        return [(0, MAX_ID)]
+    width = greatest - least + 1
+    inner = sorted({least - 1 + width * part // parts for part in range(1, parts)} - {least - 1})
+    bounds = [0, *inner, MAX_ID]
+    return list(pairwise(bounds))

@@ -1,0 +1,47 @@
+"""What a writer takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from foqs.spark.options import Options
+
+MiB = 1 << 20
+
+
+class WriteOptions(Options):
+    """Of `df.write` and `df.writeStream`. `max_rows_per_second` is for all tasks that run at a time, together: `tasks`
+    says how many those are."""
+
+    endpoints: Annotated[str, Field(min_length=1)]
+    namespace: Annotated[str, Field(min_length=1)]
+    topic: Annotated[str | None, Field(min_length=1)] = None
+    token: str | None = Field(default=None, repr=False)
+    tls: str | None = None
+    dedup_keys: Literal["auto", "none"] = "auto"
+    batch_rows: Annotated[int, Field(ge=1, le=10_000)] = 2_000
+    batch_bytes: Annotated[int, Field(ge=1, le=12 * MiB)] = 4 * MiB
+    in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    timeout_ms: Annotated[int, Field(ge=1)] = 600_000
+    max_rows_per_second: Annotated[float | None, Field(gt=0)] = None
+    tasks: Annotated[int | None, Field(ge=1)] = None
+    on_invalid: Literal["fail", "collect"] = "fail"
+    invalid_path: str | None = None
+    metrics_path: str | None = None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> WriteOptions:
+        if self.on_invalid == "collect" and self.invalid_path is None:
+            raise ValueError("onInvalid=collect needs the option invalidPath")
+        if self.max_rows_per_second is not None and self.tasks is None:
+            raise ValueError("maxRowsPerSecond needs the option tasks: how many tasks write at a time")
+        return self
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Of one task."""
+        if self.max_rows_per_second is None or self.tasks is None:
+            return None
+        return self.max_rows_per_second / self.tasks

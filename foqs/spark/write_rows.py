@@ -1,0 +1,94 @@
+"""Rows of Arrow batches as items, with a deduplication key where the frame has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, fields
+from hashlib import blake2b
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+
+from foqs.client import Delivery, ItemSpec
+from foqs.errors import Invalid
+
+
+class KeyMaker:
+    """Keys of one partition of a job, or of one epoch of a query: a row that is computed again gets the one it had,
+    wherever it then stands in the partition. Of rows that are alike the first has number 0, the next 1.
+
+    Remembers 8 bytes of the hash of each row, and how often it came: some 100 bytes a row.
+    """
+
+    def __init__(self, scope: str) -> None:
+        """`scope` names job and partition, or query, epoch and partition."""
+        self._scope = scope
+        self._seen: dict[int, int] = {}
+        self._fields: tuple[Any, ...] = ()
+        self._start = blake2b(digest_size=16)  # of fields that rows in a row often have in common
+
+    def key(self, spec: ItemSpec) -> str:
+        fields = (
+            spec.topic, spec.deliver_after_ms, spec.delay_ms, spec.lease_ms, spec.ttl_ms, spec.metadata,
+            spec.headers and sorted(spec.headers.items()), spec.delivery,
+        )  # fmt: skip
+        if fields != self._fields:
+            self._fields = fields
+            self._start = blake2b(repr(fields).encode("utf-8", "surrogatepass"), digest_size=16)
+        made = self._start.copy()
+        made.update(b"%d\0%b" % (spec.priority, spec.payload))
+        digest = made.digest()
+        short = int.from_bytes(digest[:8], "big")
+        number = self._seen.get(short, 0)
+        self._seen[short] = number + 1
+        return f"{self._scope}:{digest.hex()}:{number}"
+
+
+_DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
+_FIELDS = {"deliver_after": "deliver_after_ms"}
+"""What is not called as its column is."""
+
+
+def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[ItemSpec | Invalid]:
+    """An item for each row of a RecordBatch, or why it is none. `topic`: of rows that name none; `keys`: makes the keys
+    of rows that have none."""
+    defaults = {**_DEFAULTS, "topic": topic}
+    columns: dict[str, Iterable[Any]] = {name: repeat(default) for name, default in defaults.items()}
+    for at, name in enumerate(batch.schema.names):
+        field = _FIELDS.get(name, name)
+        columns[field] = _values(name, batch.column(at), defaults[field])
+    specs: Iterator[Any] = map(ItemSpec, *[columns[name] for name in defaults])  # not yet what an ItemSpec has to be
+    for spec in specs:
+        if spec.payload is None:
+            yield Invalid("payload is null")
+        elif spec.topic is None:
+            yield Invalid("topic is null")
+        elif isinstance(spec.delivery, Invalid):
+            yield spec.delivery
+        else:
+            if keys is not None and spec.dedup_key is None:
+                spec.dedup_key = keys.key(spec)
+            yield spec
+
+
+def _values(name: str, column: Any, default: Any) -> list[Any]:
+    """What the fields of the items are to be; `default` where the column is null."""
+    if name == "deliver_after":
+        # Spark's are of microseconds, in UTC; a fraction of a millisecond is not yet due.
+        return [None if at is None else -(-at // 1000) for at in column.cast(pa.int64()).to_pylist()]
+    if name in ("payload", "metadata") and column.type in (pa.string(), pa.large_string()):
+        column = column.cast(pa.binary())
+    values: list[Any] = column.to_pylist()
+    if name == "headers":
+        return [None if pairs is None else dict(pairs) for pairs in values]
+    if name == "delivery":
+        return [default if text is None else _delivery(text) for text in values]
+    return values if default is None else [default if value is None else value for value in values]
+
+
+def _delivery(text: str) -> Delivery | Invalid:
+    try:
+        return Delivery[text.upper()]
+    except KeyError:
+        return Invalid(f"delivery is {text!r}, not one of {', '.join(Delivery.__members__)}")

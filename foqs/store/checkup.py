@@ -1,0 +1,165 @@
+"""A look at a shard's database that changes nothing and takes no lock: what a host would meet there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from sqlalchemy import inspect
+
+from foqs.store import queries, server
+from foqs.store.dialect import dialect_of
+from foqs.store.errors import Kind, Seam
+from foqs.store.link import Database, Link
+from foqs.store.ownership import lock_of
+from foqs.store.protocol import ShardRefused
+from foqs.store.schema import metadata, read_shard_row, refuse_foreign, wrong_tables
+from foqs.store.server import Finding
+
+_CREATE = "make the schema: foqs shards create"
+_KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
+
+
+@dataclass(slots=True)
+class Checkup:
+    """What was found before something ended the look: `server` is product and version; `clock_ms` how far the server's
+    clock is ahead of this machine's, at least and at most (none of SQLite); `owner` is empty when the shard was closed
+    in order."""
+
+    findings: list[Finding] = field(default_factory=list)
+    server: str = ""
+    clock_ms: tuple[int, int] | None = None
+    max_packet_bytes: int | None = None
+    max_connections: int | None = None
+    owner: str | None = None
+    epoch: int | None = None
+
+
+def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], float]) -> Checkup:
+    """`timeout_s` bounds each wait for the server. Raises StoreDown and StoreBusy when it cannot be asked."""
+    made = Checkup()
+    try:
+        database = Database(url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True)
+    except ShardRefused as refused:
+        made.findings.append(Finding(str(refused), "correct the shard's url"))
+        return made
+    try:
+        database.refuse_missing()
+        if database.is_file and (rights := _file_rights(database)):
+            made.findings += rights
+            return made
+        with database.seam(), closing(Link(database)) as link:
+            _look(made, database, link, shard, now_ms)
+    except ShardRefused as refused:  # who cannot connect or read at all
+        made.findings.append(Finding(str(refused), f"correct the shard's url, or {_CREATE}"))
+    return made
+
+
+def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Callable[[], float]) -> None:
+    facts = server.facts(link.connection)
+    made.server = f"{facts.version.product} {'.'.join(map(str, facts.version.number))}"
+    made.max_packet_bytes, made.max_connections = facts.max_packet_bytes, facts.max_connections
+    made.findings += facts.unsafe
+    try:
+        server.refuse_old(facts.version)
+    except ShardRefused as refused:
+        made.findings.append(Finding(str(refused), "upgrade the server"))
+        return
+    if not database.is_file:
+        made.clock_ms = _clock(link, facts.version, now_ms)
+    tables = wrong_tables(link.connection)
+    there = set(inspect(link.connection).get_table_names())
+    missing = [table for table in metadata.tables if table not in there]
+    if len(missing) == len(metadata.tables):
+        made.findings.append(Finding("the database has no foqs schema", _CREATE))
+    else:
+        made.findings += [Finding(words, _CREATE) for words in tables]
+    if not database.is_file:
+        made.findings += _rights(link, database, missing)
+    if not tables:
+        _look_at_row(made, database, link, shard)
+
+
+def _look_at_row(made: Checkup, database: Database, link: Link, shard: int) -> None:
+    try:
+        row = read_shard_row(link.connection, database.seam_errors)
+        if row is not None:
+            owner = row.owner  # SQLite keeps an empty one as text
+            made.owner = owner if isinstance(owner, str) else bytes(owner).decode(errors="replace")
+            made.epoch = int(row.epoch)
+        refuse_foreign(row, shard)
+    except ShardRefused as refused:
+        made.findings.append(Finding(str(refused), "correct the shard's id or url, or upgrade foqs"))
+    if not database.is_file:
+        made.findings += _stranger(link, database, shard)
+
+
+def _clock(link: Link, version: server.Version, now_ms: Callable[[], float]) -> tuple[int, int]:
+    """The server read its clock between the two readings of ours."""
+    before = now_ms()
+    ((theirs,),) = link.fetch(queries.clock(dialect_of(version.product)))
+    return int(theirs - now_ms()), int(theirs - before)
+
+
+def _file_rights(database: Database) -> list[Finding]:
+    assert database.file is not None
+    folder = database.file.resolve().parent
+    wanting = [str(path) for path in (database.file, folder) if not os.access(path, os.W_OK, effective_ids=True)]
+    return [Finding(f"{path} cannot be written by this user", f"chown or chmod {path}") for path in wanting]
+
+
+def _rights(link: Link, database: Database, missing: list[str]) -> list[Finding]:
+    """EXPLAIN and PREPARE ask for the rights of what they do not do."""
+    refused: dict[str, list[str]] = {}
+    for table in metadata.sorted_tables:
+        statements = {"CREATE": f"PREPARE foqs_doctor FROM 'CREATE TABLE {table.name} (one INT)'"}
+        if table.name not in missing:
+            column = next(iter(table.columns)).name
+            statements = {
+                "INSERT": f"EXPLAIN INSERT INTO {table.name} ({column}) VALUES (1)",
+                "UPDATE": f"EXPLAIN UPDATE {table.name} SET {column} = {column}",
+                "DELETE": f"EXPLAIN DELETE FROM {table.name}",
+                "SELECT": f"EXPLAIN SELECT * FROM {table.name}",
+            }
+        for right, statement in statements.items():
+            if _is_refused(link, database.seam_errors, statement):
+                refused.setdefault(right, []).append(table.name)
+    if not refused:
+        return []
+    # None is missing in silence: who may see nothing of a table is told that the table is not there.
+    rights = "; ".join(f"{right} on {_of_all(tables)}" for right, tables in refused.items())
+    grant = f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON `{database.url.database}`.* to the account of the url"
+    return [Finding(f"the account lacks rights: {rights}", grant)]
+
+
+def _is_refused(link: Link, errors: Seam, statement: str) -> bool:
+    try:
+        link.fetch(statement)
+    except errors.error as error:
+        if errors.kind(error) is not Kind.REFUSED:
+            raise
+        return True
+    return False
+
+
+def _of_all(tables: list[str]) -> str:
+    return "all tables" if len(tables) == len(metadata.tables) else ", ".join(sorted(tables))
+
+
+def _stranger(link: Link, database: Database, shard: int) -> list[Finding]:
+    """A take-over ends the connection that holds the lock: an account may do so to its own."""
+    holder = lock_of(database, shard).holder(link)
+    own = "SELECT user FROM information_schema.processlist WHERE id = CONNECTION_ID()"
+    ours = f"SELECT 1 FROM information_schema.processlist WHERE id = {holder:d} AND user = ({own})"
+    if not holder or link.fetch(ours):
+        return []
+    rights = ", ".join(f"'{right}'" for right in _KILLERS)
+    grantee = "CONCAT('''', REPLACE(CURRENT_USER(), '@', '''@'''), '''')"
+    if link.fetch(
+        f"SELECT 1 FROM information_schema.user_privileges WHERE grantee = {grantee} AND privilege_type IN ({rights})"
+    ):
+        return []
+    why = "the owner's connection is another account's, which this one may not end: there is no taking over from it"
+    return [Finding(why, "give all hosts the same account, or this one CONNECTION ADMIN", wrong=False)]

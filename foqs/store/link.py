@@ -1,0 +1,226 @@
+"""A shard's database and one connection to it, driven by SQL text.
+
+Hot statements go to the driver's cursor of SQLAlchemy's pooled connection: several statements travel as one packet
+and each one's affected rows come back, which SQLAlchemy's own result does not pass on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from foqs.store.dialect import LOOK_ONLY, MYSQL, SQLITE
+from foqs.store.errors import Seam
+from foqs.store.protocol import ShardRefused
+
+PACKET_BYTES = 4 << 20
+_MULTI_STATEMENTS = 1 << 16
+_DRIVERS = ("pymysql", "mysqldb")
+
+
+class Database:
+    """Where a shard is: the engine of its URL. Raises ShardRefused for a URL that cannot be used.
+
+    `io_timeout_s` bounds each wait for the server's answer; SQLite has a bound on lock waits only. `look_only`: nothing
+    of a SQLite file is changed.
+    """
+
+    def __init__(
+        self, url: str, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0, look_only: bool = False
+    ) -> None:
+        self.url = _usable(url)
+        self._look_only = look_only
+        self.is_file = self.url.get_backend_name() == "sqlite"
+        self.engine = self._make_engine(self.url, connect_timeout_s, io_timeout_s)
+        self.seam_errors = Seam(self.engine.dialect.loaded_dbapi)
+
+    @property
+    def file(self) -> Path | None:
+        """The database's file, None for a server."""
+        return Path(self.url.database or "") if self.is_file else None
+
+    @property
+    def reads_in_python(self) -> bool:
+        """Whether the driver builds rows in Python."""
+        return self.url.get_driver_name() == "pymysql"
+
+    @contextmanager
+    def seam(self) -> Iterator[None]:
+        """Turns what the driver raises inside into an error of the seam. Not for transactions."""
+        try:
+            yield
+        except self.seam_errors.error as error:
+            raise self.seam_errors.translate(error) from error
+
+    def connect(self) -> Connection:
+        """A connection in autocommit mode. Raises the driver's errors, and ShardRefused."""
+        try:
+            return self.engine.connect()
+        except TypeError:  # a keyword that the driver's connect() does not have; its text may name what it was given
+            raise ShardRefused("the shard's URL has an option that the driver does not know") from None
+        except RuntimeError as error:
+            if "cryptography" not in str(error):
+                raise
+            raise ShardRefused(
+                "PyMySQL needs the package cryptography for a password without TLS: pip install 'PyMySQL[rsa]'"
+            ) from error
+
+    def refuse_missing(self) -> None:
+        """SQLite would make an empty file."""
+        if self.file is not None and not self.file.exists():
+            raise ShardRefused("there is no database file: create it with `foqs shards create`")
+
+    def create_if_missing(self) -> None:
+        """Makes the database on the server. Raises the driver's errors."""
+        if self.file is not None:
+            return
+        try:
+            self.connect().close()
+        except self.seam_errors.error as error:
+            if not self.seam_errors.is_missing_database(error):
+                raise
+            name = self.engine.dialect.identifier_preparer.quote_identifier(self.url.database or "")
+            without = self._make_engine(self.url.set(database=""), 3.0, 10.0)
+            with without.connect() as connection:
+                connection.exec_driver_sql(f"CREATE DATABASE IF NOT EXISTS {name}")
+
+    def _make_engine(self, url: URL, connect_timeout_s: float, io_timeout_s: float) -> Engine:
+        connect_args: dict[str, Any] = {}
+        if self.is_file:
+            # The driver would keep the text of the last 128 statements, of a megabyte each.
+            connect_args = {"check_same_thread": False, "cached_statements": 0}
+        else:
+            # mysqlclient takes whole seconds only.
+            whole = math.ceil if url.get_driver_name() == "mysqldb" else float
+            connect_args = {
+                "connect_timeout": whole(connect_timeout_s),
+                "read_timeout": whole(io_timeout_s),
+                "write_timeout": whole(io_timeout_s),
+            }
+        engine = create_engine(
+            url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args, hide_parameters=True
+        )
+        event.listen(engine, "connect", self._set_up)
+        return engine
+
+    def _set_up(self, dbapi_connection: Any, _: object) -> None:
+        cursor = dbapi_connection.cursor()
+        for statement in LOOK_ONLY if self.is_file and self._look_only else (SQLITE if self.is_file else MYSQL).setup:
+            cursor.execute(statement)
+        cursor.close()
+
+
+def place_of(url: str) -> tuple[str, str] | None:
+    """Server (`mysql://host:port`) and database of a shard's URL; user, password and options, which may hold keys, are
+    left out. None for what is no URL."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    port = f":{parsed.port}" if parsed.port is not None else ""
+    return f"{parsed.get_backend_name()}://{parsed.host or ''}{port}", parsed.database or ""
+
+
+def _usable(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        if backend in ("mysql", "mariadb"):
+            if "+" not in parsed.drivername:
+                parsed = parsed.set(drivername=f"{backend}+pymysql")
+            if parsed.get_driver_name() not in _DRIVERS:
+                raise ShardRefused(f"the driver {parsed.get_driver_name()} is none of {', '.join(_DRIVERS)}")
+            if not parsed.database:
+                raise ShardRefused("the shard's URL names no database")
+            return parsed.update_query_dict({"client_flag": str(_MULTI_STATEMENTS), "charset": "utf8mb4"})
+        if backend == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise ShardRefused("a SQLite shard needs a file: what is in memory is lost with the process")
+            return parsed
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        # Their text may hold the URL with its password.
+        raise ShardRefused("the shard's URL is not one that SQLAlchemy can read") from None
+    raise ShardRefused(f"{backend} is no database of foqs: MySQL, MariaDB or SQLite")
+
+
+class Link:
+    """One connection. Its methods raise the driver's errors."""
+
+    def __init__(self, database: Database) -> None:
+        self.connection = database.connect()
+        self.packet_bytes = PACKET_BYTES
+        # What a connection needs before the server has said what it is, MySQL and MariaDB have in common.
+        dialect = SQLITE if database.is_file else MYSQL
+        self._one_packet = dialect.one_packet
+        dbapi: Any = self.connection.connection.dbapi_connection
+        self._dbapi = dbapi
+        self._cursor: Any = dbapi.cursor()
+        try:
+            self.id = int(self.fetch(dialect.connection_id)[0][0])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, statements: Sequence[str]) -> Iterator[int]:
+        """Runs `statements` and yields the rows that each one matched, in order. Stops at the first that fails."""
+        cursor = self._cursor
+        if not self._one_packet:
+            for statement in statements:
+                cursor.execute(statement)
+                yield cursor.rowcount
+            return
+        for packet in self._packets(statements):
+            cursor.execute(packet)
+            yield cursor.rowcount
+            while cursor.nextset():
+                yield cursor.rowcount
+
+    def execute(self, statement: str) -> None:
+        self._cursor.execute(statement)
+
+    def rollback(self) -> None:
+        # SQLite ends a transaction by itself after some errors.
+        if getattr(self._dbapi, "in_transaction", True):
+            self._cursor.execute("ROLLBACK")
+
+    def fetch(self, query: str) -> Sequence[Any]:
+        """All rows of `query`, as tuples."""
+        self._cursor.execute(query)
+        rows: Sequence[Any] = self._cursor.fetchall()
+        return rows
+
+    def fetch_all(self, queries: Sequence[str]) -> list[Sequence[Any]]:
+        """The rows of each query, in one trip where the database allows."""
+        if not self._one_packet:
+            return [self.fetch(query) for query in queries]
+        cursor = self._cursor
+        cursor.execute(";".join(queries))
+        results = [cursor.fetchall()]
+        while cursor.nextset():
+            results.append(cursor.fetchall())
+        return results
+
+    def close(self) -> None:
+        """Never raises; an open transaction is rolled back by the server."""
+        try:
+            self.connection.invalidate()
+            self.connection.close()
+        except Exception:  # noqa: BLE001 - whatever a broken connection says when it is closed does not matter
+            return
+
+    def _packets(self, statements: Sequence[str]) -> Iterator[str]:
+        size, first = 0, 0
+        for at, statement in enumerate(statements):
+            if size and size + len(statement) > self.packet_bytes:
+                yield ";".join(statements[first:at])
+                size, first = 0, at
+            size += len(statement) + 1
+        yield ";".join(statements[first:])

@@ -1,0 +1,216 @@
+"""Who may write a shard: the lock that a living owner holds, and the epoch that fences one that lost it.
+
+The lock only says whether the owner lives. What keeps an old owner from writing is the epoch in the `shard` row.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from foqs.ids import number_of, shard_of
+from foqs.store import queries
+from foqs.store.dialect import Dialect
+from foqs.store.errors import Seam
+from foqs.store.link import Database, Link
+from foqs.store.protocol import Fenced, StoreDown
+
+TAKE_OVER_WAIT_S = 10
+"""How long a killed owner's transaction may take to be rolled back."""
+_ASK_AGAIN_S = 0.02
+_EPOCH_JUMP = 1 << 20
+_NUMBER_JUMP = 1 << 30
+
+
+class Lock(Protocol):
+    """Held by one living owner. Methods raise the driver's errors.
+
+    `free_when_dead`: it is given up by the end of its owner's process only. (A server gives it up with a connection,
+    whose owner may live.)
+    """
+
+    free_when_dead: bool
+
+    def take(self, link: Link) -> bool:
+        """Takes it if it is free."""
+
+    def holder(self, link: Link) -> int:
+        """The connection that has it, 0 when nobody has or that cannot be told."""
+
+    def seize(self, link: Link, holder: int) -> bool:
+        """Ends `holder`'s connection and takes the lock; False when it was not given up in time."""
+
+    def release(self, link: Link | None) -> None:
+        """Gives it back; `link` is None when the connection is gone."""
+
+
+def lock_of(database: Database, shard: int) -> Lock:
+    if database.file is not None:
+        return FileLock(database.file)
+    return ServerLock(database.url.database or "", shard, database.seam_errors)
+
+
+class ServerLock:
+    """GET_LOCK on MySQL and MariaDB: held by a connection and free when that is gone."""
+
+    free_when_dead = False
+
+    def __init__(self, schema: str, shard: int, errors: Seam) -> None:
+        # The name may have 64 characters.
+        self._name = "foqs-" + hashlib.sha256(f"{schema}\0{shard}".encode()).hexdigest()[:40]
+        self._errors = errors
+
+    def take(self, link: Link) -> bool:
+        return bool(link.fetch(f"SELECT GET_LOCK('{self._name}', 0)")[0][0])
+
+    def holder(self, link: Link) -> int:
+        return int(link.fetch(f"SELECT IS_USED_LOCK('{self._name}')")[0][0] or 0)
+
+    def seize(self, link: Link, holder: int) -> bool:
+        if holder:
+            try:
+                link.execute(f"KILL {holder:d}")
+            except self._errors.error as error:
+                if not self._errors.is_missing_connection(error):
+                    raise
+        # Asked for again and again: a wait in the server could outlast the time-out of this connection.
+        deadline = time.monotonic() + TAKE_OVER_WAIT_S
+        while not self.take(link):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_ASK_AGAIN_S)
+        return True
+
+    def release(self, link: Link | None) -> None:
+        if link is not None:
+            link.execute(f"DO RELEASE_LOCK('{self._name}')")
+
+
+class FileLock:
+    """flock on a file beside a SQLite database: held by an open file and free when its process is gone."""
+
+    free_when_dead = True
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(database.name + ".lock")
+        self._file: int | None = None
+
+    def take(self, link: Link | None = None) -> bool:
+        if self._file is not None and self._is_current(self._file):
+            return True
+        self.release(None)
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return False
+            # Somebody who takes over may have replaced the file since it was opened.
+            if self._is_current(file):
+                self._file = file
+                return True
+            os.close(file)
+
+    def holder(self, link: Link) -> int:
+        return 0
+
+    def seize(self, link: Link, holder: int) -> bool:
+        # The old owner's lock stays on a file without a name; the epoch keeps that owner from writing.
+        self._path.unlink(missing_ok=True)
+        return self.take()
+
+    def release(self, link: Link | None) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _is_current(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+
+class ShardRow(NamedTuple):
+    """The row of `shard` as its owner wrote it. `closed`: in order, and nobody has owned the shard since."""
+
+    closed: bool
+    epoch: int
+    seq: int
+    next_number: int
+    due_from_ms: int
+    expiry_from_ms: int
+    dedup_from_ms: int
+    slots_stamp: int
+    slots: bytes
+
+
+def take_epoch(link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int) -> ShardRow:
+    """Makes `owner` the owner, in a transaction. Raises the driver's errors, with that transaction left open."""
+    link.execute(dialect.begin)
+    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
+    query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
+    last_server, *values = link.fetch(query)[0]
+    stored = ShardRow(*values)
+    epoch = max(stored.epoch, epoch_above) + 1
+    # A copy put back from a backup may use numbers that its row does not know of.
+    next_number = max(stored.next_number, _number_behind(link, shard))
+    if last_server and bytes(last_server) != server:
+        # A fail-over: what the other server committed last may be missing here, and was given out all the same.
+        epoch += _EPOCH_JUMP
+        next_number += _NUMBER_JUMP
+    link.execute(
+        f"UPDATE shard SET epoch = {epoch:d}, next_number = {next_number:d}, owner = x'{_cut(owner).hex()}', "
+        f"server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
+    )
+    link.execute("COMMIT")
+    return stored._replace(epoch=epoch, next_number=next_number)
+
+
+def give_up_epoch(link: Link, epoch: int) -> None:
+    """Tells the next owner that the one of `epoch` closed the shard in order. Raises the driver's errors."""
+    link.execute(f"UPDATE shard SET owner = '' WHERE one = 1 AND epoch = {epoch:d}")
+
+
+def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connections: Collection[int]) -> int:
+    """Takes the lock on a new connection and returns the `seq` that is committed.
+
+    A connection of ours that the server has not missed yet is ended first: it may hold the lock, and rows. The read
+    of `seq` locks, so it sees the end of every transaction that was begun before. Raises Fenced, StoreDown, and the
+    driver's errors with a transaction left open.
+    """
+    if not lock.take(link):
+        holder = lock.holder(link)
+        if _epoch(link.fetch(queries.SHARD)) != epoch:
+            raise Fenced("another owner has the shard")
+        seized = holder in own_connections and lock.seize(link, holder)
+        # With a holder of 0 it may have become free since it was asked for: our old connection was just ending.
+        if not seized and (holder or not lock.take(link)):
+            raise StoreDown("another connection holds the shard's lock")
+    link.execute(dialect.begin)
+    rows = link.fetch(queries.SHARD + dialect.for_update)
+    if _epoch(rows) != epoch:
+        link.rollback()
+        raise Fenced("another owner has the shard")
+    link.execute(f"UPDATE shard SET connection_id = {link.id:d} WHERE one = 1")
+    link.execute("COMMIT")
+    return int(rows[0][1])
+
+
+def _epoch(rows: Sequence[Any]) -> int:
+    return int(rows[0][0]) if rows else 0
+
+
+def _number_behind(link: Link, shard: int) -> int:
+    highest = link.fetch(queries.MAX_ID)[0][0]
+    return number_of(highest) + 1 if highest is not None and shard_of(highest) == shard else 1
+
+
+def _cut(owner: str) -> bytes:
+    return owner.encode()[:255]

@@ -1,0 +1,124 @@
+"""What a host asks of a shard's database.
+
+Two implementations: `foqs.store.sql` (MySQL, MariaDB, SQLite) and the memory store of the simulation. Both pass the
+same contract suite. A store is used from one thread at a time and holds one connection.
+
+States of a store: closed -> `open` -> open -> (connection lost) -> lost -> `reconnect` -> open -> `close` -> closed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from foqs.rows import (
+    Batch,
+    Body,
+    DedupRow,
+    DedupScan,
+    DueRow,
+    ExpiringRow,
+    Found,
+    Key,
+    Opened,
+    ReadyRow,
+    Scan,
+    TimerRow,
+)
+
+
+class StoreError(Exception):
+    """A seam error. The transaction that raised it was not committed, unless it is `CommitUnknown`."""
+
+
+class StoreDown(StoreError):
+    """No connection, or it was lost; call `reconnect`. Nothing was committed."""
+
+
+class CommitUnknown(StoreError):
+    """The connection was lost while committing; only `reconnect` can tell what became of it."""
+
+
+class StoreBusy(StoreError):
+    """Rolled back for a passing reason (lock wait, deadlock, disk full for now); the same call may succeed later."""
+
+
+class RowRejected(StoreError):
+    """The database refuses what a row holds; rolled back. Bisect the batch to find the row."""
+
+
+class Fenced(StoreError):
+    """Another owner has a higher epoch, or the shard's row is not what this owner wrote. Never use the store again."""
+
+
+class ShardRefused(StoreError):
+    """The shard cannot be opened: no schema, a schema too new, another shard's tables, or (`held`) a living owner."""
+
+    def __init__(self, message: str, *, held: bool = False) -> None:
+        super().__init__(message)
+        self.held = held
+
+
+class Confirmation(NamedTuple):
+    db_now_ms: int
+
+
+class ShardStore(Protocol):
+    """All methods block. Errors: any may raise `StoreDown`; `Fenced` where said."""
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Payload, metadata and headers that one batch may carry."""
+
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0) -> Opened:
+        """Takes the shard for `owner` with an epoch above the stored one and `epoch_above`.
+
+        ShardRefused(held) when another connection holds it and `take_over` is False.
+        """
+
+    def commit(self, batch: Batch) -> None:
+        """Runs `batch` as one transaction behind the fence.
+
+        Raises StoreDown, StoreBusy, RowRejected (nothing committed), Fenced, CommitUnknown.
+        """
+
+    def reconnect(self) -> bool:
+        """Reconnects, takes the lock again and says whether the transaction whose outcome was unknown is committed.
+
+        False where none was unknown. Raises StoreDown (try later) or Fenced.
+        """
+
+    def confirm(self) -> Confirmation:
+        """A read that proves this owner's epoch still stands; raises Fenced."""
+
+    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+        """Up to `limit` ready rows of `lane` behind `after`, in lane order."""
+
+    def bodies(self, ids: list[int]) -> list[Body]:
+        """The bodies of those `ids` that exist, in any order."""
+
+    def due(self, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
+        """Timer rows with from_ms <= due_ms <= now_ms, by (due_ms, id)."""
+
+    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
+        """Expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""
+
+    def look(self, ids: list[int]) -> list[Found]:
+        """Those of `ids` that exist."""
+
+    def dedup(self, digests: list[bytes]) -> list[DedupRow]:
+        """The rows of those `digests` that exist, expired ones too, in any order."""
+
+    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
+        """The first `limit` keys whose digest is one of these or between them, by digest."""
+
+    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
+        """How far from `from_ms` about `limit` expired rows reach."""
+
+    def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+        """Timer rows of `lane`, delayed or leased ones, behind `after` (due_ms, id). For operators: may scan."""
+
+    def close(self, *, clean: bool = False) -> None:
+        """Gives the lock and the connection back. Never raises.
+
+        `clean`: neither this owner nor one before it hands out any more, so the next need not wait (`Opened.replaced`).
+        """

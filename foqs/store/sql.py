@@ -1,0 +1,328 @@
+"""A shard in MySQL, MariaDB or SQLite: transactions behind the fence, and reads.
+
+Never in here: what to write, and when. A transaction is BEGIN, the fence and the batch in as few packets as they
+need, then, when the fence has matched, COMMIT in one of its own. So a COMMIT that was sent holds the lock on the
+shard's row until it is decided, and a locking read on another connection tells how; a transaction sent as a whole
+could still be begun by a server that hung, after it was taken for lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from foqs.rows import (
+    Backlog,
+    Batch,
+    Body,
+    DedupRow,
+    DedupScan,
+    DueRow,
+    ExpiringRow,
+    Found,
+    Holding,
+    Key,
+    LaneRow,
+    Opened,
+    ReadyRow,
+    Scan,
+    TimerRow,
+)
+from foqs.store import packed, queries, server
+from foqs.store.dialect import MYSQL, SQLITE, dialect_of
+from foqs.store.link import PACKET_BYTES, Database, Link
+from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
+from foqs.store.protocol import (
+    CommitUnknown,
+    Confirmation,
+    Fenced,
+    RowRejected,
+    ShardRefused,
+    StoreBusy,
+    StoreDown,
+    StoreError,
+)
+from foqs.store.reads import Reads
+from foqs.store.schema import read_shard_row, refuse_foreign
+from foqs.store.statements import Fence, writes
+
+log = structlog.get_logger("foqs.store")
+
+MAX_BATCH_BYTES = 8 << 20
+_PACKET_SLACK_BYTES = 1024
+_COUNT_TIMEOUT_S = 120.0
+
+
+Answer = TypeVar("Answer")
+
+
+class SqlStore:
+    """A `ShardStore` on one connection. `url` is SQLAlchemy's; `shard` is the number that ids carry.
+
+    `connect_timeout_s` and `io_timeout_s` bound how long a database that hangs can hold up a call (the latter holds
+    for each answer of a server; SQLite waits 5 s for locks at most). `mismatches` counts rows that a write should
+    have matched and did not: the host's memory and the database disagree.
+    """
+
+    def __init__(self, url: str, *, shard: int, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> None:
+        self._url = url
+        self._shard = shard
+        self._connect_timeout_s = connect_timeout_s
+        self._database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
+        self._dialect = SQLITE if self._database.is_file else MYSQL
+        self._errors = self._database.seam_errors
+        self._lock: Lock = lock_of(self._database, shard)
+        self._link: Link | None = None
+        self._own_connections: deque[int] = deque(maxlen=16)
+        self._max_statement_bytes = PACKET_BYTES
+        self._reads = Reads(self._dialect)
+        self._epoch = 0
+        self._seq = 0
+        self._next_number = 1
+        self._unsettled = False
+        self._fenced = ""
+        self.mismatches = 0
+
+    @property
+    def max_batch_bytes(self) -> int:
+        return MAX_BATCH_BYTES
+
+    def __repr__(self) -> str:
+        state = "open" if self._link is not None else "fenced" if self._fenced else "not connected"
+        return f"SqlStore(shard {self._shard}, {self._dialect.name}, {state}, epoch {self._epoch}, seq {self._seq})"
+
+    # ------------------------------------------------------------------------------------------ ownership
+
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0) -> Opened:
+        if self._link is not None:
+            raise RuntimeError("the store is open")
+        self._fenced, self._unsettled = "", False
+        try:
+            self._database.refuse_missing()
+            link, facts = self._connect()
+            refuse_foreign(read_shard_row(link.connection, self._errors), self._shard)
+            seized = self._take_lock(link, take_over=take_over)
+            row = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above)
+            self._epoch, self._seq, self._next_number = row.epoch, row.seq, row.next_number
+            may_live = seized or not self._lock.free_when_dead
+            return self._read_all([one.found for one in facts.unsafe], row, replaced=may_live and not row.closed)
+        except self._errors.error as error:
+            self.close()
+            raise self._errors.translate(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> tuple[Link, server.Facts]:
+        link = self._link = Link(self._database)
+        facts = server.facts(link.connection)
+        server.refuse_old(facts.version)
+        self._dialect = dialect_of(facts.version.product)
+        self._reads = Reads(self._dialect)
+        self._own_connections.append(link.id)
+        self._max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
+        link.packet_bytes = min(PACKET_BYTES, self._max_statement_bytes)
+        if self._database.reads_in_python:
+            raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
+            link.execute(raise_bound)
+        return link, facts
+
+    def _take_lock(self, link: Link, *, take_over: bool) -> bool:
+        """Whether it had to be taken from somebody."""
+        if self._lock.take(link):
+            return False
+        if not take_over:
+            raise ShardRefused("another host has the shard", held=True)
+        if not self._lock.seize(link, self._lock.holder(link)):
+            raise ShardRefused("the owner's connection was ended but does not give up the shard", held=True)
+        return True
+
+    def _read_all(self, warnings: list[str], row: ShardRow, *, replaced: bool) -> Opened:
+        # Counting a long backlog takes longer than any other call may.
+        database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
+        link = Link(database)
+        try:
+            (now,) = link.fetch(queries.clock(self._dialect))
+            return Opened(
+                epoch=self._epoch,
+                next_number=self._next_number,
+                due_from_ms=row.due_from_ms,
+                expiry_from_ms=row.expiry_from_ms,
+                lanes=[LaneRow(*row) for row in link.fetch(queries.LANES)],
+                backlog=[Backlog(*row) for row in link.fetch(queries.BACKLOG)],
+                timers={lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)},
+                db_now_ms=now[0],
+                warnings=warnings,
+                replaced=replaced,
+                dedup_from_ms=row.dedup_from_ms,
+                slots=Holding(row.slots_stamp, bytes(row.slots)),
+            )
+        finally:
+            link.close()
+
+    def reconnect(self) -> bool:
+        if self._fenced:
+            raise Fenced(self._fenced)
+        if not self._epoch:
+            raise StoreDown("the store was never opened")
+        self._drop()
+        try:
+            link, _ = self._connect()
+            seq = take_again(self._lock, link, self._dialect, self._epoch, self._own_connections)
+        except Fenced as fenced:
+            raise self._fence(str(fenced)) from fenced
+        except self._errors.error as error:
+            self._drop()
+            raise StoreDown(self._errors.words(error)) from error
+        except ShardRefused as refused:
+            self._drop()
+            raise StoreDown(str(refused)) from refused
+        except BaseException:
+            self._drop()
+            raise
+        return self._settle(seq)
+
+    def _settle(self, seq: int) -> bool:
+        committed = self._unsettled and seq == self._seq + 1
+        if seq != self._seq and not committed:
+            raise self._fence("the shard's row is not what this owner wrote")
+        self._unsettled = False
+        self._seq = seq
+        return committed
+
+    def confirm(self) -> Confirmation:
+        rows = self._ask(lambda link: link.fetch(queries.confirm(self._dialect)))
+        if not rows or (rows[0][0], rows[0][1]) != (self._epoch, self._seq):
+            raise self._fence("another owner has the shard")
+        return Confirmation(rows[0][2])
+
+    def close(self, *, clean: bool = False) -> None:
+        link = self._link
+        try:
+            if clean and link is not None:
+                give_up_epoch(link, self._epoch)
+            self._lock.release(link)
+        except self._errors.error:
+            log.debug("lock.not_released", shard=self._shard)  # the lock goes with the connection
+        self._drop()
+        self._epoch = 0
+
+    # --------------------------------------------------------------------------------------- transactions
+
+    def commit(self, batch: Batch) -> None:
+        link = self._connected()
+        statements = writes(batch, self._dialect, self._max_statement_bytes)
+        next_number = max(self._next_number, batch.next_number)
+        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots)
+        fence = Fence(self._epoch, self._seq + 1, next_number, *saved)
+        try:
+            counts = link.run([self._dialect.begin, fence.text(), *[statement.text for statement in statements]])
+            next(counts)
+            if next(counts) != 1:
+                raise self._fence("another owner has the shard")
+            missed = 0
+            for statement, count in zip(statements, counts, strict=True):
+                if statement.rows is not None and count != statement.rows:
+                    missed += abs(statement.rows - count)
+        except self._errors.error as error:
+            raise self._roll_back(link, error) from error
+        except BaseException:
+            self._drop()
+            raise
+        try:
+            link.execute("COMMIT")
+        except self._errors.error as error:
+            raise self._not_committed(link, error) from error
+        except BaseException:
+            self._unsettled = True
+            self._drop()
+            raise
+        self._seq += 1
+        self._next_number = next_number
+        if missed:
+            self.mismatches += missed
+            log.error("store.mismatch", shard=self._shard, rows=missed, seq=self._seq)
+
+    def _roll_back(self, link: Link, error: Exception) -> StoreError:
+        translated = self._errors.translate(error)
+        if isinstance(translated, StoreBusy | RowRejected):
+            try:
+                link.rollback()
+            except self._errors.error as lost:
+                translated = self._errors.translate(lost)
+            else:
+                return translated
+        self._drop()
+        return StoreDown(str(translated))
+
+    def _not_committed(self, link: Link, error: Exception) -> StoreError:
+        if self._errors.certainly_not_committed(error):
+            return self._roll_back(link, error)
+        self._unsettled = True
+        self._drop()
+        return CommitUnknown(self._errors.words(error))
+
+    # ---------------------------------------------------------------------------------------------- reads
+
+    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+        return self._ask(lambda link: self._reads.page(link, lane, after, limit))
+
+    def bodies(self, ids: list[int]) -> list[Body]:
+        return self._ask(lambda link: self._reads.bodies(link, ids))
+
+    def due(self, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
+        return self._ask(lambda link: self._reads.due(link, from_ms, now_ms, limit))
+
+    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
+        return self._ask(lambda link: self._reads.expiring(link, from_ms, now_ms, limit))
+
+    def look(self, ids: list[int]) -> list[Found]:
+        return self._ask(lambda link: self._reads.look(link, ids))
+
+    def dedup(self, digests: list[bytes]) -> list[DedupRow]:
+        return self._ask(lambda link: self._reads.dedup(link, digests))
+
+    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
+        return self._ask(lambda link: self._reads.dedup_between(link, low, high, limit))
+
+    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
+        return self._ask(lambda link: self._reads.dedup_expired(link, from_ms, now_ms, limit))
+
+    def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+        return self._ask(lambda link: self._reads.list_timer(link, lane, leased, after, limit))
+
+    # --------------------------------------------------------------------------------------------- the link
+
+    def _ask(self, ask: Callable[[Link], Answer]) -> Answer:
+        link = self._connected()
+        try:
+            return ask(link)
+        except self._errors.error as error:
+            translated = self._errors.translate(error)
+            if isinstance(translated, StoreBusy | RowRejected):
+                raise translated from error
+            self._drop()
+            raise StoreDown(str(translated)) from error
+        except BaseException:
+            self._drop()  # an answer may be left that was not read to its end
+            raise
+
+    def _connected(self) -> Link:
+        if self._fenced:
+            raise Fenced(self._fenced)
+        if self._link is None:
+            raise StoreDown("not connected")
+        return self._link
+
+    def _fence(self, reason: str) -> Fenced:
+        self._fenced = reason
+        self._drop()
+        return Fenced(reason)
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()

@@ -1,0 +1,202 @@
+"""A transaction's writes as SQL text: integers and hex literals, so there is nothing to escape.
+
+Each statement comes with the rows it has to match; any other number means that the host's memory and the database
+disagree. Only rows of `expiry` are deleted on suspicion: who read an item without its body does not know its TTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from foqs.rows import Batch, DedupRow, Holding, LaneRow, NewItem
+from foqs.store.dialect import Dialect
+from foqs.store.protocol import RowRejected
+from foqs.store.schema import EXPIRY_OF_ITEM, TIMER_OF_ITEM
+
+ROWS = 1_000
+"""Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
+_CASE_ROWS = 100  # each row of a CASE is compared with every WHEN before its own
+_STATEMENT_BYTES = 1 << 20
+
+_ITEM = (
+    "item(id, lane, priority, deliver_after, enqueued_at, expires_at, lease_ms, delivery, metadata, headers, payload)"
+)
+_READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
+_TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
+_EXPIRY = "expiry(at_ms, id)"
+_DEDUP = "dedup(digest, content, id, expires_at)"
+_LANE = "lane(lane, ns, topic, fairness)"
+READY_KEY = ("lane", "priority", "deliver_after", "id")
+# Templates with %d refuse what is no number, at half the price of f"{value:d}".
+_TWO, _THREE, _SEVEN = "(%d,%d)", "%d,%d,%d", "(%d,%d,%d,%d,%d,%d,%d)"
+_BODY = "(%d,%s,%d,%d,%d,%d,%s,%s,x'%s')"
+_NEW_READY = "(%s,%d,0,0,%d)"
+
+Row = TypeVar("Row")
+
+
+class Statement(NamedTuple):
+    """`rows` is None where any number of them will do."""
+
+    text: str
+    rows: int | None
+
+
+class Fence(NamedTuple):
+    """What the first statement of a transaction checks and saves."""
+
+    epoch: int
+    seq: int
+    next_number: int
+    due_from_ms: int
+    expiry_from_ms: int
+    dedup_from_ms: int = 0
+    slots: Holding | None = None
+
+    def text(self) -> str:
+        slots = ""
+        if self.slots is not None:
+            slots = f", slots_stamp = {self.slots.stamp:d}, slots = x'{self.slots.bits.hex()}'"
+        return (
+            f"UPDATE shard SET seq = {self.seq:d}, next_number = {self.next_number:d}, "
+            f"due_from_ms = {self.due_from_ms:d}, expiry_from_ms = {self.expiry_from_ms:d}, "
+            f"dedup_from_ms = {self.dedup_from_ms:d}{slots} "
+            f"WHERE one = 1 AND epoch = {self.epoch:d} AND seq = {self.seq - 1:d}"
+        )
+
+
+def writes(batch: Batch, dialect: Dialect, max_statement_bytes: int) -> list[Statement]:
+    """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry."""
+    made: list[Statement] = []
+    _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
+    _insert_keys(made, batch)
+    _insert_items(made, batch.inserts, max_statement_bytes)
+    keys = _pieces(batch.ready_gone, ROWS)
+    made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
+    made += _deletes(dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
+    _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
+    times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
+    made += [_update(dialect, "deliver_after", piece) for piece in _pieces(times, _CASE_ROWS)]
+    _insert(made, _READY, [_SEVEN % row for row in batch.ready_new])
+    _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
+    expiries = _pieces(batch.expiry_gone, ROWS)
+    made += [Statement(dialect.delete_values("expiry", "id", ids, EXPIRY_OF_ITEM), None) for ids in expiries]
+    _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
+    made += _deletes(dialect, "item", "id", batch.item_gone)
+    made += _deletes(dialect, "lane", "lane", batch.lanes_gone)
+    return made
+
+
+def _insert_keys(made: list[Statement], batch: Batch) -> None:
+    """Before the items: a transaction that fails for a key that is there has not done much yet."""
+    if batch.dedup_gone is not None:
+        from_ms, to_ms = batch.dedup_gone
+        expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
+        made.append(Statement(expired, None))
+    _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
+    made += [
+        Statement(f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
+        for piece in _pieces(batch.dedup_copied + batch.dedup_again, ROWS)
+    ]
+
+
+def _insert_items(made: list[Statement], items: list[NewItem], max_statement_bytes: int) -> None:
+    """Bodies, and the row of each in `ready` or `timer`, and in `expiry` if it has a TTL."""
+    bodies: list[str] = []
+    ready: list[str] = []
+    timer: list[str] = []
+    expiry: list[str] = []
+    for item in items:
+        payload, metadata, headers = item.payload, item.metadata, item.headers
+        item_id, lane = item.id, item.lane
+        size_bytes = len(payload)
+        metadata_text = headers_text = "NULL"
+        if metadata is not None:
+            size_bytes += len(metadata)
+            metadata_text = f"x'{metadata.hex()}'"
+        if headers is not None:
+            size_bytes += len(headers)
+            headers_text = f"x'{headers.hex()}'"
+        key = _THREE % (lane, item.priority, item.deliver_after_ms)
+        numbers = (item_id, key, item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery)
+        bodies.append(_BODY % (*numbers, metadata_text, headers_text, payload.hex()))
+        if item.due_ms:
+            timer.append(_SEVEN % (item.due_ms, item_id, lane, 0, 0, 0, size_bytes))
+        else:
+            ready.append(_NEW_READY % (key, item_id, size_bytes))
+        if item.expires_at_ms:
+            expiry.append(_TWO % (item.expires_at_ms, item_id))
+    made += [_values(_ITEM, piece) for piece in _pieces_by_bytes(bodies, max_statement_bytes)]
+    _insert(made, _READY, ready)
+    _insert(made, _TIMER, timer)
+    _insert(made, _EXPIRY, expiry)
+
+
+def _insert(made: list[Statement], table: str, rows: list[str]) -> None:
+    made += [_values(table, piece) for piece in _pieces(rows, ROWS)]
+
+
+def _values(table: str, rows: list[str]) -> Statement:
+    return Statement(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows))
+
+
+def _deletes(
+    dialect: Dialect, table: str, column: str, values: list[int], index: str = "PRIMARY"
+) -> Iterator[Statement]:
+    for piece in _pieces(values, ROWS):
+        yield Statement(dialect.delete_values(table, column, piece, index), len(piece))
+
+
+def _set_metadata(
+    made: list[Statement], dialect: Dialect, pairs: list[tuple[int, bytes]], max_statement_bytes: int
+) -> None:
+    rows = [(item_id, f"x'{value.hex()}'") for item_id, value in pairs]
+    for piece in _pieces(rows, _CASE_ROWS):
+        if sum(len(value) for _, value in piece) > max_statement_bytes // 2:
+            made += [_update(dialect, "metadata", [row]) for row in piece]
+        else:
+            made.append(_update(dialect, "metadata", piece))
+
+
+def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]]) -> Statement:
+    cases = " ".join([f"WHEN {item_id:d} THEN {value}" for item_id, value in rows])
+    ids = ",".join([f"{item_id:d}" for item_id, _ in rows])
+    return Statement(
+        f"UPDATE {dialect.forced('item')} SET {column} = CASE id {cases} END WHERE id IN ({ids})", len(rows)
+    )
+
+
+def _lane(row: LaneRow) -> str:
+    return f"({row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}')"
+
+
+def _dedup(row: DedupRow) -> str:
+    return f"(x'{row.digest.hex()}',{row.content:d},{row.id:d},{row.expires_at_ms:d})"
+
+
+def _pieces(rows: list[Row], count: int) -> Iterator[list[Row]]:
+    if len(rows) <= count:
+        if rows:
+            yield rows
+        return
+    for at in range(0, len(rows), count):
+        yield rows[at : at + count]
+
+
+def _pieces_by_bytes(rows: list[str], max_statement_bytes: int) -> Iterator[list[str]]:
+    wanted = min(_STATEMENT_BYTES, max_statement_bytes)
+    piece: list[str] = []
+    size = 0
+    for row in rows:
+        length = len(row) + 1
+        if size + length > wanted or len(piece) == ROWS:
+            if piece:
+                yield piece
+            piece, size = [], 0
+            if length + 256 > max_statement_bytes:
+                raise RowRejected("an item is larger than the server's max_allowed_packet allows")
+        piece.append(row)
+        size += length
+    if piece:
+        yield piece

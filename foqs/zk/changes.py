@@ -1,0 +1,191 @@
+"""Changes to ZooKeeper, each a few requests of which one decides; all raise ZkError."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from foqs.errors import Invalid
+from foqs.shardmgr.facts import (
+    HostFact,
+    OwnerFact,
+    ShardFact,
+    Slots,
+    decode_owner,
+    encode_assignment,
+    encode_host,
+    encode_owner,
+    encode_shard,
+    encode_slots,
+)
+from foqs.zk.errors import first_failure, mapped
+from foqs.zk.link import Link
+from foqs.zk.paths import ELECTION, FOLDERS, Paths, host_name
+from foqs.zk.protocol import ZkConflict, ZkRefused
+
+# ZooKeeper closes the connection at a request of 1 MiB (jute.maxbuffer), again and again if it is repeated.
+MAX_RECORD_BYTES = 1_000_000
+_TRIES = 10  # each that fails means that somebody else has made a change
+
+
+class Changes:
+    """What is ephemeral belongs to the session `session`."""
+
+    def __init__(self, link: Link, paths: Paths) -> None:
+        self.session = 0
+        self._link = link
+        self._paths = paths
+
+    async def prepare(self) -> None:
+        """Makes the folders that are missing."""
+        try:
+            found = await self._children(self._paths.root)
+        except ZkConflict:
+            found = set()
+            for path in self._paths.ancestors:
+                await self._make_folder(path)
+        for name in FOLDERS:
+            if name not in found:
+                await self._make_folder(self._paths.folder(name))
+
+    async def register(self, host: HostFact) -> None:
+        """The host's record, and one candidacy."""
+        await self._place(self._paths.host(host.id), encode_host(host), lambda _: True)
+        ours = []
+        for name in await self._children(self._paths.folder(ELECTION)):
+            if name.rpartition("-")[0] != host_name(host.id):
+                continue
+            found = await self._read(self._paths.candidate(name))
+            if found is not None and found[1].ephemeralOwner == self.session:
+                ours.append(name)
+            elif found is not None:
+                await self._remove(self._paths.candidate(name))
+        # Two are left when it is not known whether the first one was made.
+        for name in sorted(ours, key=lambda name: int(name.rpartition("-")[2]))[1:]:
+            await self._remove(self._paths.candidate(name))
+        if not ours:
+            path = f"{self._paths.candidate(host_name(host.id))}-"
+            await self._link.answer(lambda client: client.create_async(path, ephemeral=True, sequence=True))
+
+    async def own(self, owner: OwnerFact) -> None:
+        def may_replace(data: bytes) -> bool:
+            try:
+                other = decode_owner(owner.shard, data)
+            except Invalid:
+                return True
+            return (other.epoch, other.host) == (owner.epoch, owner.host) or other.epoch < owner.epoch
+
+        await self._place(self._paths.owner(owner.shard), encode_owner(owner), may_replace)
+
+    async def disown(self, shard: int, epoch: int) -> None:
+        path = self._paths.owner(shard)
+        for _ in range(_TRIES):
+            found = await self._read(path)
+            if found is None:
+                return
+            data, stat = found
+            with contextlib.suppress(Invalid):
+                if decode_owner(shard, data).epoch != epoch:
+                    return
+            with contextlib.suppress(ZkConflict):
+                await self._delete(path, stat.version)
+                return
+        raise ZkConflict(f"{path} goes on changing")
+
+    async def assign(self, hosts: Mapping[int, str], version: int) -> None:
+        await self._compare_and_set(self._paths.assignment, encode_assignment(hosts), version)
+
+    async def share_slots(self, slots: Slots) -> None:
+        await self._compare_and_set(self._paths.slots, encode_slots(slots), slots.version)
+
+    async def _compare_and_set(self, path: str, data: bytes, version: int) -> None:
+        _sized(data)
+        if version < 0:
+            await self._link.answer(lambda client: client.create_async(path, data))
+        else:
+            await self._link.answer(lambda client: client.set_async(path, data, version))
+
+    async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
+        path, data = self._paths.shard(fact.id), _sized(encode_shard(fact))
+        if new:
+            await self._link.answer(lambda client: client.create_async(path, data))
+        else:
+            await self._link.answer(lambda client: client.set_async(path, data))
+
+    async def remove_shard(self, shard: int) -> None:
+        await self._delete(self._paths.shard(shard), -1)
+
+    async def drain_host(self, host: str, *, drained: bool) -> None:
+        path = self._paths.drained(host)
+        if drained:
+            await self._make_folder(path)
+        else:
+            await self._remove(path)
+
+    # ------------------------------------------------------------------------------------- requests
+
+    async def _place(self, path: str, data: bytes, may_replace: Callable[[bytes], bool]) -> None:
+        """Makes an ephemeral record of this session stand at `path`."""
+        _sized(data)
+        for _ in range(_TRIES):
+            try:
+                await self._link.answer(lambda client: client.create_async(path, data, ephemeral=True))
+                return
+            except ZkConflict:
+                found = await self._read(path)
+            if found is None:
+                continue
+            old, stat = found
+            if not may_replace(old):
+                raise ZkConflict(f"{path} says something newer")
+            ours = stat.ephemeralOwner == self.session
+            if ours and old == data:
+                return
+            with contextlib.suppress(ZkConflict):
+                await self._replace(path, data, stat.version, ours=ours)
+                return
+        raise ZkConflict(f"{path} goes on changing")
+
+    async def _replace(self, path: str, data: bytes, version: int, *, ours: bool) -> None:
+        """Another session's record is made ours in one transaction, so that nobody finds nothing there."""
+        if ours:
+            await self._link.answer(lambda client: client.set_async(path, data, version))
+            return
+
+        def call(client: Any) -> Any:
+            transaction = client.transaction()
+            transaction.delete(path, version)
+            transaction.create(path, data, ephemeral=True)
+            return transaction.commit_async()
+
+        failure = first_failure(await self._link.answer(call))
+        if failure is not None:
+            raise mapped(failure)
+
+    async def _children(self, path: str) -> set[str]:
+        return set(await self._link.answer(lambda client: client.get_children_async(path)))
+
+    async def _read(self, path: str) -> Any:
+        """Data and kazoo's ZnodeStat, or None."""
+        try:
+            return await self._link.answer(lambda client: client.get_async(path))
+        except ZkConflict:
+            return None
+
+    async def _make_folder(self, path: str) -> None:
+        with contextlib.suppress(ZkConflict):
+            await self._link.answer(lambda client: client.create_async(path))
+
+    async def _remove(self, path: str) -> None:
+        with contextlib.suppress(ZkConflict):
+            await self._delete(path, -1)
+
+    async def _delete(self, path: str, version: int) -> None:
+        await self._link.answer(lambda client: client.delete_async(path, version))
+
+
+def _sized(data: bytes) -> bytes:
+    if len(data) > MAX_RECORD_BYTES:
+        raise ZkRefused(f"a record of {len(data):,} bytes is more than ZooKeeper takes ({MAX_RECORD_BYTES:,})")
+    return data

@@ -1,0 +1,213 @@
+"""A look at a ZooKeeper that changes nothing: its servers, and what a host may do below the root.
+
+What has to be written is tried in transactions that cannot succeed: ZooKeeper checks the rights of each step before it
+finds the last one impossible, and takes all of it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from dataclasses import dataclass, field
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.protocol.serialization import Connect
+
+from foqs.errors import Invalid
+from foqs.sections import ZookeeperSection
+from foqs.shardmgr.facts import HostFact, ShardFact, decode_host
+from foqs.zk.link import check
+from foqs.zk.paths import ASSIGNMENT, FOLDERS, HOSTS, SLOTS, Paths, host_of
+from foqs.zk.shards import connected, read_records
+
+_LENGTH = struct.Struct("!i")
+_CLOSE = struct.Struct("!iii").pack(8, 0, -11)
+_NEVER = (1 << 31) - 1
+"""No node's version."""
+_PROBE = "foqs-doctor"
+_MOST_REPLY_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheckup:
+    """One server of the ensemble. `version` is empty where the server tells none; `session_ms` is the time-out that it
+    gives to a session that asks for the configured one."""
+
+    version: str
+    session_ms: int
+
+
+@dataclass(slots=True)
+class RootCheckup:
+    """`there`: the root; where it is not, `beside` has the names beside the first node that is missing. `denied`: what
+    this credential may not do, such as `create in /foqs/shards`."""
+
+    there: bool = True
+    beside: list[str] = field(default_factory=list)
+    denied: list[str] = field(default_factory=list)
+    hosts: list[HostFact] = field(default_factory=list)
+    shards: list[ShardFact] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: float) -> ServerCheckup:
+    """Begins a session with this server alone, which it grants only as a part of its ensemble, and ends it. Raises
+    OSError (in words where the server answers and grants none), and Invalid for files of TLS that cannot be read."""
+    check(config)
+    deadline = time.monotonic() + timeout_s
+    with _connect(config, host, port, deadline) as asked:
+        asked.sendall(b"srvr")
+        told = _all(asked, deadline)
+    with _connect(config, host, port, deadline) as client:
+        order = Connect(0, 0, config.session_timeout_ms, 0, bytes(16), False).serialize()
+        client.sendall(_LENGTH.pack(len(order)) + order)
+        size = _LENGTH.unpack(_exactly(client, _LENGTH.size, deadline))[0]
+        if not 0 < size < _MOST_REPLY_BYTES:
+            raise OSError("what answers is no ZooKeeper")
+        reply, _ = Connect.deserialize(_exactly(client, size, deadline), 0)
+        client.sendall(_CLOSE)
+    return ServerCheckup(_version(told), reply.time_out)
+
+
+def _connect(config: ZookeeperSection, host: str, port: int, deadline: float) -> socket.socket:
+    """As kazoo connects: with the system's authorities beside those that are given."""
+    plain = socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
+    if not config.tls:
+        return plain
+    try:
+        context = ssl.create_default_context()
+        if config.tls_ca_file is not None:
+            context.load_verify_locations(config.tls_ca_file)
+        if config.tls_cert_file is not None:
+            context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+        return context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
+    """Raises Unavailable, Forbidden (the credential is refused), Invalid (a package is missing)."""
+    paths, made = Paths(config.root), RootCheckup()
+    with connected(config, timeout_s) as client:
+        try:
+            missing = next((path for path in paths.ancestors if not _is_there(client, path)), None)
+            found = None if missing is not None else _children(made, client, paths.root)
+        except NoNodeError:
+            missing, found = paths.root, None
+        if missing is not None:
+            _look_beside(made, client, missing)
+        if found is None:
+            return made
+        _try(made, client, paths.root, f"create in {paths.root}", create=True)
+        for name in FOLDERS:
+            if name in found:
+                _look_into(made, client, paths.folder(name))
+        for record in (ASSIGNMENT, SLOTS):
+            if record in found:
+                _try(made, client, paths.folder(record), f"write {paths.folder(record)}", create=False)
+        _read_shards(made, client, paths)
+        _read_hosts(made, client, paths, found)
+    return made
+
+
+def _is_there(client: KazooClient, path: str) -> bool:
+    """Also of a node that this credential may not be told of."""
+    try:
+        return client.exists(path) is not None
+    except NoAuthError:
+        return True
+
+
+def _look_beside(made: RootCheckup, client: KazooClient, missing: str) -> None:
+    made.there = False
+    above = missing.rpartition("/")[0] or "/"
+    made.beside = sorted(set(_children(made, client, above) or ()) - {"zookeeper"})
+    _try(made, client, above, f"create in {above}", create=True)
+
+
+def _look_into(made: RootCheckup, client: KazooClient, folder: str) -> None:
+    _children(made, client, folder)
+    _try(made, client, folder, f"create and delete in {folder}", create=True)
+
+
+def _children(made: RootCheckup, client: KazooClient, path: str) -> list[str] | None:
+    try:
+        return list(client.get_children(path))
+    except NoAuthError:
+        made.denied.append(f"read {path}")
+        return None
+
+
+def _try(made: RootCheckup, client: KazooClient, path: str, what: str, *, create: bool) -> None:
+    transaction = client.transaction()
+    if create:
+        probe = f"{path.rstrip('/')}/{_PROBE}"
+        transaction.create(probe)
+        if path != "/":
+            transaction.delete(probe)
+    else:
+        transaction.set_data(path, b"", _NEVER)
+    transaction.check("/", _NEVER)
+    if any(isinstance(result, NoAuthError) for result in transaction.commit()[:-1]):
+        made.denied.append(what)
+
+
+def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths) -> None:
+    try:
+        made.shards = read_records(client, paths)
+    except NoNodeError:  # made by the first host that comes
+        return
+    except NoAuthError:
+        made.denied.append("read the shards")
+    except Invalid as error:
+        made.unreadable.append(error.message)
+
+
+def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: list[str]) -> None:
+    for name in _children(made, client, paths.folder(HOSTS)) or () if HOSTS in found else ():
+        try:
+            host = host_of(name)
+            made.hosts.append(decode_host(host, client.get(paths.host(host))[0]))
+        except NoNodeError:  # it left meanwhile
+            continue
+        except NoAuthError:
+            made.denied.append(f"read {paths.folder(HOSTS)}/{name}")
+        except Invalid as error:
+            made.unreadable.append(f"ZooKeeper's record {HOSTS}/{name}: {error.message}")
+
+
+def _version(told: bytes) -> str:
+    """`srvr` may be switched off."""
+    _, found, rest = told.partition(b"Zookeeper version: ")
+    return rest.partition(b"-")[0].partition(b",")[0].decode("ascii", "replace")[:20] if found else ""
+
+
+def _all(asked: socket.socket, deadline: float) -> bytes:
+    told = b""
+    with contextlib.suppress(ConnectionError):
+        while len(told) < _MOST_REPLY_BYTES and (more := _some(asked, _MOST_REPLY_BYTES, deadline)):
+            told += more
+    return told
+
+
+def _exactly(client: socket.socket, size: int, deadline: float) -> bytes:
+    got = b""
+    while len(got) < size:
+        more = _some(client, size - len(got), deadline)
+        if not more:
+            raise OSError("it ends connections: it is no ZooKeeper, or one without a quorum")
+        got += more
+    return got
+
+
+def _some(client: socket.socket, size: int, deadline: float) -> bytes:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    client.settimeout(left)
+    return client.recv(size)

@@ -1,0 +1,176 @@
+"""The facts of a cluster in a real ZooKeeper, through kazoo."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import structlog
+
+from foqs.sections import ZookeeperSection
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
+from foqs.zk.changes import Changes
+from foqs.zk.link import Link, check
+from foqs.zk.mirror import Folder
+from foqs.zk.paths import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SHARDS, SLOTS, Paths
+from foqs.zk.protocol import Done, Session, ZkError, ZkRefused, ZkUnavailable
+from foqs.zk.view import View
+
+log = structlog.get_logger("foqs.zk")
+
+
+class ZkFactStore:
+    """A `FactStore`. One loop calls it, and is called; changes of one record are made in the order of their calls."""
+
+    def __init__(self, config: ZookeeperSection, loop: asyncio.AbstractEventLoop) -> None:
+        """Connects to nothing yet. Raises Invalid when a package is missing that the configuration needs."""
+        check(config)
+        paths = Paths(config.root)
+        self._paths = paths
+        self._loop = loop
+        self._link = Link(config, loop, self._up, self._down)
+        self._changes = Changes(self._link, paths)
+        self._view = view = View(self._touch)
+        folder = partial(Folder, self._link, loop, self._touch)
+        self._folders = [
+            folder(paths.folder(SHARDS), view.shards.put, view.shards.drop),
+            folder(paths.folder(HOSTS), view.hosts.put, view.hosts.drop),
+            folder(paths.folder(OWNERS), view.owners.put, view.owners.drop),
+            folder(paths.folder(DRAINED), view.drained.put, view.drained.drop, read=False),
+            folder(paths.folder(ELECTION), view.election.put, view.election.drop, read=False),
+            folder(paths.root, view.put_assignment, view.drop_assignment, only=ASSIGNMENT),
+            folder(paths.root, view.put_slots, view.drop_slots, only=SLOTS),
+        ]
+        self._changed: Callable[[Facts], None] = lambda _: None
+        self._session: Callable[[Session], None] = lambda _: None
+        self._told: Session | None = None
+        self._connections = 0
+        self._telling = False
+        self._host: HostFact | None = None
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
+        self._changed, self._session = changed, session
+        self._link.start()
+
+    def join(self, host: HostFact) -> None:
+        self._host = host
+        if self._told is Session.CONNECTED:
+            self._spawn(self._register())
+
+    def own(self, owner: OwnerFact, done: Done) -> None:
+        self._change(self._paths.owner(owner.shard), lambda: self._changes.own(owner), done)
+
+    def disown(self, shard: int, epoch: int, done: Done) -> None:
+        self._change(self._paths.owner(shard), lambda: self._changes.disown(shard, epoch), done)
+
+    def assign(self, hosts: Mapping[int, str], version: int, done: Done) -> None:
+        hosts = dict(hosts)
+        self._change(self._paths.assignment, lambda: self._changes.assign(hosts, version), done)
+
+    def share_slots(self, slots: Slots, done: Done) -> None:
+        self._change(self._paths.slots, lambda: self._changes.share_slots(slots), done)
+
+    def put_shard(self, fact: ShardFact, *, new: bool, done: Done) -> None:
+        self._change(self._paths.shard(fact.id), lambda: self._changes.put_shard(fact, new=new), done)
+
+    def remove_shard(self, shard: int, done: Done) -> None:
+        self._change(self._paths.shard(shard), lambda: self._changes.remove_shard(shard), done)
+
+    def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
+        self._change(self._paths.drained(host), lambda: self._changes.drain_host(host, drained=drained), done)
+
+    def close(self, done: Callable[[], None]) -> None:
+        self._told = None
+        self._changed, self._session = lambda _: None, lambda _: None
+        self._link.close(done)
+
+    # ------------------------------------------------------------------------------------- changes
+
+    def _change(self, line: str, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
+        if self._told is Session.CONNECTED:
+            self._spawn(self._in_line(line, work, done))
+        else:
+            self._loop.call_soon(done, ZkUnavailable("no connection to ZooKeeper"))
+
+    async def _in_line(self, line: str, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
+        try:
+            async with self._lines.setdefault(line, asyncio.Lock()):
+                await work()
+        except ZkError as error:
+            done(error)
+        else:
+            done(None)
+
+    async def _register(self) -> None:
+        host = self._host
+        if host is None:
+            return
+        try:
+            async with self._lines.setdefault(self._paths.folder(HOSTS), asyncio.Lock()):
+                await self._changes.register(self._host or host)
+        except ZkRefused as error:
+            log.error("host.refused", host=host.id, reason=str(error))
+        except ZkError as error:  # the connection was lost: it is done again at the next one
+            log.debug("host.not_registered", host=host.id, reason=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("facts.failed", exc_info=fault)
+
+    # ------------------------------------------------------------------------------------- sessions
+
+    def _up(self, session: int) -> None:
+        self._changes.session = session
+        self._connections += 1
+        self._spawn(self._begin(self._connections))
+
+    async def _begin(self, connection: int) -> None:
+        """What a connection begins with: folders, watches, and this host's own records."""
+        try:
+            await self._changes.prepare()
+        except ZkRefused as error:  # changes will be told why
+            log.error("folders.refused", root=self._paths.root, reason=str(error))
+        except ZkError:
+            return  # lost again
+        if connection != self._connections:
+            return
+        self._tell_session(Session.CONNECTED)
+        for folder in self._folders:
+            folder.reload()
+        await self._register()
+
+    def _down(self, expired: bool) -> None:
+        self._connections += 1
+        if expired and self._told not in (None, Session.EXPIRED):
+            self._tell_session(Session.EXPIRED)
+        elif not expired and self._told is Session.CONNECTED:
+            self._tell_session(Session.SUSPENDED)
+
+    def _tell_session(self, session: Session) -> None:
+        self._told = session
+        log.info("session.changed", state=session.value)
+        self._session(session)
+
+    # ------------------------------------------------------------------------------------- facts
+
+    def _touch(self) -> None:
+        """Something is new: tell of it when all that came in this turn is taken in."""
+        if not self._telling:
+            self._telling = True
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = False
+        if all(folder.loaded for folder in self._folders):
+            self._changed(self._view.facts)

@@ -1,0 +1,54 @@
+"""kazoo's errors as those of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
+    ZookeeperError,
+)
+
+from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown
+
+CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+# A failed authentication ends the connection; one without the rights is refused with NoAuthError.
+LOST = (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+
+
+def mapped(error: Exception) -> ZkError:
+    """The text is the kind of error alone: what was written may hold a shard's URL."""
+    kind = type(error).__name__
+    if isinstance(error, ZkError):
+        return error
+    if isinstance(error, CONFLICTS):
+        return ZkConflict(kind)
+    if isinstance(error, ZookeeperError) and not isinstance(error, LOST):
+        return ZkRefused(f"ZooKeeper refuses it: {kind}")
+    return ZkUnknown(kind)
+
+
+def first_failure(results: Iterable[object]) -> Exception | None:
+    """Why a transaction failed; None when it did not. What would have been done stands with an error as well."""
+    failures = [result for result in results if isinstance(result, KazooException)]
+    reasons = [failure for failure in failures if not isinstance(failure, RolledBackError | RuntimeInconsistency)]
+    return next(iter(reasons or failures), None)

@@ -1,0 +1,259 @@
+"""The connection to ZooKeeper: one session after another, and a bounded number of requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss, KazooException, WriterNotClosedException
+from kazoo.protocol.connection import PURESASL_AVAILABLE
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from foqs.errors import Invalid
+from foqs.sections import ZookeeperSection
+from foqs.zk.errors import mapped
+from foqs.zk.handler import KazooLog, LoopHandler
+from foqs.zk.protocol import ZkUnavailable
+
+log = structlog.get_logger("foqs.zk")
+
+Call = Callable[[KazooClient], Any]
+Then = Callable[[Any, Exception | None], None]
+
+# kazoo writes a byte for each request to a socket that its thread reads: it blocks when a few hundred are unread.
+_WINDOW = 100
+_AGAIN_S = 1.0
+_CLOSE_S = 1.0
+_MAX_DELAY_S = 1.0
+_TRIES = 3
+"""To connect, within one session's time-out, though each server takes the connection and says nothing."""
+_LEAST_PATIENCE_S = 1.0
+
+
+class Link:
+    """All of it is called, and calls, on the loop.
+
+    `up(session id)` at each connection, then `down(expired)`. Requests are sent in the order in which they were asked
+    for, urgent ones before others; one that is under way when the connection is lost ends with kazoo's ConnectionLoss,
+    one that was not sent with ZkUnavailable.
+    """
+
+    def __init__(
+        self,
+        config: ZookeeperSection,
+        loop: asyncio.AbstractEventLoop,
+        up: Callable[[int], None],
+        down: Callable[[bool], None],
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._up = up
+        self._down = down
+        self._client: KazooClient | None = None
+        self._connected = False
+        self._closing = self._closed = False
+        self._closings: list[Callable[[], None]] = []
+        self._refused = False  # the credential, and the log has it
+        self._kazoo_log = KazooLog()
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Then] = {}
+        self._urgent: deque[tuple[Call, Then]] = deque()
+        self._bulk: deque[tuple[Call, Then]] = deque()
+
+    def start(self) -> None:
+        """Connects, and goes on trying until `close`."""
+        if self._closing:
+            return
+        config = self._config
+        patience_s = max(_LEAST_PATIENCE_S, config.session_timeout_ms / 1000 / _TRIES)
+        handler = LoopHandler(self._loop, lambda: self._ended(client), patience_s)
+        client = self._client = KazooClient(
+            config.hosts,
+            timeout=config.session_timeout_ms / 1000,
+            handler=handler,
+            default_acl=CREATOR_ALL_ACL if config.acl == "creator" else OPEN_ACL_UNSAFE,
+            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": _MAX_DELAY_S},
+            logger=self._kazoo_log,
+            **security(config),
+        )
+        client.add_listener(partial(self._listen, client, handler))
+        client.start_async()
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Ends the session. `done` is called when it is ended, or cannot be in a second. May be called twice."""
+        self._closings.append(done)
+        if self._closing:
+            if self._closed:
+                self._loop.call_soon(self._tell_closed)
+            return
+        self._closing, self._connected = True, False
+        self._fail(self._unsent(), ZkUnavailable("closed"))
+
+        def closed() -> None:
+            timer.cancel()
+            self._closed = True
+            self._fail(self._taken(), ConnectionLoss())
+            self._tell_closed()
+
+        timer = self._loop.call_later(_CLOSE_S, closed)
+        if self._client is not None:
+            self._end(self._client, closed)
+        else:
+            self._loop.call_soon(closed)
+
+    def ask(self, call: Call, then: Then, *, urgent: bool = True) -> None:
+        """`call` gives kazoo's answer to come; `then` gets its value or its error."""
+        if not self._connected:
+            self._loop.call_soon(then, None, ZkUnavailable("no connection to ZooKeeper"))
+            return
+        (self._urgent if urgent else self._bulk).append((call, then))
+        self._send()
+
+    async def answer(self, call: Call) -> Any:
+        """The same as a value. Raises ZkError."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def then(value: Any, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(mapped(error))
+
+        self.ask(call, then)
+        return await future
+
+    def _tell_closed(self) -> None:
+        closings, self._closings = self._closings, []
+        for done in closings:
+            done()
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def _send(self) -> None:
+        while self._connected and len(self._under_way) < _WINDOW and (self._urgent or self._bulk):
+            call, then = (self._urgent or self._bulk).popleft()
+            number = next(self._numbers)
+            self._under_way[number] = then
+            call(self._client).rawlink(partial(self._answered, number))
+
+    def _answered(self, number: int, result: Any) -> None:
+        then = self._under_way.pop(number, None)
+        if then is None:  # told before that the connection was lost
+            return
+        try:
+            value = result.get_nowait()
+        except ConnectionLoss as error:  # what is not sent yet waits for what the session is now
+            then(None, error)
+            return
+        except KazooException as error:
+            then(None, error)
+        else:
+            self._refused = False
+            then(value, None)
+        self._send()
+
+    def _unsent(self) -> list[Then]:
+        thens = [then for _, then in (*self._urgent, *self._bulk)]
+        self._urgent.clear()
+        self._bulk.clear()
+        return thens
+
+    def _taken(self) -> list[Then]:
+        thens = list(self._under_way.values())
+        self._under_way.clear()
+        return thens
+
+    @staticmethod
+    def _fail(thens: list[Then], error: Exception) -> None:
+        for then in thens:
+            then(None, error)
+
+    # ------------------------------------------------------------------------------------- sessions
+
+    def _listen(self, client: KazooClient, handler: LoopHandler, state: str) -> None:
+        """In kazoo's thread."""
+        session = client.client_id[0] if state == KazooState.CONNECTED else 0
+        refused = client.client_state == KeeperState.AUTH_FAILED
+        handler.completion_queue.put(partial(self._changed, client, state, session, refused))
+
+    def _changed(self, client: KazooClient, state: str, session: int, refused: bool) -> None:
+        if client is not self._client or self._closing:
+            return
+        if refused and not self._refused:
+            self._refused = True
+            log.error("credential.refused", scheme=self._config.auth_scheme)
+        if state == KazooState.CONNECTED:
+            self._connected = True
+            self._up(session)
+        else:
+            self._lost(state != KazooState.SUSPENDED)
+
+    def _lost(self, expired: bool) -> None:
+        self._connected = False
+        unsent = self._unsent()
+        self._fail(self._taken(), ConnectionLoss())
+        self._fail(unsent, ZkUnavailable("no connection to ZooKeeper"))
+        self._down(expired)
+
+    def _ended(self, client: KazooClient | None) -> None:
+        """kazoo has given up for good; with a new client comes a new session."""
+        if client is not self._client or client is None or self._closing:
+            return
+        self._client = None
+        self._lost(True)
+        self._end(client, lambda: None)
+        self._loop.call_later(_AGAIN_S, self.start)
+
+    def _end(self, client: KazooClient, done: Callable[[], None]) -> None:
+        """In a thread of its own, since kazoo waits for its thread."""
+
+        def end() -> None:
+            with contextlib.suppress(WriterNotClosedException):
+                client.stop()
+                client.close()
+            client.handler.completion_queue.put(done)
+
+        client.handler.spawn(end)
+
+
+def check(config: ZookeeperSection) -> None:
+    """Raises Invalid: a package or a file is missing that the configuration needs."""
+    if config.auth_scheme == "sasl" and not PURESASL_AVAILABLE:
+        raise Invalid("zookeeper.auth_scheme: sasl needs the package pure-sasl (pip install foqs[sasl])")
+    files = {"ca": config.tls_ca_file, "cert": config.tls_cert_file, "key": config.tls_key_file}
+    for name, path in files.items():
+        if path is not None and not os.access(path, os.R_OK):  # kazoo would only go on trying
+            raise Invalid(f"zookeeper.tls_{name}_file: cannot read {path}")
+
+
+def security(config: ZookeeperSection) -> dict[str, Any]:
+    """What kazoo is to be told of TLS and of the credential."""
+    return {**_tls(config), **_authentication(config)}
+
+
+def _tls(config: ZookeeperSection) -> dict[str, Any]:
+    if not config.tls:
+        return {}
+    files = {"ca": config.tls_ca_file, "certfile": config.tls_cert_file, "keyfile": config.tls_key_file}
+    given = {name: str(path) for name, path in files.items() if path is not None}
+    return {"use_ssl": True, "verify_certs": True, "check_hostname": True, **given}
+
+
+def _authentication(config: ZookeeperSection) -> dict[str, Any]:
+    if config.auth_scheme is None or config.auth_credential is None:
+        return {}
+    if config.auth_scheme == "sasl":
+        user, _, password = config.auth_credential.partition(":")
+        return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": user, "password": password}}
+    return {"auth_data": [(config.auth_scheme, config.auth_credential)]}

@@ -1,0 +1,81 @@
+"""Where each fact is below the root, and how ids are spelled in the names of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from foqs.errors import Invalid
+from foqs.ids import MAX_SHARD
+
+SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
+ASSIGNMENT, SLOTS = "assignment", "slots"
+FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """`root` is absolute, without a slash at its end, and not the root of all."""
+
+    root: str
+
+    def folder(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def shard(self, shard: int) -> str:
+        return f"{self.root}/{SHARDS}/{shard}"
+
+    def host(self, host: str) -> str:
+        return f"{self.root}/{HOSTS}/{host_name(host)}"
+
+    def owner(self, shard: int) -> str:
+        return f"{self.root}/{OWNERS}/{shard}"
+
+    def drained(self, host: str) -> str:
+        return f"{self.root}/{DRAINED}/{host_name(host)}"
+
+    def candidate(self, name: str) -> str:
+        return f"{self.root}/{ELECTION}/{name}"
+
+    @property
+    def assignment(self) -> str:
+        return f"{self.root}/{ASSIGNMENT}"
+
+    @property
+    def slots(self) -> str:
+        return f"{self.root}/{SLOTS}"
+
+    @property
+    def ancestors(self) -> list[str]:
+        """The root and what is above it, from the top."""
+        parts = self.root.split("/")[1:]
+        return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def host_name(host: str) -> str:
+    """A host's id as the name of a node; any text is one."""
+    # ZooKeeper refuses these two, and quote leaves dots alone.
+    return host.replace(".", "%2E") if host in (".", "..") else quote(host, safe="")
+
+
+def host_of(name: str) -> str:
+    """Raises Invalid: no name that `host_name` makes, so that no host has two."""
+    host = unquote(name)
+    if host_name(host) != name:
+        raise Invalid("not the name of a host's node")
+    return host
+
+
+def shard_of(name: str) -> int:
+    """Raises Invalid."""
+    if not name.isascii() or not name.isdigit() or name.startswith("0") or len(name) > 5 or int(name) > MAX_SHARD:
+        raise Invalid("not the number of a shard")
+    return int(name)
+
+
+def candidate_of(name: str) -> tuple[int, str]:
+    """Sequence number and host of a node in the election, whose names are <host>-<sequence>. Raises Invalid."""
+    host, _, sequence = name.rpartition("-")
+    if not sequence.isascii() or not sequence.isdigit():
+        raise Invalid("no sequence number")
+    return int(sequence), host_of(host)

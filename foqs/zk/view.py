@@ -1,0 +1,151 @@
+"""Records as they are read, as facts. One that cannot be read is reported in the log; what it said before stands, so
+that no shard looks removed because of a slip of the pen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+import structlog
+
+from foqs.errors import Invalid
+from foqs.shardmgr.facts import (
+    Assignment,
+    Facts,
+    HostFact,
+    OwnerFact,
+    ShardFact,
+    Slots,
+    decode_assignment,
+    decode_host,
+    decode_owner,
+    decode_shard,
+    decode_slots,
+)
+from foqs.zk.paths import candidate_of, host_of, shard_of
+
+log = structlog.get_logger("foqs.zk")
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Section(Generic[K, V]):
+    """The records of one folder. `parse(name, data)` gives key and value, or raises Invalid."""
+
+    def __init__(self, folder: str, parse: Callable[[str, bytes], tuple[K, V]], changed: Callable[[], None]) -> None:
+        self._folder = folder
+        self._parse = parse
+        self._changed = changed
+        self._found: dict[str, tuple[bytes, tuple[K, V] | None]] = {}
+        self._values: Mapping[K, V] | None = {}
+
+    def put(self, name: str, data: bytes, _version: int) -> None:
+        before = self._found.get(name)
+        if before is not None and before[0] == data:
+            return
+        try:
+            record: tuple[K, V] | None = self._parse(name, data)
+        except Invalid as error:
+            log.error("record.not_read", node=f"{self._folder}/{name}", reason=error.message)
+            record = None if before is None else before[1]
+        self._found[name] = (data, record)
+        self._touch()
+
+    def drop(self, name: str) -> None:
+        if self._found.pop(name, None) is not None:
+            self._touch()
+
+    @property
+    def values(self) -> Mapping[K, V]:
+        """Not changed after it was given out."""
+        if self._values is None:
+            self._values = dict(record for _, record in self._found.values() if record is not None)
+        return self._values
+
+    def _touch(self) -> None:
+        self._values = None
+        self._changed()
+
+
+class View:
+    """`changed` is called at each change; a record that stands as it was is none."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._assignment = Assignment()
+        self._slots = Slots()
+        self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
+        self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
+        self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)
+        self.drained: Section[str, None] = Section("drained", _drained, changed)
+        self.election: Section[int, str] = Section("election", _candidate, changed)
+
+    def put_assignment(self, _name: str, data: bytes, version: int) -> None:
+        """One that cannot be read keeps its version, so that a controller can write over it."""
+        if version == self._assignment.version:
+            return
+        try:
+            self._assignment = decode_assignment(data, version)
+        except Invalid as error:
+            log.error("record.not_read", node="assignment", reason=error.message)
+            self._assignment = Assignment(version, self._assignment.hosts)
+        self._changed()
+
+    def drop_assignment(self, _name: str) -> None:
+        if self._assignment.version >= 0:
+            self._assignment = Assignment()
+            self._changed()
+
+    def put_slots(self, _name: str, data: bytes, version: int) -> None:
+        """As above."""
+        if version == self._slots.version:
+            return
+        try:
+            self._slots = decode_slots(data, version)
+        except Invalid as error:
+            log.error("record.not_read", node="slots", reason=error.message)
+            self._slots = replace(self._slots, version=version)
+        self._changed()
+
+    def drop_slots(self, _name: str) -> None:
+        if self._slots.version >= 0:
+            self._slots = Slots()
+            self._changed()
+
+    @property
+    def facts(self) -> Facts:
+        candidates = self.election.values
+        return Facts(
+            shards=self.shards.values,
+            hosts=self.hosts.values,
+            owners=self.owners.values,
+            drained=frozenset(self.drained.values),
+            assignment=self._assignment,
+            controller=candidates[min(candidates)] if candidates else None,
+            slots=self._slots,
+        )
+
+
+def _shard(name: str, data: bytes) -> tuple[int, ShardFact]:
+    number = shard_of(name)
+    return number, decode_shard(number, data)
+
+
+def _host(name: str, data: bytes) -> tuple[str, HostFact]:
+    host = host_of(name)
+    return host, decode_host(host, data)
+
+
+def _owner(name: str, data: bytes) -> tuple[int, OwnerFact]:
+    number = shard_of(name)
+    return number, decode_owner(number, data)
+
+
+def _drained(name: str, _data: bytes) -> tuple[str, None]:
+    return host_of(name), None
+
+
+def _candidate(name: str, _data: bytes) -> tuple[int, str]:
+    return candidate_of(name)

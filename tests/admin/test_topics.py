@@ -1,0 +1,69 @@
+"""Topics with the most ready items have series of their own; the rest is one."""
+
+from foqs.admin.topics import TopicCounts, topic_rows
+from foqs.prefetch.lane import LaneKey
+
+NOW_MS = 1_000_000
+AGES, ITEMS = "foqs_topic_oldest_ready_age_seconds", "foqs_topic_items"
+
+
+def counts(ready: int, total: int, oldest_ms: int | None = None, leased: int = 0) -> TopicCounts:
+    made = TopicCounts()
+    made.add(ready, leased, total, oldest_ms)
+    return made
+
+
+def topics(**ready: int) -> dict[LaneKey, TopicCounts]:
+    return {("ns", name): counts(items, items + 4, NOW_MS - 1_000 * items, leased=3) for name, items in ready.items()}
+
+
+def test_all_fit() -> None:
+    rows = topic_rows(topics(a=1, b=2), 2, NOW_MS)
+    assert dict(rows[ITEMS]) == {
+        ("ns", "a", "ready"): 1,
+        ("ns", "a", "leased"): 3,
+        ("ns", "a", "delayed"): 1,
+        ("ns", "b", "ready"): 2,
+        ("ns", "b", "leased"): 3,
+        ("ns", "b", "delayed"): 1,
+    }
+    assert dict(rows[AGES]) == {("ns", "a"): 1.0, ("ns", "b"): 2.0}
+    assert rows["foqs_topics"] == [((), 2)]
+
+
+def test_the_rest_is_told_as_one_with_the_age_of_its_oldest() -> None:
+    rows = topic_rows(topics(a=9, b=2, c=5, d=3), 2, NOW_MS)
+    assert {key[1]: value for key, value in rows[ITEMS] if key[2] == "ready"} == {"a": 9, "c": 5, "other": 5}
+    assert dict(rows[AGES])["other", "other"] == 3.0
+    assert rows["foqs_topics"] == [((), 4)]
+
+
+def test_none_has_its_own() -> None:
+    rows = topic_rows(topics(a=9, b=2), 0, NOW_MS)
+    assert dict(rows[ITEMS]) == {
+        ("other", "other", "ready"): 11,
+        ("other", "other", "leased"): 6,
+        ("other", "other", "delayed"): 2,
+    }
+
+
+def test_a_topic_that_is_called_as_the_rest_is_counted_with_it() -> None:
+    found = {("other", "other"): counts(100, 100, 0), **topics(a=1, b=2)}
+    rows = topic_rows(found, 1, NOW_MS)
+    assert {key: value for key, value in rows[ITEMS] if key[2] == "ready"} == {
+        ("ns", "b", "ready"): 2,
+        ("other", "other", "ready"): 101,
+    }
+
+
+def test_ages_are_never_below_nothing() -> None:
+    """A clock was set back, or nothing is ready."""
+    found = {("ns", "a"): counts(1, 1, NOW_MS + 5), ("ns", "b"): counts(0, 3)}
+    assert dict(topic_rows(found, 5, NOW_MS)[AGES]) == {("ns", "a"): 0, ("ns", "b"): 0}
+
+
+def test_lanes_of_several_shards_are_one_topic() -> None:
+    made = counts(2, 3, 50)
+    made.add(1, 0, 1, 20)
+    made.add(0, 1, 4, None)
+    assert (made.ready, made.leased, made.total, made.oldest_ms) == (3, 1, 8, 20)

@@ -1,0 +1,93 @@
+"""What a change writes: applied to a database that checks every rule, the item is then where the change says."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from foqs.buffers.changes import Cause, Change, To
+from foqs.counters import Namespace
+from foqs.item import Item, Phase, Place, from_found
+from foqs.prefetch.lane import Lane
+from foqs.rows import Batch, LaneRow, NewItem
+from tests.sim.memory_store import MemoryDatabase, MemoryStore
+
+NOW_MS = 1_000
+LEASE, OTHER = 77, 88
+
+
+def stored(place: Place, *, leased: bool, ttl_ms: int = 0) -> tuple[MemoryStore, MemoryDatabase, Item]:
+    """An item in the database, and as the host knows it."""
+    db = MemoryDatabase(lambda: NOW_MS)
+    store = MemoryStore(db)
+    store.open("owner", take_over=False)
+    due_ms = NOW_MS + 5 if place is Place.TIMER and not leased else 0
+    new = NewItem(b"payload", None, None, 3, due_ms or NOW_MS, due_ms, NOW_MS, ttl_ms, 0, 1)
+    new.id, new.lane = 5, 1
+    store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[new]))
+    item = from_found(store.look([5])[0], Lane(("ns", "topic"), 1, Namespace()))
+    if leased:
+        item.phase, item.lease, item.attempt, item.lease_ms, item.lease_expires_at_ms = (
+            Phase.LEASED,
+            LEASE,
+            1,
+            50,
+            NOW_MS + 50,
+        )
+        if place is Place.TIMER:
+            carry_out(store, Change(item, To.LEASED, Cause.LEASE))
+            item.place = Place.TIMER
+    return store, db, item
+
+
+def carry_out(store: MemoryStore, change: Change) -> None:
+    batch = Batch()
+    change.emit(batch)
+    store.commit(batch)
+
+
+@pytest.mark.parametrize(
+    ("place", "leased", "ttl_ms"), list(itertools.product(Place, [False, True], [0, NOW_MS + 500]))
+)
+class TestWhereItGoes:
+    def test_gone(self, place: Place, leased: bool, ttl_ms: int) -> None:
+        store, db, item = stored(place, leased=leased, ttl_ms=ttl_ms)
+        carry_out(store, Change(item, To.GONE, Cause.ACK))
+        assert not (db.items or db.ready or db.timer or db.expiry)
+
+    def test_ready(self, place: Place, leased: bool, ttl_ms: int) -> None:
+        store, db, item = stored(place, leased=leased, ttl_ms=ttl_ms)
+        carry_out(store, Change(item, To.READY, Cause.EXPIRED, lease=LEASE, attempt=4, metadata=b"half"))
+        row = db.ready[5]
+        assert (row.priority, row.deliver_after_ms, row.lease, row.attempt) == (3, item.deliver_after_ms, LEASE, 4)
+        assert db.items[5].metadata == b"half"
+        assert not db.timer
+
+    def test_delayed(self, place: Place, leased: bool, ttl_ms: int) -> None:
+        store, db, item = stored(place, leased=leased, ttl_ms=ttl_ms)
+        carry_out(store, Change(item, To.DELAYED, Cause.NACK, due_ms=NOW_MS + 70))
+        row = db.timer[5]
+        assert (row.due_ms, row.lease, row.attempt) == (NOW_MS + 70, 0, item.attempt)
+        assert db.items[5].deliver_after_ms == NOW_MS + 70
+        assert not db.ready
+
+    def test_leased(self, place: Place, leased: bool, ttl_ms: int) -> None:
+        """The lease as it stands in memory when the transaction is built; an extension says when it ends."""
+        store, db, item = stored(place, leased=leased, ttl_ms=ttl_ms)
+        extension = Change(item, To.LEASED, Cause.EXTEND, due_ms=NOW_MS + 90)
+        item.lease, item.attempt, item.lease_ms = OTHER, 2, 60
+        carry_out(store, extension)
+        row = db.timer[5]
+        assert (row.due_ms, row.lease, row.attempt, row.lease_ms) == (NOW_MS + 90, OTHER, 2, 60)
+        assert not db.ready
+
+
+@pytest.mark.parametrize(("place", "leased"), list(itertools.product(Place, [False, True])))
+def test_kept(place: Place, leased: bool) -> None:
+    """Only the time at which its TTL is looked at again moves."""
+    store, db, item = stored(place, leased=leased, ttl_ms=NOW_MS + 500)
+    before = (dict(db.ready), dict(db.timer))
+    carry_out(store, Change(item, To.KEPT, Cause.TTL, due_ms=NOW_MS + 900))
+    assert db.expiry == {5: NOW_MS + 900}
+    assert (db.ready, db.timer) == before

@@ -1,0 +1,41 @@
+"""A foqs.toml, and hosts that are started with it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.hosts import HostProcess
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """`write(text)` makes a foqs.toml of it."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "foqs.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    """Two SQLite shards, as in foqs.toml."""
+    return "".join(f'[[shards]]\nid = {n}\nurl = "sqlite:///{tmp_path}/shard-{n}.db"\n' for n in (1, 2))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., HostProcess]]:
+    """`serve(*options, **env)`."""
+    started: list[HostProcess] = []
+
+    def start(*options: object, **env: str) -> HostProcess:
+        log = tmp_path / f"log-{len(started)}"
+        started.append(HostProcess(log, ["serve", *map(str, options)], env))
+        return started[-1]
+
+    yield start
+    for host in started:
+        host.kill()

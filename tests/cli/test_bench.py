@@ -1,0 +1,54 @@
+"""`foqs bench assignment`: what it prints, and that it needs no database."""
+
+import json
+
+import pytest
+
+from tests.service.hosts import foqs
+
+
+def test_assignment_is_measured_without_a_server() -> None:
+    ran = foqs(
+        "bench", "assignment", "--shards-total", "50", "--hosts", "6", "--rounds", "2", "--json", env={"PATH": ""}
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    said = json.loads(ran.stdout)
+    cases = said["cases"]
+    assert (said["shards"], said["hosts"]) == (50, 6)
+    assert {name: case["changed"] for name, case in cases.items() if case["needed"] is not None} == {
+        "fresh": 50,
+        "one host joins": 7,
+        "one host leaves": 9,
+    }
+    for case in cases.values():
+        assert case["needed"] in (None, case["changed"])
+        assert len(case["rounds_ms"]) == 2
+        assert case["median_ms"] >= 0
+    # 9 or 8 shards a host of 50 / 6, then 8 or 7 of 50 / 7.
+    assert cases["fresh"]["imbalance"] == pytest.approx(6 / 50)
+    assert cases["one host joins"]["imbalance"] == pytest.approx(7 / 50)
+    assert cases["one host leaves"]["imbalance"] == 0
+    assert cases["loads differ"]["imbalance"] < 0.2
+
+
+def test_assignment_as_a_table() -> None:
+    ran = foqs("bench", "assignment", "--shards-total", "1", "--hosts", "1", "--rounds", "1", env={"COLUMNS": "120"})
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for word in ("1 shards on 1 hosts", "fresh", "one host joins", "loads differ"):
+        assert word in ran.stdout
+    assert "one host leaves" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["assignment", "cycle"], "foqs: assignment is measured by itself\n"),
+        (
+            ["nonsense"],
+            "foqs: no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, cluster\n",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(args: list[str], said: str) -> None:
+    ran = foqs("bench", *args)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)

@@ -1,0 +1,220 @@
+"""SIGHUP to real processes: what has its new value at once, what is told to wait for a restart, what is refused."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foqs.config import Config, load
+from foqs.host.node import Node
+from foqs.keys import keys
+from foqs.running import change
+from foqs.store.sql import SqlStore
+from tests.service.hosts import HostProcess, dev, foqs, until
+from tests.service.wire import Wire, spec
+
+SECRET = "hunter2-the-secret"
+Write = Callable[[str], Path]
+Serve = Callable[..., HostProcess]
+
+
+def hang_up(host: HostProcess) -> str:
+    """The line that says what came of it."""
+    before = len(told(host))
+    host.send_signal(signal.SIGHUP)
+    until(lambda: len(told(host)) > before or not host.running, "a word of the reload")
+    assert host.running, host.said()
+    return told(host)[before]
+
+
+def told(host: HostProcess) -> list[str]:
+    return re.findall(r"^.*config\.(?:not_|partly_)?reloaded.*\n", host.said(), re.MULTILINE)
+
+
+@pytest.fixture
+def start(write: Write, shards: str, serve: Serve) -> Callable[..., HostProcess]:
+    """`start(text, **env)`: a host on that foqs.toml and two shards."""
+
+    def start(text: str, **env: str) -> HostProcess:
+        config = write(f"{text}{shards}")
+        assert foqs("shards", "create", "-c", config).returncode == 0
+        host = serve("-c", config, "--port", 0, **env)
+        assert host.address
+        return host
+
+    return start
+
+
+def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
+    host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9")
+    with Wire(host.address) as wire:
+        wire.put("t", b"x" * 100)
+        write(
+            f'[server]\nid = "me"\nmax_connections = 1\n[limits]\npayload_bytes = 99\nname_bytes = 8\n'
+            f'lease_default_ms = 777\n[log]\nlevel = "WARNING"\n{shards}'
+        )
+        host.send_signal(signal.SIGHUP)  # its line is not written at that level
+        until(lambda: wire.ask("GetServerInfo").limits["payload_bytes"] == 99, "the new limit")
+        assert wire.ask("GetServerInfo").limits["name_bytes"] == 9  # the environment's
+        assert "100 bytes, more than 99" in wire.refusal(spec("t", b"x" * 100))
+        wire.put("t", b"x" * 99)
+        assert len(wire.dequeue("t", 2)) == 2  # also what was too large by now when it came
+        with Wire(host.address) as second:
+            assert second.is_closed()
+        write(f'[server]\nid = "other"\nmax_connections = 2\n[limits]\nframe_bytes = 9000000\n{shards}')
+        line = hang_up(host)
+        changed = ["server.max_connections", "log.level", "limits.payload_bytes", "limits.lease_default_ms"]
+        assert f"changed={changed} needs_restart=['server.id', 'limits.frame_bytes']" in line
+        assert wire.ask("GetServerInfo").limits["frame_bytes"] == 16_384_000
+        with Wire(host.address) as second:
+            second.put("t", b"x" * 100)
+    assert len(told(host)) == 1
+    assert host.faults() == []
+    assert host.stop() == 0
+
+
+def test_what_is_not_valid_changes_nothing(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
+    host = start("[limits]\npayload_bytes = 9\n")
+    with Wire(host.address) as wire:
+        write(f'[limits]\npayload_bytes = 5\nname_bytes = "{SECRET}"\n[nonsense]\nkey = "{SECRET}"\n{shards}')
+        line = hang_up(host)
+        assert "config.not_reloaded" in line and "limits.name_bytes: " in line and "nonsense: " in line
+        path = write(f"[limits]\npayload_bytes = {SECRET}\n")
+        assert f"{path}: Invalid value" in hang_up(host)
+        path.unlink()
+        assert f"no configuration file at {path}" in hang_up(host)
+        wire.put("t", b"x" * 9)
+        write(f"[limits]\npayload_bytes = 5\n{shards}")
+        assert "changed=['limits.payload_bytes']" in hang_up(host)
+        assert "more than 5" in wire.refusal(spec("t", b"x" * 9))
+    assert SECRET not in host.said()
+    assert host.stop() == 0
+
+
+def test_a_secret_that_is_another_one_is_told_by_its_name_alone(write: Write, tmp_path: Path, serve: Serve) -> None:
+    """Also to a host that does not serve yet, because it waits for ZooKeeper."""
+    credential = tmp_path / "credential"
+    credential.write_text(f"me:{SECRET}-1\n")
+    config = write('[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_credential_file = "credential"\n')
+    host = serve("-c", config, "--port", 0)
+    until(lambda: "kazoo.warned" in host.said(), "the host to be at work")
+    credential.write_text(f"me:{SECRET}-2\n")
+    assert "changed=[] needs_restart=['zookeeper.auth_credential']" in hang_up(host)
+    credential.unlink()
+    assert "zookeeper.auth_credential_file: cannot read" in hang_up(host)
+    assert host.stop() == 0
+    assert SECRET not in host.said()
+
+
+def test_a_hangup_that_comes_while_the_first_configuration_is_read(
+    write: Write, shards: str, tmp_path: Path, serve: Serve
+) -> None:
+    """It is not heeded, and does not end the host."""
+    assert foqs("shards", "create", "-c", write(shards)).returncode == 0
+    pipe = tmp_path / "url"
+    os.mkfifo(pipe)
+    host = serve("-c", write('[[shards]]\nid = 1\nurl_file = "url"\n'), "--port", 0)
+    opened: list[int] = []
+
+    def reads() -> bool:
+        with suppress(OSError):
+            opened.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    until(reads, "the host to read its configuration")
+    host.send_signal(signal.SIGHUP)
+    os.write(opened[0], f"sqlite:///{tmp_path}/shard-1.db\n".encode())
+    os.close(opened[0])
+    assert host.address
+    assert host.stop() == 0
+
+
+def test_dev_has_nothing_to_read(tmp_path: Path) -> None:
+    with dev(tmp_path) as host:
+        with Wire(host.address) as wire:
+            assert "there is no file" in hang_up(host)
+            wire.put("t", b"")
+        assert host.stop() == 0
+
+
+def test_workers_are_told(write: Write, serve: Serve) -> None:
+    """By the supervisor alone; who is started again has what the others run with."""
+    cluster = '[zookeeper]\nhosts = "127.0.0.1:1"\n'
+    host = serve("-c", write(f'[server]\nid = "a"\nport = 0\n{cluster}'), "--workers", 2)
+
+    def lines(of: str) -> list[str]:
+        return [line for line in told(host) if of in line]
+
+    def pids() -> dict[str, int]:
+        return {worker: int(pid) for pid, worker in re.findall(r"worker\.started +pid=(\d+) worker=(\S+)", host.said())}
+
+    until(lambda: all(re.search(rf"kazoo.warned .*worker=a-{n}\n", host.said()) for n in (1, 2)), "the workers at work")
+    first = pids()["a-1"]
+    os.kill(first, signal.SIGHUP)  # theirs to ignore
+    write(f'[server]\nid = "b"\nport = 0\ngrace_ms = 9000\n{cluster}max_moves = 3\nsettle_ms = 5\n')
+    hang_up(host)
+    until(lambda: len(told(host)) == 3, "the workers' words, and the supervisor's")
+    changed = "changed=['server.grace_ms', 'zookeeper.max_moves']"
+    for worker in ("a-1", "a-2"):
+        (line,) = lines(f"worker={worker}")
+        assert changed in line
+    assert len(lines(f"{changed} needs_restart=['server.id', 'zookeeper.settle_ms']")) == 1
+    assert "worker.died" not in host.said()
+
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pids()["a-1"] != first, "it to come back")
+    write(f'[server]\nid = "a"\nport = 0\ngrace_ms = 8000\n{cluster}max_moves = 3\n')
+    hang_up(host)
+    until(lambda: len(told(host)) == 6, "the workers' words again")
+    assert "changed=['server.grace_ms']" in lines("worker=a-1")[-1]
+    write("[server\n")
+    assert "config.not_reloaded" in hang_up(host)
+    assert host.stop() == 0
+    assert len(told(host)) == 7
+
+
+# ------------------------------------------------------------------------------------------- every live key of a host
+
+
+def other(value: Any) -> Any:
+    if value is None:
+        return 1
+    return value / 2 if isinstance(value, float) else value - 1
+
+
+def test_a_host_takes_over_every_live_key(tmp_path: Path) -> None:
+    """It is then as one that began with them. [log] is the process's, [zookeeper] the member's."""
+    shards = [{"id": 1, "url": f"sqlite:///{tmp_path}/1.db"}]
+    before = load(shards=shards)
+    values: dict[str, dict[str, Any]] = {}
+    for key in keys(Config):
+        section, _, name = key.name.partition(".")
+        if key.live and section in ("server", "limits", "host", "breaker"):
+            values.setdefault(section, {})[name] = other(getattr(getattr(before, section), name))
+    after = load(shards=shards, **values)
+    assert len(change(before, after).live) == sum(map(len, values.values())) > 30
+
+    def held(node: Node) -> list[Any]:
+        host, server, (shard,) = node.host, node.server, node.host.shards.values()
+        return [
+            host.config, server.limits, server.decoder.limits, node.service.limits, server.places.at_most,
+            server._frame_timeout_s, server._idle_timeout_s, server._tick_s, shard.config, shard.breaker.settings,
+            server.places.each_at_most, shard.hang_ms, shard.dedup_window_ms, node._config,
+        ]  # fmt: skip
+
+    def node(config: Config) -> Node:
+        return Node(config, lambda number: SqlStore(shards[0]["url"], shard=number))
+
+    async def run() -> None:
+        changed, begun = node(before), node(after)
+        assert held(changed) != held(begun)
+        changed.reconfigure(after)
+        assert held(changed) == held(begun)
+
+    asyncio.run(run())

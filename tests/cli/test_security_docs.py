@@ -1,0 +1,70 @@
+"""What docs/security.md tells to do does what it says."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foqs.store.schema import create_schema
+from tests.service.hosts import ROOT, HostProcess, environment
+
+TEXT = (ROOT / "docs/security.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+
+
+def run(folder: Path, script: str, **env: str) -> str:
+    done = subprocess.run(
+        ["sh", "-e"], input=script, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_the_set_up_works_as_written(tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "foqs"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m foqs "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}:{os.environ['PATH']}"
+    certificates, credentials, use = blocks("sh")
+    run(tmp_path, certificates, PATH=path)
+    run(tmp_path, credentials, PATH=path)
+    url = f"sqlite:///{tmp_path / 'shard.db'}"
+    create_schema(url, 1)
+    _, sections = blocks("toml")
+    for name in ("host.pem", "host.key", "ca.pem", "principals.toml", "cluster.secret"):
+        assert f'"{name}"' in sections
+        sections = sections.replace(f'"{name}"', f'"{tmp_path / name}"')
+    config = tmp_path / "foqs.toml"
+    config.write_text(f'[[shards]]\nid = 1\nurl = "{url}"\n[server]\nport = 0\n{sections}')
+    with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
+        _, port = host.address
+        assert "127.0.0.1:7707" in use
+        lines = run(tmp_path, use.replace(":7707", f":{port}"), PATH=path).splitlines()
+        assert [set(json.loads(lines[0])), json.loads(lines[1])["payload"]] == [{"id"}, "hello"]
+        by_certificate = use.replace(":7707", f":{port}").replace(" FOQS_TOKEN=@mailer.token", "")
+        assert json.loads(run(tmp_path, by_certificate, PATH=path).splitlines()[1])["payload"] == "hello"
+        assert host.faults() == []
+
+
+def test_the_methods_rights_are_those_of_the_guard() -> None:
+    from foqs.host.guard import NEEDS
+    from foqs.principals import Right
+
+    rows = dict(re.findall(r"^\| `?(produce|consume|admin|any|being known|being a host)`? \| (.*?) \|$", TEXT, re.M))
+    named = {"any": "sees", "being known": "anybody", "being a host": "host"}
+    found = {
+        method: named.get(right) or Right(right)
+        for right, methods in rows.items()
+        for method in re.findall(r"\b[A-Z]\w+\b", methods)
+    }
+    assert found == dict(NEEDS)

@@ -1,0 +1,108 @@
+"""`foqs shards create` and `check`: what they make, what they find, and how they end."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from foqs.store.schema import SCHEMA_VERSION
+from tests.service.hosts import HostProcess, foqs, until
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "foqs.toml"
+    urls = [f"sqlite:///{tmp_path}/shard-{n}.db" for n in (1, 2)]
+    shards = "".join(f'[[shards]]\nid = {n}\nurl = "{url}"\n' for n, url in enumerate(urls, 1))
+    path.write_text(f"[server]\nport = 0\n{shards}")
+    return path
+
+
+def change(config: Path, statement: str, shard: int = 2) -> None:
+    with sqlite3.connect(config.with_name(f"shard-{shard}.db")) as connection:
+        connection.execute(statement)
+
+
+def test_create_and_check(config: Path) -> None:
+    """Created once, again without harm, and good."""
+    for _ in range(2):
+        created = foqs("shards", "create", "--config", config)
+        assert (created.returncode, created.stdout, created.stderr) == (0, "shard 1: ready\nshard 2: ready\n", "")
+    checked = foqs("shards", "check", "--config", config)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "shard 1: good\nshard 2: good\n", "")
+
+
+def test_create_keeps_what_is_there(config: Path) -> None:
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    change(config, "UPDATE shard SET epoch = 77")
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    with sqlite3.connect(config.with_name("shard-2.db")) as connection:
+        assert connection.execute("SELECT epoch FROM shard").fetchone() == (77,)
+
+
+def test_check_before_create(config: Path) -> None:
+    """Exit code 1, a line a shard, and no file is made by looking."""
+    checked = foqs("shards", "check", "--config", config)
+    assert checked.returncode == 1
+    assert checked.stdout.count("foqs shards create") == 2
+    assert not list(config.parent.glob("*.db"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        (f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION + 1}", "upgrade"),
+        ("UPDATE shard SET number = 9", "9"),
+        ("DROP TABLE shard", "shard"),
+        ("DELETE FROM shard", "shard"),
+    ],
+)
+def test_check_finds_what_is_wrong(config: Path, tmp_path: Path, statement: str, word: str) -> None:
+    """Of the other shard it says that it is good; a host does not serve the wrong one, and says why."""
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    change(config, statement)
+    checked = foqs("shards", "check", "--config", config)
+    assert checked.returncode == 1
+    first, second = checked.stdout.splitlines()
+    assert first == "shard 1: good"
+    assert second.startswith("shard 2: ")
+    assert word in second
+    with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
+        until(lambda: "shard.not_opened" in host.said(), "a word about the shard")
+        assert host.address  # the other shard is served
+        assert "shard=2" in host.said()
+        assert host.stop() == 0
+        assert "Traceback" not in host.said()
+
+
+def test_check_says_all_that_is_wrong_with_the_tables(config: Path) -> None:
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    change(config, "DROP TABLE expiry", shard=1)
+    change(config, "ALTER TABLE timer DROP COLUMN bytes", shard=1)
+    config.with_name("shard-2.db").write_bytes(b"this is no database" * 100)
+    checked = foqs("shards", "check", "--config", config)
+    assert (checked.returncode, checked.stderr) == (1, "")
+    first, second = checked.stdout.splitlines()
+    assert "expiry" in first
+    assert "timer lacks bytes" in first
+    assert "no database" in second
+
+
+def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Path) -> None:
+    """By `create` and by `serve`; one that older hosts may still use is served."""
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION + 1}")
+    created = foqs("shards", "create", "--config", config)
+    assert created.returncode == 1
+    assert "shard 2: " in created.stderr
+    assert "upgrade foqs" in created.stderr
+    assert "Traceback" not in created.stderr
+    with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
+        until(lambda: "shard.not_opened" in host.said(), "a word about the shard")
+        line = next(line for line in host.said().splitlines() if "shard.not_opened" in line)
+        assert "upgrade foqs" in line
+        assert "shard=2" in line
+    change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION}")
+    with HostProcess(tmp_path / "log2", ["serve", "--config", config]) as host:
+        assert host.address
+        until(lambda: host.said().count("shard.serving") == 2, "the second shard, which it does not wait for")

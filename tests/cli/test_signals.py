@@ -1,0 +1,37 @@
+"""Signals to processes that serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+UNDER_WAY = """
+import asyncio, signal, threading, uvloop
+from foqs.cli import signals
+
+async def main():
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals.on_stop(stop.set)
+    # To a thread that does not wait: just like one that comes before the loop waits, it interrupts nothing.
+    threading.Timer(1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(100):
+            await stop.wait()
+    finally:
+        print("late" if loop.time() - began > 50 else "heard")
+
+{run}(main())
+"""
+
+
+@pytest.mark.parametrize("run", ["asyncio.run", "uvloop.run"])
+def test_a_signal_wakes_the_loop(run: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_WAY.replace("{run}", run)], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", "")

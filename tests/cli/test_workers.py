@@ -1,0 +1,144 @@
+"""`foqs serve --workers`: what it refuses, and how it keeps and ends its processes. No ZooKeeper answers here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from foqs.cli.supervisor import config_of
+from foqs.config import load
+from foqs.errors import Invalid
+from foqs.lab.servers.process import free_port
+from tests.service.hosts import HostProcess, foqs, until
+
+CLUSTER = '[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_credential = "me:hunter2"\n'
+
+
+def pids(host: HostProcess) -> list[int]:
+    return [int(pid) for pid in re.findall(r"worker\.started +pid=(\d+)", host.said())]
+
+
+def at_work(host: HostProcess) -> bool:
+    """Both try to reach ZooKeeper, or did."""
+    return all(re.search(rf"(kazoo\.warned|session\.changed) .*worker=a-{number}\n", host.said()) for number in (1, 2))
+
+
+def refused(config: Path, *options: object) -> str:
+    done = foqs("serve", "--config", config, *map(str, options))
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "word"),
+    [
+        ('[[shards]]\nid = 1\nurl = "sqlite:///x.db"\n', ["--workers", 2], "no [zookeeper] section"),
+        (CLUSTER, ["--workers", 2, "--take-over"], "--take-over"),
+        (CLUSTER, ["--workers", 3, "--port", 65_533], "no 3 ports above 65533"),
+        (f'[server]\nadvertise = "queue:99"\nport = 0\n{CLUSTER}', ["--workers", 2], "server.advertise"),
+        (f'[server]\nadvertise = "queue"\n{CLUSTER}', ["--workers", 2], "server.advertise"),
+        (f'[server]\nadvertise = "queue:65534"\n{CLUSTER}', ["--workers", 2], "server.advertise"),
+        (CLUSTER, ["--workers", 2, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:7707"),
+        (CLUSTER, ["--workers", 2, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+    ],
+)
+def test_what_is_refused_at_once(write: Callable[[str], Path], text: str, options: list[object], word: str) -> None:
+    said = refused(write(text), *options)
+    assert re.fullmatch(r"(\S+ \[warning  \] host\.not_secure [^\n]+\n)*foqs: [^\n]+\n", said)
+    assert word in said
+
+
+def test_the_shared_port_is_taken(write: Callable[[str], Path]) -> None:
+    """Also by somebody who would share it."""
+    for shared in (False, True):
+        with closing(socket.socket()) as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            assert f"cannot listen on 127.0.0.1:{port}: " in refused(write(CLUSTER), "--workers", 2, "--port", port)
+
+
+def test_a_workers_own_port_is_taken(write: Callable[[str], Path]) -> None:
+    """That ends them all, with the reason."""
+    port = free_port(above=2)
+    with socket.create_server(("127.0.0.1", port + 2)):
+        said = refused(write(f'[server]\nid = "a"\n{CLUSTER}'), "--workers", 2, "--port", port)
+    assert f"foqs: worker a-2: cannot listen on 127.0.0.1:{port + 2} " in said
+    assert "in use" in said
+    assert "worker.died" not in said
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in re.findall(r"pid=(\d+)", said))
+
+
+def test_who_dies_is_started_again_ever_later(write: Callable[[str], Path], serve: Callable[..., HostProcess]) -> None:
+    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--workers", 2)
+    killed: list[int] = []
+    for _ in range(3):
+        until(lambda: len(pids(host)) == 2 + len(killed), "the workers")
+        worker = re.findall(r"worker\.started +pid=(\d+) worker=a-1\n", host.said())[-1]
+        os.kill(int(worker), signal.SIGKILL)
+        killed.append(int(worker))
+        until(lambda: host.said().count("worker.died") == len(killed), "a word of it")
+    assert re.findall(r"worker\.died +again_ms=(\d+) status=(\S+) worker=a-1\n", host.said()) == [
+        ("200", "-9"), ("400", "-9"), ("800", "-9"),
+    ]  # fmt: skip
+    until(lambda: len(pids(host)) == 5, "the worker to come back")
+    assert len(set(killed)) == 3
+    until(lambda: at_work(host), "the workers to be at work")
+    assert host.stop() == 0
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids(host))
+    assert (host.lines, "hunter2" in host.said()) == ([], False)
+
+
+@pytest.mark.parametrize("when", ["at work", "being started"])
+def test_signals_end_all_also_before_they_listen(
+    write: Callable[[str], Path], serve: Callable[..., HostProcess], when: str
+) -> None:
+    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--workers", 2)
+    until(lambda: len(pids(host)) == 2 and (when != "at work" or at_work(host)), "the workers")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        host.send_signal(number)
+    assert host.wait() == 0
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids(host))
+
+
+def test_a_worker_is_told_its_name_and_ports() -> None:
+    def server(**keys: object) -> dict[str, object]:
+        config = load(server=keys, zookeeper={"hosts": "z:1"})
+        made = config_of(config, 3)
+        assert made.model_copy(update={"server": config.server}) == config
+        return made.server.model_dump(include={"id", "port", "advertise"})
+
+    assert server(id="a", port=7000) == {"id": "a-3", "port": 7003, "advertise": None}
+    assert server(id="a", port=0) == {"id": "a-3", "port": 0, "advertise": None}
+    assert server(id="a", port=7000, advertise="q:99")["advertise"] == "q:102"
+    assert server(id="a", port=7000, advertise="[::1]:99")["advertise"] == "[::1]:102"
+    with pytest.raises(Invalid, match="advertise"):
+        server(id="a", port=7000, advertise=":99")
+
+
+def test_each_worker_has_an_admin_port_of_its_own() -> None:
+    def port(**keys: object) -> int:
+        return config_of(load(server={"id": "a"}, admin=keys, zookeeper={"hosts": "z:1"}), 3).admin_port
+
+    assert (port(), port(port=80), port(port=0)) == (9710, 83, 0)
+    with pytest.raises(Invalid, match=r"admin\.port"):
+        port(port=65_533)
+
+
+def test_a_workers_configuration_comes_through_unchanged() -> None:
+    """It is handed over as JSON."""
+    config = load(
+        server={"id": "a-1", "port": 1, "advertise": "q:1"},
+        limits={"payload_bytes": 5},
+        zookeeper={"hosts": "z:1", "auth_scheme": "digest", "auth_credential": "me:ünd:er"},
+    )
+    assert load(**config.model_dump(mode="json")).model_dump() == config.model_dump()

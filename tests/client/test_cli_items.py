@@ -1,0 +1,134 @@
+"""The commands for a terminal, through pipes."""
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+APP = textwrap.dedent(
+    """
+    import typer
+    from foqs.cli import items
+    app = typer.Typer(pretty_exceptions_enable=False)
+    items.register(app)
+    app()
+    """
+)
+
+
+@pytest.fixture
+def foqs(peer):
+    def run(*args, stdin=b"", address=None):
+        return subprocess.run(
+            [sys.executable, "-c", APP, *args],
+            input=stdin if isinstance(stdin, bytes) else stdin.encode(),
+            capture_output=True,
+            env={"FOQS_ADDRESS": address or peer.address, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""},
+            timeout=120,
+        )
+
+    return run
+
+
+def lines(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_json_lines_in_ids_out_and_back(foqs, peer):
+    done = foqs("enqueue", "t", stdin='{"payload": "a", "priority": 2}\n\n{"payload_base64": "/w==", "topic": "u"}\n')
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert lines(done) == [{"id": "1"}, {"id": "2"}]
+    leased = foqs("dequeue", "t", "--count", "5", "--wait-ms", "1")
+    (item,) = lines(leased)
+    assert (item["id"], item["payload"], item["priority"]) == ("1", "a", 2)
+    acked = foqs("ack", stdin=leased.stdout)
+    assert lines(acked) == [{"id": "1", "ok": True}]
+    assert acked.returncode == 0
+    (other,) = lines(foqs("dequeue", "u", "--ack"))
+    assert other["payload_base64"] == "/w=="
+    assert peer.items == {}
+
+
+def test_raw_lines_are_payloads(foqs, peer):
+    assert foqs("enqueue", "--raw", "t", stdin=b"a b\n\n\xff").returncode == 0
+    assert [item.payload for item in peer.items.values()] == [b"a b", b"", b"\xff"]
+
+
+def test_bad_lines_fail_alone_and_the_command_says_so(foqs, peer):
+    done = foqs("enqueue", "t", stdin='{"payload": "a"}\nnonsense\n{"payload": "b"}\n')
+    assert done.returncode == 1
+    assert [list(line) for line in lines(done)] == [["id"], ["error", "message"], ["id"]]
+    assert "line 2" in lines(done)[1]["message"]
+    assert done.stderr == b"foqs: 1 of 3 items were not enqueued\n"
+
+
+def test_nack_and_release_by_arguments(foqs, peer):
+    foqs("enqueue", "--raw", "t", stdin="x\ny\n")
+    first, second = lines(foqs("dequeue", "t", "--count", "2"))
+    assert foqs("nack", first["id"], first["lease"], "--delay-ms", "5", "--reason", "busy").returncode == 0
+    assert foqs("nack", second["id"], second["lease"], "--release").returncode == 0
+    assert [(n.delay_ms, n.release, n.reason) for n in peer.nacked] == [(5, None, "busy"), (None, True, None)]
+
+
+def test_topics_and_item(foqs):
+    foqs("enqueue", "--raw", "t", stdin="x\n")
+    assert lines(foqs("topics"))[0]["topic"] == "t"
+    assert lines(foqs("item", "1"))[0]["payload"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "status"),
+    [
+        (["item", "9"], "", 1),
+        (["item", "x"], "", 2),
+        (["ack", "9", "1"], "", 1),
+        (["ack", "9"], "", 2),
+        (["ack", "x", "1"], "", 1),
+        (["nack"], "junk", 1),
+        (["topics", "--address", "127.0.0.1:x"], "", 1),
+    ],
+)
+def test_errors_are_one_line(foqs, args, stdin, status):
+    done = foqs(*args, stdin=stdin)
+    assert done.returncode == status
+    assert done.stderr.startswith(b"foqs: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_traceback(foqs, peer):
+    foqs("enqueue", "--raw", "t", stdin="x\n" * 2_000)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", APP, "dequeue", "t", "--count", "2000", "--address", peer.address],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert writer.stdout.readline()
+    writer.stdout.close()
+    assert writer.wait(60) != 0
+    assert writer.stderr.read() == b""
+
+
+def test_a_progress_bar_on_a_terminal_leaves_the_output_alone(peer, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("x\n" * 1_000)
+    terminal, other_end = pty.openpty()
+    with lines.open() as stdin:
+        running = subprocess.Popen(
+            [sys.executable, "-c", APP, "enqueue", "--raw", "t", "--address", peer.address],
+            stdin=stdin, stdout=subprocess.PIPE, stderr=other_end,
+        )  # fmt: skip
+    os.close(other_end)
+    output, _ = running.communicate(timeout=120)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the last writer is gone
+        while part := os.read(terminal, 65_536):
+            shown += part
+    os.close(terminal)
+    assert running.returncode == 0
+    assert [json.loads(line)["id"] for line in output.splitlines()] == [str(n) for n in range(1, 1_001)]
+    assert b"items" in shown
+    assert b'"id"' not in shown

@@ -1,0 +1,55 @@
+"""JSON lines in and out."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.client import Delivery, Invalid, Item, ItemSpec, Lease
+from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
+
+I64 = st.integers(1, (1 << 63) - 1)
+
+
+def spec(line: str) -> ItemSpec:
+    return spec_of_line(line.encode(), topic="t", priority=3, delay_ms=7)
+
+
+@given(st.binary(), st.none() | st.binary(), I64, I64, st.integers(-(1 << 31), (1 << 31) - 1))
+def test_what_dequeue_writes_can_be_acked_and_enqueued_again(payload, metadata, item_id, lease, priority):
+    item = Item(id=item_id, lease=lease, topic="x", payload=payload, metadata=metadata, priority=priority, delivery=2)
+    line = json.dumps(item_json(item)).encode()
+    assert lease_of_line(line, 1) == Lease(item_id, lease)
+    written = json.loads(line)
+    assert isinstance(written["id"], str) and isinstance(written["lease"], str)
+    fields = {
+        name: value
+        for name, value in written.items()
+        if name.startswith(("payload", "metadata")) or name in ("topic", "priority", "delivery")
+    }
+    again = spec(json.dumps(fields))
+    assert again == ItemSpec("x", payload, metadata, priority=priority, delay_ms=7, delivery=Delivery.AT_MOST_ONCE)
+
+
+def test_what_a_line_leaves_out_comes_from_the_command():
+    assert spec('{"payload": "é"}') == ItemSpec("t", "é".encode(), priority=3, delay_ms=7)
+    assert spec('{"deliver_after_ms": 5, "topic": "u"}').delay_ms is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "[]", "1", "{", '{"payload": 1}', '{"payload": "a", "payload_base64": "YQ=="}', '{"payload_base64": "?"}',
+        '{"nope": 1}', '{"delivery": "TWICE"}', '{"delivery": 1}', '{"payload": "\\ud800"}',
+    ],
+)  # fmt: skip
+def test_what_is_no_item(line):
+    with pytest.raises(Invalid):
+        spec(line)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"1", b'{"id": "x", "lease": "1"}', b'{"id": [], "lease": 1}', b"\xff"])
+def test_what_is_no_lease(line):
+    with pytest.raises(Invalid, match="line 4"):
+        lease_of_line(line, 4)

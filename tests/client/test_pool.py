@@ -1,0 +1,178 @@
+"""Connections: how many, which, and what a fork does to them."""
+
+import os
+import signal
+import threading
+from time import monotonic
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.client import Client, ClientClosed, FoqsError, Invalid, ItemSpec, Unavailable
+from foqs.client.codec import SERVER_INFO
+from foqs.client.connection import Address, parse_addresses
+from foqs.client.tasks import requests_of
+from foqs.idl import idl
+from tests.client.peer import LATER, Act, eventually
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("a:1", [("a", 1)]),
+        ("a", [("a", 7707)]),
+        ("a:1, b:2 ,,c", [("a", 1), ("b", 2), ("c", 7707)]),
+        ("[::1]:5", [("::1", 5)]),
+        ("[::1]", [("::1", 7707)]),
+        ("::1", [("::1", 7707)]),
+    ],
+)
+def test_addresses(text, parsed):
+    assert parse_addresses(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", " , ", "a:b", ":1", "a:0", "a:65536", "[::1]x", "a:-1", "a:٣"])
+def test_what_is_no_address(text):
+    with pytest.raises(Invalid):
+        parse_addresses(text)
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz0123456789.", min_size=1, max_size=20), st.integers(1, 65535))
+def test_an_address_reads_as_it_is_written(host, port):
+    assert parse_addresses(str(Address(host, port))) == [(host, port)]
+
+
+def test_what_cannot_be_the_name_of_a_host_cannot_be_connected_to():
+    with Client("a..b:1", routing=False) as client, pytest.raises(Unavailable, match="not the name"):
+        client._caller.ask(SERVER_INFO, idl.GetServerInfoRequest(), monotonic() + LATER, repeatable=True)
+
+
+def test_never_more_connections_than_the_pool_may_hold(new_peer, client_of):
+    gate = threading.Event()
+
+    def wait(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    peer = new_peer(wait)
+    client = client_of(peer, pool_size=3)
+    threads = [threading.Thread(target=client.server_info) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(peer.calls) == 3)
+    with pytest.raises(Unavailable, match="in use"):
+        client.enqueue("t", b"x", timeout_ms=100)
+    gate.set()
+    for thread in threads:
+        thread.join(LATER)
+    assert peer.connections == 3
+    assert len(peer.calls) == 10
+
+
+def test_a_connection_that_is_given_back_as_the_wait_for_it_ends_is_taken(peer, client_of):
+    """Who is notified when its time is over has taken the notification from those who go on waiting."""
+    pool = client_of(peer, pool_size=1)._caller.pool
+    lent = pool.take(monotonic() + LATER)
+
+    class Late(threading.Condition):
+        def wait(self, timeout=None):
+            pool.give(lent, usable=True)
+            eventually(lambda: monotonic() > deadline)
+            return False
+
+    pool._change = Late()
+    deadline = monotonic() + 0.1
+    assert pool.take(deadline) is lent
+
+
+def test_a_closed_client_says_so_and_wakes_who_waits(new_peer, client_of):
+    peer = new_peer(lambda name, request: Act.CLOSE_BEFORE)
+    client = client_of(peer, timeout_ms=60_000)
+    errors = []
+
+    def look() -> None:
+        try:
+            client.server_info()
+        except FoqsError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    eventually(lambda: len(peer.calls) >= 3)
+    client.close()
+    thread.join(LATER)
+    assert len(errors) == 1
+    with pytest.raises(ClientClosed):
+        client.enqueue("t", b"x")
+
+
+def test_a_forked_child_has_connections_of_its_own(peer, client_of):
+    client = client_of(peer)
+    client.enqueue("t", b"x")
+    assert peer.connections == 1
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(client.enqueue("t", b"child") != 2)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.enqueue("t", b"y")
+    assert [item.payload for item in peer.items.values()] == [b"x", b"child", b"y"]
+    assert peer.connections == 2
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(peer, client_of):
+    """One that looks after topics may hold its event's lock just then."""
+    client = client_of(peer)
+    with client._topics._closed._cond:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(LATER))
+            try:
+                client.close()
+                os._exit(0)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@given(st.lists(st.integers(0, 400), max_size=50), st.integers(200, 1_000))
+def test_requests_hold_every_item_once_and_no_more_bytes_than_fit(sizes, max_bytes):
+    items = [ItemSpec("t", b"x" * size) for size in sizes]
+    requests = list(requests_of(items, max_bytes))
+    assert [item for request in requests for item in request] == items
+    for request in requests:
+        assert len(request) == 1 or sum(item.size_bytes for item in request) <= max_bytes
+
+
+def test_requests_hold_at_most_what_a_request_may():
+    assert [len(request) for request in requests_of(list(range(25_000)), 1)] == [10_000, 10_000, 5_000]
+    assert [len(request) for request in requests_of([ItemSpec("t", b"")] * 10_001, 1 << 30)] == [10_000, 1]
+
+
+def test_pages_are_followed(peer, client_of):
+    client = client_of(peer)
+    client.enqueue_many([ItemSpec(f"t{n:02}", b"x") for n in range(25)])
+    client.enqueue_many([ItemSpec("t00", b"x") for _ in range(25)])
+    assert [topic.topic for topic in client.active_topics(page_topics=10)] == [f"t{n:02}" for n in range(25)]
+    assert len(list(client.list_items("t00", page_items=7))) == 26
+    assert len(peer.named("ListItems")) == 4
+
+
+def test_a_client_may_be_used_by_many_threads(peer):
+    with Client(peer.address, pool_size=4) as client:
+        ids: list[int] = []
+
+        def enqueue() -> None:
+            ids.extend(client.enqueue("t", b"x") for _ in range(50))
+
+        threads = [threading.Thread(target=enqueue) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LATER)
+    assert sorted(ids) == list(range(1, 401))
+    assert peer.connections <= 4

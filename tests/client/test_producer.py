@@ -1,0 +1,175 @@
+"""Batches, what a future tells, and what happens when there is no room."""
+
+import os
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from foqs.client import ClientClosed, Invalid, OutcomeUnknown, Overloaded, Producer
+from foqs.idl import idl
+from tests.client.peer import LATER, Act, eventually, failed, script
+
+
+def test_single_enqueues_go_together_and_each_gets_its_own_id(peer, client_of):
+    with Producer(client_of(peer), max_items=50, linger_ms=3_600_000, in_flight=1) as producer:
+        futures = [producer.enqueue("t", str(n).encode(), priority=n) for n in range(200)]
+        ids = [future.result(LATER) for future in futures]
+    assert [peer.items[i].payload for i in ids] == [str(n).encode() for n in range(200)]
+    assert [len(request.items) for request in peer.named("Enqueue")] == [50] * 4
+
+
+def test_batches_are_cut_by_bytes(peer, client_of):
+    with Producer(client_of(peer), max_bytes=10_000, linger_ms=3_600_000, in_flight=1) as producer:
+        for _ in range(9):
+            producer.enqueue("t", b"x" * 3_000)
+        assert producer.flush(timeout_ms=LATER * 1000)
+    assert [len(request.items) for request in peer.named("Enqueue")] == [3, 3, 3]
+
+
+def test_a_lone_item_leaves_after_its_linger(peer, client_of):
+    with Producer(client_of(peer), linger_ms=5) as producer:
+        assert producer.enqueue("t", b"x").result(LATER) == 1
+
+
+def test_flush_does_not_linger_and_waits_for_what_was_taken_before(peer, client_of):
+    with Producer(client_of(peer), linger_ms=3_600_000) as producer:
+        future = producer.enqueue("t", b"x")
+        assert producer.flush(timeout_ms=LATER * 1000)
+        assert future.done()
+        assert producer.flush()
+
+
+def test_flush_says_when_it_took_too_long(new_peer, client_of, gate):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    with Producer(client_of(new_peer(hold))) as producer:
+        producer.enqueue("t", b"x")
+        assert not producer.flush(timeout_ms=30)
+        gate.set()
+        assert producer.flush(timeout_ms=LATER * 1000)
+
+
+def test_a_lost_reply_is_unknown_for_exactly_its_own_items(new_peer, client_of):
+    peer = new_peer(script("Enqueue", Act.SERVE, Act.CLOSE_AFTER))
+    with Producer(client_of(peer), max_items=10, linger_ms=3_600_000, in_flight=1) as producer:
+        futures = [producer.enqueue("t", str(n).encode()) for n in range(30)]
+        wait(futures, LATER)
+    unknown = [n for n, future in enumerate(futures) if isinstance(future.exception(), OutcomeUnknown)]
+    assert unknown == list(range(10, 20))
+    sent = [spec.payload for request in peer.named("Enqueue") for spec in request.items]
+    assert sorted(sent, key=int) == [str(n).encode() for n in range(30)], "none was sent twice"
+
+
+def test_one_bad_item_fails_alone(new_peer, client_of):
+    outcomes = [idl.EnqueueOutcome(id=1), idl.EnqueueOutcome(error=failed(1)), idl.EnqueueOutcome(id=2)]
+    peer = new_peer(script("Enqueue", idl.EnqueueResponse(outcomes=outcomes)))
+    with Producer(client_of(peer), max_items=3, linger_ms=3_600_000) as producer:
+        first, bad, last = (producer.enqueue("t", b"x") for _ in range(3))
+        assert (first.result(LATER), last.result(LATER)) == (1, 2)
+        assert isinstance(bad.exception(LATER), Invalid)
+
+
+@pytest.mark.parametrize("limit", [{"max_pending_items": 4}, {"max_pending_bytes": 4 * 1_200}])
+def test_a_full_producer_raises_or_blocks(new_peer, client_of, gate, limit):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    client = client_of(new_peer(hold))
+    with Producer(client, when_full="raise", **limit) as raising, Producer(client, block_ms=20, **limit) as blocking:
+        for producer in (raising, blocking):
+            for _ in range(4):
+                producer.enqueue("t", b"x" * 1_000)
+            with pytest.raises(Overloaded):
+                producer.enqueue("t", b"x" * 1_000)
+        waiting = threading.Thread(target=raising.flush)
+        waiting.start()
+        gate.set()
+        waiting.join(LATER)
+        assert raising.enqueue("t", b"x" * 1_000).result(LATER)
+
+
+def test_a_blocked_enqueue_goes_on_when_there_is_room(new_peer, client_of, gate):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    with Producer(client_of(new_peer(hold)), max_pending_items=2, in_flight=1) as producer:
+        futures = [producer.enqueue("t", b"x") for _ in range(2)]
+        thread = threading.Thread(target=lambda: futures.append(producer.enqueue("t", b"y")))
+        thread.start()
+        gate.set()
+        thread.join(LATER)
+        assert [future.result(LATER) for future in futures] == [1, 2, 3]
+
+
+def test_two_batches_are_under_way_at_a_time(new_peer, client_of, gate):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    peer = new_peer(hold)
+    with Producer(client_of(peer), max_items=1, in_flight=2) as producer:
+        futures = [producer.enqueue("t", b"x") for _ in range(5)]
+        eventually(lambda: len(peer.calls) == 2)
+        gate.set()
+        assert sorted(future.result(LATER) for future in futures) == [1, 2, 3, 4, 5]
+
+
+def test_a_cancelled_item_is_not_sent(peer, client_of):
+    with Producer(client_of(peer), linger_ms=3_600_000) as producer:
+        futures = [producer.enqueue("t", str(n).encode()) for n in range(3)]
+        assert futures[1].cancel()
+        producer.flush()
+    assert [item.payload for item in peer.items.values()] == [b"0", b"2"]
+
+
+def test_a_batch_of_nothing_but_cancelled_items_asks_for_nothing(peer, client_of):
+    with Producer(client_of(peer), linger_ms=3_600_000) as producer:
+        assert producer.enqueue("t", b"x").cancel()
+        assert producer.flush(timeout_ms=LATER * 1000)
+    assert peer.calls == []
+
+
+def test_close_sends_what_was_taken_and_takes_no_more(peer, client_of):
+    producer = Producer(client_of(peer), linger_ms=3_600_000)
+    future = producer.enqueue("t", b"x")
+    assert producer.close()
+    assert future.result(0) == 1
+    with pytest.raises(ClientClosed):
+        producer.enqueue("t", b"y")
+    assert producer.close()
+
+
+def test_close_gives_up_what_it_had_no_time_for(new_peer, client_of, gate):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    peer = new_peer(hold)
+    producer = Producer(client_of(peer), max_items=1, in_flight=1, linger_ms=0)
+    under_way, waiting = (producer.enqueue("t", b"x") for _ in range(2))
+    eventually(lambda: peer.calls)
+    assert not producer.close(timeout_ms=50)
+    assert waiting.cancelled()
+    gate.set()
+    assert under_way.result(LATER) == 1
+
+
+def test_a_forked_child_is_told_to_make_its_own(peer, client_of):
+    with Producer(client_of(peer), linger_ms=3_600_000) as producer:
+        future = producer.enqueue("t", b"x")
+        child = os.fork()
+        if not child:
+            try:
+                producer.enqueue("t", b"child")
+            except RuntimeError as error:
+                os._exit(0 if "fork" in str(error) and not producer.close() else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        producer.flush()
+        assert future.result(LATER) == 1
+    assert len(peer.items) == 1

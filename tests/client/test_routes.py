@@ -1,0 +1,89 @@
+"""Who is asked for what: pure."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.client.connection import Address
+from foqs.client.routes import OTHERS, Routes, by_owner, hosts_by_topic, order, routes_of
+from foqs.idl import idl
+from foqs.ids import make_id
+
+A, B, C, D = (Address(name, 1) for name in "abcd")
+TWO = Routes(7, {1: A, 2: B}, (A, B, C))
+ADDRESSES = st.lists(st.sampled_from([A, B, C, D]), unique=True)
+ROUTES = st.builds(
+    Routes, st.just(1), st.dictionaries(st.integers(1, 5), st.sampled_from([A, B, C])), ADDRESSES.map(tuple)
+)
+
+
+def response(shards, hosts, version=1):
+    return idl.GetRoutingResponse(version, [idl.ShardRoute(*route) for route in shards], hosts)
+
+
+def test_what_a_host_tells():
+    told = routes_of(response([(1, "a:1", 4), (2, "b:1", 9), (2, "c:1", 8), (3, ":", 1)], ["b:1", "a:1", "c:1", ":"]))
+    assert told == Routes(1, {1: A, 2: B}, (A, B, C))
+    assert routes_of(idl.GetRoutingResponse()) == Routes()
+    assert routes_of(response([(1, None, None), (2, b"\xff", None), (3, "a:1", None)], [b"\xff"])) == Routes(1, {3: A})
+
+
+def test_which_hosts_have_which_topic():
+    active = [idl.ActiveTopic("n", "t", 1, 1, ["a:1", "b:1", ":"]), idl.ActiveTopic("n", "u", 1, 1, None)]
+    assert hosts_by_topic(active) == {"t": {A, B}, "u": set()}
+
+
+def test_items_go_to_their_owners_and_the_rest_to_anyone():
+    ids = [make_id(1, 5), make_id(2, 5), make_id(1, 6), make_id(3, 1), "no id", None]
+    assert by_owner(TWO.owner, ids, range(6), {}) == {A: [0, 2], B: [1], None: [3, 4, 5]}
+    assert by_owner(TWO.owner, ids, [0, 1, 2], {0: A, 1: A}) == {None: [0], B: [1], A: [2]}
+
+
+def test_who_has_no_choice_is_asked_as_before():
+    """A host that is alone may be known by another name here; and the only one left of several has to be found."""
+    assert order(Routes(), [A, B], random.sample) == ()
+    assert order(Routes(1, {1: A}, (A,)), [A], random.sample) == ()
+    assert order(Routes(1, {1: C}, (C,)), [A, B], random.sample) == (A, B, C)
+    assert Routes(1, {1: A}, (A,)).owner(make_id(1, 1)) is None
+
+
+def test_a_host_without_shards_is_asked_for_nothing_as_long_as_there_are_others():
+    for _ in range(50):
+        assert set(order(TWO, [D], random.sample)[:2]) == {A, B}
+        assert C not in order(TWO, [D], random.sample)
+    assert set(order(Routes(1, {}, (A, B)), [D], random.sample)[:2]) == {A, B}
+
+
+def test_the_choice_is_random_among_those_that_have_the_topic():
+    routes = Routes(1, {1: A, 2: B, 3: C}, (A, B, C))
+    assert {order(routes, [D], random.sample, among=(A, B))[0] for _ in range(100)} == {A, B}
+    assert {order(routes, [D], random.sample)[0] for _ in range(100)} == {A, B, C}
+    assert {order(routes, [D], random.sample, among=(D,))[0] for _ in range(100)} == {A, B, C}, "it is gone"
+
+
+def test_who_does_not_serve_it_is_asked_last():
+    for _ in range(50):
+        assert order(TWO, [A], random.sample, last={A}) == (B, A)
+
+
+@given(ROUTES, ADDRESSES, ADDRESSES, ADDRESSES, st.randoms())
+def test_everyone_once_and_the_users_own_always(routes, given_, among, last, rng):
+    tried = order(routes, given_, rng.sample, among=among, last=last)
+    assert len(set(tried)) == len(tried)
+    assert set(tried) <= {*routes.hosts, *routes.serving, *given_, *last}
+    if tried:
+        assert set(given_) <= set(tried)
+    if not routes.alone:
+        assert tried
+        assert len(tried) <= OTHERS + 1 + len(given_) + len(last)
+
+
+@given(ROUTES, st.lists(st.builds(make_id, st.integers(1, 6), st.integers(1, 9))), st.data())
+def test_every_item_is_asked_for_once_and_in_order(routes, ids, data):
+    refused = data.draw(st.dictionaries(st.integers(0, 9), st.sampled_from([A, B, C])))
+    groups = by_owner(routes.owner, ids, range(len(ids)), refused)
+    assert sorted(i for group in groups.values() for i in group) == list(range(len(ids)))
+    for owner, group in groups.items():
+        assert group == sorted(group)
+        assert owner is None or all(routes.owner(ids[i]) == owner != refused.get(i) for i in group)

@@ -1,0 +1,31 @@
+"""`foqs bench cluster` measures what it says; how fast that is no test asks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foqs.lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from tests.conftest import required
+from tests.service.hosts import foqs
+
+
+@pytest.mark.server
+@pytest.mark.mariadb
+@pytest.mark.zookeeper
+@pytest.mark.timeout(400)
+def test_a_cluster_is_measured() -> None:
+    try:
+        find_zookeeper()
+        find_mariadb()
+    except ServerUnavailable as error:
+        (pytest.fail if required() else pytest.skip)(error.reason)
+    ran = foqs("bench", "cluster", "--rounds", "1", "--items", "1000", "--json", patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert [len(said[name]) for name in ("cost_straight", "cost_anywhere", "moves_ms", "takeovers_ms")] == [1, 1, 2, 1]
+    assert all(
+        figure > 0 for name in ("cost_straight", "cost_anywhere", "moves_ms", "acks_ms") for figure in said[name]
+    )
+    assert 0 <= said["overtaken"] < 1

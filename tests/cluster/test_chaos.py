@@ -1,0 +1,101 @@
+"""A short chaos run, each fault at least once; and what the run itself may get wrong."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from foqs.lab.chaos.faults import FAULTS
+from foqs.lab.chaos.run import Replaced, chaos, epochs_twice
+from foqs.lab.crash.history import Crash, Log, read
+from foqs.lab.relay import Relay
+from foqs.lab.servers import Kind, ServerUnavailable, find_zookeeper
+from tests.conftest import required
+
+
+@pytest.mark.server
+@pytest.mark.zookeeper
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mariadb", marks=pytest.mark.mariadb), pytest.param("mysql", marks=pytest.mark.mysql)]
+)
+def test_promises_hold_while_everything_fails(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    request.getfixturevalue(kind)  # skips where there is none
+    try:
+        find_zookeeper()
+    except ServerUnavailable as error:
+        (pytest.fail if required() else pytest.skip)(error.reason)
+    report = chaos(kind, tmp_path, seed=random.SystemRandom().randrange(1 << 31), seconds=1)
+    print(report)
+    assert report.good, report
+    assert set(report.recoveries_s) == {fault.__name__ for fault in FAULTS}
+    assert report.tally.acked > 0
+
+
+def test_one_epoch_served_twice_is_found() -> None:
+    first = "2026 [info     ] shard.serving                  epoch=1 shard=3\n"
+    second = "2026 [info     ] shard.serving                  epoch=2 shard=3\n"
+    assert epochs_twice([first, second]) == []
+    assert epochs_twice([first + second, second]) == ["shard 3 was served twice with epoch 2"]
+
+
+def test_an_owner_that_is_replaced_after_the_fault_counts_as_lost(tmp_path: Path) -> None:
+    said: Counter[str] = Counter()
+    now_ns = count(1)
+    log = Log(tmp_path / "crashes.jsonl")
+    replaced = Replaced(lambda text: said[text], log, lambda: next(now_ns))
+    replaced.look()
+    replaced.look(certain=True)
+    replaced.look()
+    said["shard.lost"] = 2
+    replaced.look()
+    replaced.look()
+    said["clean=False"] = 1
+    replaced.look(certain=True)
+    log.close()
+    assert read(tmp_path) == [Crash(2, 3, "host"), Crash(3, 5, "host"), Crash(6, 7, "host")]
+
+
+class Echo:
+    """Sends back what it gets."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            client, _ = self.listener.accept()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        while data := client.recv(100):
+            client.sendall(data)
+
+
+def test_a_relay_passes_holds_and_cuts() -> None:
+    relay = Relay(Echo().port)
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=30) as client:
+        client.sendall(b"one")
+        assert client.recv(100) == b"one"
+        relay.hold()
+        client.sendall(b"two")
+        client.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            client.recv(100)
+        client.settimeout(30)
+        relay.flow()
+        assert client.recv(100) == b"two"
+        relay.cut()
+        assert client.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=30) as client:
+        client.sendall(b"again")
+        assert client.recv(100) == b"again"
+    relay.close()

@@ -1,0 +1,128 @@
+"""What a host makes of what ZooKeeper tells, without one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foqs.config import Config, load
+from foqs.host.member import Member
+from foqs.running import change
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact
+from foqs.store.schema import create_schema
+from foqs.store.sql import SqlStore
+from foqs.zk.protocol import Session
+
+DEADLINE_S = 30
+
+
+class Told:
+    """A FactStore that tells what the test says, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.started = False
+
+    def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
+        self.changed, self.session, self.started = changed, session, True
+
+    def join(self, host: HostFact) -> None:
+        self.asked.append(("join", host))
+
+    def close(self, done: Callable[[], None]) -> None:
+        done()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **_: self.asked.append((name, *args))
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not reached():  # noqa: ASYNC110 - whatever the test waits for
+            await asyncio.sleep(0.005)
+
+
+def configured(**zookeeper: int) -> Config:
+    return load(server={"id": "a", "port": 0}, zookeeper={"hosts": "h:1", "session_timeout_ms": 1_000, **zookeeper})
+
+
+async def started(folder: Path, store: Told) -> tuple[Member, Facts, list[str]]:
+    """A host `a` that is told of one shard, which is not assigned yet."""
+    url, why = f"sqlite:///{folder}/1.db", []
+    create_schema(url, 1)
+    config = configured()
+    assert config.zookeeper is not None
+    member = Member(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), why.append)  # type: ignore[arg-type]
+    starting = asyncio.ensure_future(member.start())
+    await until(lambda: store.started)
+    facts = Facts(shards={1: ShardFact(1, url)})
+    store.session(Session.CONNECTED)
+    store.changed(facts)
+    await starting
+    ((_, fact),) = store.asked
+    return member, Facts(shards=facts.shards, hosts={"a": fact}), why
+
+
+def assigned(facts: Facts) -> Facts:
+    return Facts(shards=facts.shards, hosts=facts.hosts, assignment=Assignment(0, {1: "a"}))
+
+
+def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None:
+    """Also when facts that were read before are told after it."""
+
+    async def run() -> None:
+        store = Told()
+        member, facts, _ = await started(tmp_path, store)
+        store.session(Session.SUSPENDED)
+        store.changed(assigned(facts))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (member.seat.fresh, dict(member.node.host.shards)) == (False, {})
+        store.session(Session.CONNECTED)
+        assert not member.seat.fresh
+        store.changed(assigned(facts))
+        await until(lambda: bool(member.node.host.serving))
+        assert await member.stop()
+
+    asyncio.run(run())
+
+
+def test_who_sees_another_process_in_its_place_ends_and_says_nothing_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = Told()
+        member, facts, why = await started(tmp_path, store)
+        store.changed(Facts(shards=facts.shards, hosts={"a": HostFact("a", "x:1", "an earlier run")}))
+        assert why == [], "left behind by an earlier run: ours comes"
+        store.changed(facts)
+        store.changed(Facts(shards=facts.shards, hosts={"a": HostFact("a", "x:1", "another run")}))
+        assert "another process runs as host a, at x:1" in why[0]
+        store.asked.clear()
+        await member.stop()
+        assert store.asked == []
+
+    asyncio.run(run())
+
+
+def test_whoever_balances_takes_over_how_often(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = Told()
+        member, facts, _ = await started(tmp_path, store)
+        here = facts.hosts["a"]
+        url = facts.shards[1].url
+        uneven = Facts(
+            shards={1: ShardFact(1, url), 2: ShardFact(2, url)},
+            hosts={"a": here, "b": HostFact("b", "x:1", "another")},
+            owners={1: OwnerFact(1, "b", "x:1", 1), 2: OwnerFact(2, "b", "x:1", 1)},
+            assignment=Assignment(0, {1: "b", 2: "b"}),
+            controller="a",
+        )
+        store.changed(uneven)
+        member.reconfigure(change(configured(), configured(balance_every_ms=1_000)).config)
+        await until(lambda: any(what == "assign" for what, *_ in store.asked))
+        (written,) = [args[0] for what, *args in store.asked if what == "assign"]
+        assert sorted(written.values()) == ["a", "b"]
+        await member.stop()
+
+    asyncio.run(run())

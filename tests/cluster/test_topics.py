@@ -1,0 +1,93 @@
+"""Consumers anywhere get what is enqueued anywhere, by being woken; and any host answers for the cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from foqs.client.items import Item, ItemSpec
+from foqs.lab.cluster import LocalCluster
+from foqs.lab.crash.clients import NAMESPACE
+from foqs.lab.crash.wire import Wire
+from foqs.lab.servers.process import wait_until
+from tests.cluster.conftest import NewCluster
+from tests.service.wire import Wire as ServiceWire
+
+pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
+
+
+def wire_to(cluster: LocalCluster, name: str) -> Wire:
+    return Wire(cluster.hosts[name].port, NAMESPACE, timeout_ms=20_000)
+
+
+class Waiting(threading.Thread):
+    """A consumer that waits for one item at one host, for longer than the test may take."""
+
+    def __init__(self, cluster: LocalCluster, name: str) -> None:
+        super().__init__(daemon=True)
+        self.wire = wire_to(cluster, name)
+        self.items: list[Item] = []
+        self.start()
+
+    def run(self) -> None:
+        self.items = self.wire.dequeue(["t"], 1, wait_ms=100_000, lease_ms=300_000)
+        self.got = monotonic()
+
+
+def test_a_consumer_is_woken_by_an_item_on_another_host(new_cluster: NewCluster) -> None:
+    cluster = new_cluster("a", "b", "c", shards=2)
+    took = []
+    at_a = wire_to(cluster, "a")
+    for name in ("b", "c", "b", "c"):
+        consumer = Waiting(cluster, name)
+        put = monotonic()
+        (item_id,) = at_a.enqueue([ItemSpec("t", b"x")])
+        consumer.join(60)
+        assert [item.id for item in consumer.items] == [item_id]
+        took.append(consumer.got - put)
+    at_a.close()
+    print(f"enqueue to delivery on another host: {sorted(round(s * 1000) for s in took)} ms")
+
+
+def test_consumers_of_many_hosts_empty_one_of_another(new_cluster: NewCluster) -> None:
+    """More items than consumers, more consumers than items: each item goes to one, and nobody asks again and again."""
+    cluster = new_cluster("a", "b", "c", shards=2)
+    consumers = [Waiting(cluster, name) for name in ("b", "c") for _ in range(8)]
+    at_a = wire_to(cluster, "a")
+    ids = at_a.enqueue([ItemSpec("t", b"x") for _ in range(10)])
+    assert wait_until(lambda: sum(bool(consumer.items) for consumer in consumers) == 10, timeout_ms=60_000)
+    ids += at_a.enqueue([ItemSpec("t", b"x") for _ in range(6)])
+    for consumer in consumers:
+        consumer.join(60)
+    assert Counter(item.id for consumer in consumers for item in consumer.items) == Counter(ids)
+    at_a.close()
+    for host in cluster.hosts.values():
+        host.stop()
+    forwarded = sum(host.counted("forwarded") for host in cluster.hosts.values())
+    assert forwarded <= 16 + 4 * 2 * 16, "an item that is ready wakes those who wait, and nobody polls"
+
+
+def test_any_host_tells_the_active_topics_of_all(new_cluster: NewCluster, tmp_path: Path) -> None:
+    cluster = new_cluster("a", "b", "c", shards=3)
+    for name in cluster.hosts:
+        wire = wire_to(cluster, name)
+        wire.enqueue([ItemSpec("shared", b"x"), ItemSpec(f"of-{name}", b"x")])
+        wire.close()
+    everywhere = {f"127.0.0.1:{host.port}" for host in cluster.hosts.values()}
+    for host in cluster.hosts.values():
+        wire = ServiceWire(("127.0.0.1", host.port))
+        found, cursor = [], None
+        while True:
+            answer = wire.ask("GetActiveTopics", limit=1, cursor=cursor)
+            found += [(one.topic, one.ready, set(one.hosts)) for one in answer.topics]
+            if (cursor := answer.cursor) is None:
+                break
+        wire.close()
+        assert found == [
+            *((f"of-{name}", 1, {f"127.0.0.1:{cluster.hosts[name].port}"}) for name in "abc"),
+            ("shared", 3, everywhere),
+        ]

@@ -1,0 +1,214 @@
+"""Private servers for all tests: one of each kind for a session, an empty database for a test.
+
+`server` tests are skipped, with the reason, where a server cannot be had; with CI set they fail.
+"""
+
+import itertools
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from foqs.lab.servers import (
+    DEFAULT_SETTINGS,
+    ContainerServer,
+    DatabaseServer,
+    Kind,
+    ServerSettings,
+    ServerUnavailable,
+    ZookeeperServer,
+    find_mariadb,
+    find_mysql,
+    find_zookeeper,
+    start_database_server,
+)
+from tests.zk.rig import ZookeeperRig
+
+# Before any other folder's tests import them.
+pytest.register_assert_rewrite("tests.store.contract", "tests.store.key_contract", "tests.store.row_contract")
+
+# No deadline for an example: it would be one for the machine. All else stays as it is, in CI too.
+settings.register_profile("any machine", settings(deadline=None))
+settings.register_profile("quick", settings(deadline=None, max_examples=30))
+settings.load_profile("any machine")
+
+Server = DatabaseServer | ContainerServer
+NewServer = Callable[..., Server]
+NewShardUrl = Callable[[], str]
+
+SHARD_KINDS = [
+    "sqlite",
+    pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
+    pytest.param("mysql", marks=[pytest.mark.server, pytest.mark.mysql]),
+]
+_database_numbers = itertools.count(1)
+_started_versions: dict[str, str] = {}
+
+
+def pytest_report_header() -> list[str]:
+    """What `server` tests will find, before any of them runs."""
+    lines = [f"sqlite: {sqlite3.sqlite_version}"]
+    for kind, find in (("mariadb", find_mariadb), ("mysql", find_mysql), ("zookeeper", find_zookeeper)):
+        try:
+            lines.append(f"{kind}: {find()}")
+        except ServerUnavailable as error:
+            lines.append(f"{kind}: {error.reason}")
+    lines.append(f"prometheus: {shutil.which('prometheus') or 'not found'}")
+    return lines
+
+
+_SERVER_FIXTURES = {"mariadb", "mysql", "new_server", "zookeeper", "own_zookeeper", "new_cluster"}
+_PROCESS_TESTS = (
+    "tests/cli/",
+    "tests/deploy/",
+    "tests/lab/",
+    "tests/service/",
+    "tests/client/test_cli_items.py",
+    "tests/client/test_end_to_end.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Tests that start servers or other processes are no part of `script/check`, whoever forgot to mark them."""
+    for item in items:
+        if not _SERVER_FIXTURES.isdisjoint(item.fixturenames):
+            item.add_marker("server")
+        if item.path.relative_to(item.config.rootpath).as_posix().startswith(_PROCESS_TESTS):
+            item.add_marker("process")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What they did run on (with pytest-xdist only the header knows)."""
+    if _started_versions:
+        versions = ", ".join(f"{kind} {version}" for kind, version in sorted(_started_versions.items()))
+        terminalreporter.write_line(f"database servers used: {versions}; sqlite {sqlite3.sqlite_version}")
+
+
+def required() -> bool:
+    """Whether a missing server is a failure."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def start_or_skip(kind: Kind, settings: ServerSettings = DEFAULT_SETTINGS) -> Server:
+    """A running server of the test's own; skips the test, or fails it in CI, when there is none."""
+    try:
+        server = start_database_server(kind, settings)
+    except ServerUnavailable as error:
+        unavailable = error
+    else:
+        _started_versions[kind] = server.version
+        return server
+    if required():
+        pytest.fail(f"required in CI: {unavailable}", pytrace=False)
+    pytest.skip(unavailable.reason)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Server]:
+    """The session's MariaDB. Do not kill or pause it: `new_server` gives one for that."""
+    with start_or_skip("mariadb") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[Server]:
+    """The session's MySQL. Do not kill or pause it: `new_server` gives one for that."""
+    with start_or_skip("mysql") as server:
+        yield server
+
+
+@pytest.fixture
+def new_server() -> Iterator[NewServer]:
+    """`new_server("mysql", ServerSettings(...))` starts one of the test's own, stopped after it."""
+    servers: list[Server] = []
+
+    def start(kind: Kind, settings: ServerSettings = DEFAULT_SETTINGS) -> Server:
+        servers.append(start_or_skip(kind, settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(params=SHARD_KINDS)
+def shard_kind(request: pytest.FixtureRequest) -> str:
+    """Which database `shard_url` is on: sqlite, mariadb or mysql."""
+    return str(request.param)
+
+
+@pytest.fixture
+def new_shard_url(shard_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewShardUrl]:
+    """Each call gives the SQLAlchemy URL of another fresh, empty database; all are dropped after the test."""
+    numbers = (f"shard_{os.getpid()}_{number}" for number in _database_numbers)
+    if shard_kind == "sqlite":
+        yield lambda: f"sqlite:///{tmp_path / next(numbers)}.sqlite3"
+        return
+    server: Server = request.getfixturevalue(shard_kind)
+    names: list[str] = []
+
+    def create() -> str:
+        names.append(server.create_database(next(numbers)))
+        return server.url(names[-1])
+
+    yield create
+    for name in names:
+        server.drop_database(name)
+
+
+@pytest.fixture
+def shard_url(new_shard_url: NewShardUrl) -> str:
+    """The SQLAlchemy URL of a fresh, empty database, on SQLite, MariaDB and MySQL in turn."""
+    return new_shard_url()
+
+
+def zookeeper_or_skip(*java_options: str) -> ZookeeperServer:
+    """A ZooKeeper of the test's own; skips the test, or fails it in CI, when there is none."""
+    try:
+        return ZookeeperServer(java_options=java_options).start()
+    except ServerUnavailable as error:
+        unavailable = error
+    if required():
+        pytest.fail(f"required in CI: {unavailable}", pytrace=False)
+    pytest.skip(unavailable.reason)
+
+
+def sasl_zookeeper(folder: Path, **passwords: str) -> ZookeeperServer:
+    """As above, one that authenticates these users by DIGEST-MD5. `folder` gets its configuration."""
+    users = " ".join(f'user_{user}="{password}"' for user, password in passwords.items())
+    jaas = folder / "jaas.conf"
+    jaas.write_text(f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required {users}; }};")
+    provider = "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+    return zookeeper_or_skip(f"-Djava.security.auth.login.config={jaas}", provider)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZookeeperServer]:
+    """The session's ZooKeeper. Do not kill or pause it: `own_zookeeper` is for that."""
+    with zookeeper_or_skip() as server:
+        yield server
+
+
+@pytest.fixture
+def own_zookeeper() -> Iterator[ZookeeperServer]:
+    with zookeeper_or_skip() as server:
+        yield server
+
+
+@pytest.fixture
+def zk_rig(zookeeper: ZookeeperServer) -> Iterator[ZookeeperRig]:
+    rig = ZookeeperRig(zookeeper)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def own_rig(own_zookeeper: ZookeeperServer) -> Iterator[ZookeeperRig]:
+    rig = ZookeeperRig(own_zookeeper)
+    yield rig
+    rig.close()

@@ -1,0 +1,77 @@
+"""Settling by seq: the owner's connections are cut at random, also in the middle of a commit, while load runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from foqs.client.items import ItemSpec
+from foqs.lab.crash.checker import check, tally
+from foqs.lab.crash.clients import Crew, Load, drain
+from foqs.lab.crash.history import read
+from foqs.lab.crash.rig import HostProcess, Shard, make_shards
+from foqs.lab.crash.run import work
+from foqs.lab.crash.wire import Wire
+from foqs.lab.servers import Kind, SqlEndpoint
+
+CUTS = 60
+# A short pause after a lost connection leaves time for more of them.
+SETTINGS = {"breaker": {"pause_ms": 20}}
+
+
+@pytest.fixture
+def shards(kind: Kind, request: pytest.FixtureRequest) -> Iterator[list[Shard]]:
+    server: SqlEndpoint = request.getfixturevalue(kind)
+    made = make_shards([server], 3, f"cut_{random.getrandbits(32):08x}")
+    yield made
+    for shard in made:
+        server.drop_database(shard.database)
+
+
+@pytest.mark.timeout(400)
+def test_cut_connections_lose_and_double_nothing(kind: Kind, shards: list[Shard], tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 31)
+    rng = random.Random(seed)
+    # Long leases of few items: nothing but a lie brings an item back. A client gives up long after what it waits for.
+    load = Load(forgotten=0, acked_late=0, nacked=0, timeout_ms=30_000)
+    with HostProcess("host", shards, tmp_path, SETTINGS) as host:
+        with Crew([host.port], tmp_path, str(seed), load) as crew:
+            for _ in range(CUTS):
+                work(crew, shards, rng.randint(1, 60))
+                cut(rng.choice(shards))
+            work(crew, shards, 300)
+        assert drain(host.port, tmp_path, lambda: not any(shard.rows() for shard in shards), 120)
+        host.stop()
+        faults, unsettled = host.faults(), host.counted("unsettled_transactions")
+    events = read(tmp_path)
+    counts = tally(events)
+    print(f"{kind}: seed {seed}: {CUTS} cuts, {unsettled} transactions in doubt; {counts}")
+    assert check(events) == [], f"seed {seed}"
+    assert faults == []
+    assert counts.enqueue_unknown == 0, "what was in doubt is settled long before a client gives up"
+    assert unsettled > 0, "no cut met a commit"
+
+
+def test_what_is_left_is_told(shards: list[Shard], tmp_path: Path) -> None:
+    first, *others = shards
+    with HostProcess("host", [first], tmp_path) as host:
+        wire = Wire(host.port, "test", timeout_ms=30_000)
+        (item_id,) = wire.enqueue([ItemSpec("t", b"x", delay_ms=3_600_000)])
+        wire.close()
+        host.stop()
+    item, timer = first.left()
+    assert f"has {item_id:#x} in item, at " in item and f"has {item_id:#x} in timer, at " in timer
+    assert [shard.left() for shard in others] == [[], []]
+
+
+def cut(shard: Shard) -> None:
+    """Ends every connection to the shard's database: the owner has one."""
+    rows = shard.server.query("SELECT id FROM information_schema.processlist WHERE db = %s", shard.database)
+    for (connection_id,) in rows:
+        with suppress(pymysql.MySQLError):  # gone meanwhile
+            shard.server.query(f"KILL {connection_id:d}")

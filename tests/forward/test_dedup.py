@@ -1,0 +1,101 @@
+"""Deduplication keys in a cluster: whichever host is asked, the shard of the key decides."""
+
+from typing import Any
+
+import pytest
+
+from foqs.dedup import SLOTS, digest_of, slot_of
+from foqs.errors import Code
+from foqs.ids import shard_of
+from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.routing import Routing, make_routing
+from tests.forward.nodes import Cluster, Member
+from tests.service.wire import spec
+
+SLOTS_OF = tuple(1 + slot % 2 for slot in range(SLOTS))
+
+
+@pytest.fixture
+def two(cluster: Cluster) -> tuple[Member, Member]:
+    """Shard 1 is on the first, shard 2 on the second; each has every other slot."""
+    members = cluster.add("a", 1), cluster.add("b", 2)
+    cluster.tell(with_slots(cluster.routing()))
+    cluster.until(lambda: all(member.host.shards[n].keys.held.bits for n, member in enumerate(members, 1)), "slots")
+    return members
+
+
+def with_slots(routing: Routing) -> Routing:
+    return make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=SLOTS_OF, stamp=1))
+
+
+def keyed(count: int, payload: bytes = b"x") -> list[Any]:
+    return [spec("t", payload, dedup_key=f"k{n}") for n in range(count)]
+
+
+def shard_of_key(number: int) -> int:
+    return SLOTS_OF[slot_of(digest_of("test", f"k{number}"))]
+
+
+def test_any_host_stores_at_the_keys_shard(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    first = cluster.wire(two[0]).outcomes(*keyed(100))
+    assert [shard_of(outcome.id) for outcome in first] == [shard_of_key(n) for n in range(100)]
+    assert {outcome.duplicate for outcome in first} == {None}
+    second = cluster.wire(two[1]).outcomes(*keyed(100))
+    assert [outcome.id for outcome in second] == [outcome.id for outcome in first]
+    assert {outcome.duplicate for outcome in second} == {True}
+    other = cluster.wire(two[1]).outcomes(*keyed(100, b"y"))
+    assert {outcome.error.code for outcome in other} == {Code.INVALID}
+
+
+def test_one_hop_and_no_more(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    from foqs.idl import idl
+
+    made = cluster.wire(two[0]).outcomes(*keyed(50), context=idl.RequestContext(hops=1))
+    for n, outcome in enumerate(made):
+        if shard_of_key(n) == 1:
+            assert outcome.id
+        else:
+            assert (outcome.error.code, outcome.error.retry_after_ms) == (Code.UNAVAILABLE, 0)
+
+
+def test_no_other_shard_takes_them_while_theirs_is_down(cluster: Cluster) -> None:
+    a, b = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
+    cluster.tell(with_slots(cluster.routing()))
+    cluster.on_loop(b.die)
+    cluster.tell(with_slots(cluster.routing(a)))
+    made = cluster.wire(a).outcomes(*keyed(50))
+    for n, outcome in enumerate(made):
+        if shard_of_key(n) == 1:
+            assert outcome.id
+        else:
+            assert outcome.error.code == Code.UNAVAILABLE
+
+
+def test_they_wait_for_a_shard_that_is_being_moved(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    a, _ = two
+    before = cluster.wire(a).outcomes(*keyed(50))
+    cluster.tell(with_slots(cluster.routing(without=[2])))
+    wire = cluster.wire(a)
+    wire.send_call("Enqueue", ns="test", items=keyed(60))
+    cluster.until(lambda: a.counters.held > 0, "a request that is held")
+    cluster.move(2, a)
+    cluster.tell(with_slots(cluster.routing(a)))
+    made = wire.receive("Enqueue").outcomes
+    assert [outcome.id for outcome in made[:50]] == [outcome.id for outcome in before]
+    assert all(outcome.id for outcome in made[50:])
+    assert {outcome.duplicate for outcome in made[50:]} == {None}
+
+
+def test_they_wait_until_the_slots_are_shared_out(cluster: Cluster) -> None:
+    a = cluster.add("a", 1)
+    cluster.tell()
+    asked: list[bool] = []
+    a.service.share_slots = lambda: asked.append(True)
+    wire = cluster.wire(a)
+    wire.send_call("Enqueue", ns="test", items=keyed(5))
+    cluster.until(lambda: a.counters.held > 0, "a request that is held")
+    assert asked == [True]
+    slots = Slots(shards=(1,) * SLOTS, stamp=1)
+    routing = cluster.on_loop(lambda: make_routing(a.routing.owners, a.routing.hosts, a.routing.shards, slots))
+    cluster.tell(routing)
+    assert all(outcome.id for outcome in wire.receive("Enqueue").outcomes)

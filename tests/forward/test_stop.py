@@ -1,0 +1,30 @@
+"""A host that ends before its database has answered."""
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forward.nodes import PATIENCE_S, cluster_in
+from tests.service.wire import spec
+
+
+def test_a_trip_that_ends_after_its_host_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it end with a traceback."""
+    faults: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    with cluster_in(tmp_path) as cluster:
+        a = cluster.add("a", 1, server={"grace_ms": 0})
+        thread, shard = a._workers[1]._thread, a.host.shards[1]
+        connection = sqlite3.connect(cluster.path(1), timeout=30, isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        cluster.wire(a).send_call("Enqueue", ns="test", items=[spec("t")])
+        cluster.until(lambda: shard.flight is not None and shard.flight.batch is not None, "a transaction")
+    with closing(connection):
+        connection.execute("ROLLBACK")
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert faults == []

@@ -1,0 +1,19 @@
+"""The relay between a host and a server of the laboratory."""
+
+import socket
+
+import pytest
+
+from foqs.lab.relay import Relay
+
+
+def test_one_that_is_closed_takes_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        relay = Relay(target.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", relay.port), timeout=60) as client, target.accept()[0] as server:
+            client.sendall(b"x")
+            assert server.recv(1) == b"x"
+            relay.close()
+            assert client.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", relay.port), timeout=60)

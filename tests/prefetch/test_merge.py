@@ -1,0 +1,71 @@
+"""The merge of windows is sorted() of their union, as far as every window is known."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.counters import Namespace
+from foqs.item import Item
+from foqs.prefetch import merge
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Entry, Window
+from foqs.rows import Key
+
+LANE = Lane(("ns", "topic"), 1, Namespace())
+keys = st.tuples(st.integers(-3, 3), st.integers(0, 4), st.integers(1, 10_000))
+shards = st.lists(st.lists(keys, max_size=30), min_size=1, max_size=5)
+
+
+def window_of(found: list[Key]) -> Window:
+    window = Window(complete=True, page_rows=8)
+    for priority, at, item_id in found:
+        window.add(Item(item_id, LANE, priority, at, 0, 0, 0, None))
+    return window
+
+
+def distinct(found: list[list[Key]]) -> list[list[Key]]:
+    """Ids are unique over shards."""
+    return [
+        [(priority, at, (shard << 48) + n * 20_000 + low) for n, (priority, at, low) in enumerate(part)]
+        for shard, part in enumerate(found, 1)
+    ]
+
+
+def keys_of(entries: list[Entry]) -> list[Key]:
+    return [entry[:3] for entry in entries]
+
+
+@given(shards, st.integers(1, 50), st.one_of(st.none(), keys))
+def test_the_first_are_those_of_the_sorted_union(found: list[list[Key]], count: int, bound: Key | None) -> None:
+    parts = distinct(found)
+    windows = [window_of(part) for part in parts]
+    union = sorted(key for part in parts for key in part if bound is None or key <= bound)
+    assert keys_of(merge.first(windows, count, bound)) == union[:count]
+
+
+@given(shards, st.integers(1, 50))
+def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> None:
+    parts = distinct(found)
+    windows = [window_of(part) for part in parts]
+    union = sorted(key for part in parts for key in part)
+    taken: list[Key] = []
+    while True:
+        entries = merge.first(windows, count, None)
+        if not entries:
+            break
+        merge.take(windows, entries[-1])
+        taken += keys_of(entries)
+    assert taken == union
+
+
+@given(shards, st.data())
+def test_nothing_behind_what_is_known_of_every_window(found: list[list[Key]], data: st.DataObject) -> None:
+    windows = [window_of(part) for part in distinct(found)]
+    for window in windows:
+        if window.entries and data.draw(st.booleans()):
+            window.cut(data.draw(st.integers(0, len(window.entries) - 1)))
+    bound = merge.bound_of(windows)
+    for entry in merge.first(windows, 100, bound):
+        for window in windows:
+            assert not window.more or (window.end is not None and entry[:3] <= window.end)

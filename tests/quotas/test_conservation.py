@@ -1,0 +1,288 @@
+"""Tokens are conserved whatever hosts come, go or freeze and whatever messages are lost, late or overtaken; and hosts
+that have enough to do use nearly all of the rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from foqs.quota import Quota
+from foqs.quotas.allowance import Allowance
+from foqs.quotas.bucket import TTL_MS, Ask, Grant
+from foqs.quotas.home import Home
+
+ANSWER_MS = 1_000
+
+
+@dataclass
+class Sent:
+    """A message under way: to the home, or back with its `grant`."""
+
+    holder: str
+    ask: Ask
+    grant: Grant | None = None
+
+
+@dataclass
+class Spent:
+    at_ms: int
+    taken: int
+    allowance: Allowance
+    term: int
+    stored: int
+
+
+@dataclass
+class Host:
+    name: str
+    allowance: Allowance
+    numbers: Iterator[int]
+    asked_ms: int = 0
+    open: list[Spent] = field(default_factory=list)
+
+
+def new_host(name: str, now_ms: int) -> Host:
+    numbers = count(1)
+    return Host(name, Allowance(now_ms, numbers), numbers)
+
+
+def worst(spent: list[Spent], quota: Quota) -> float:
+    """The most tokens, less what came in the time, of any stretch of time."""
+    assert quota.per_second is not None
+    debt, most, last_ms = 0.0, 0.0, 0
+    for one in spent:
+        debt = max(0.0, debt - quota.per_second * (one.at_ms - last_ms) / 1_000) + one.stored
+        most, last_ms = max(most, debt), one.at_ms
+    return most
+
+
+class Tokens:
+    """One home at a time, as its shard has one owner; it moves to a new one that knows nothing. Hosts are greedy, and
+    time passes in steps at which tokens end."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = random.Random(seed)
+        self.now = 0
+        self.names = 0
+        self.hosts: list[Host] = []
+        self.under_way: list[Sent] = []
+        self.spent: list[Spent] = []
+        self.quota = Quota(rng.choice([10, 100, 1_000]), rng.choice([1, 50, 200]), None)
+        self.ends = rng.random() < 0.5  # tokens often end by time
+        self.moved()
+        for _ in range(rng.randrange(1, 4)):
+            self.comes()
+        self.time_passes(4_000)
+        steps = [
+            (4, self.time_passes), (rng.choice([0, 0, 0.3]), self.moved), (0.1, self.comes), (0.1, self.dies),
+            (6, self.asks), (rng.choice([8, 12]), self.delivered), (3, self.enqueues), (2, self.settles),
+        ]  # fmt: skip
+        weights = [weight for weight, _ in steps]
+        self.script = rng.choices([step for _, step in steps], weights, k=100)
+
+    def run(self) -> None:
+        for step in self.script:
+            step()
+            assert all(host.allowance.balance >= 0 and host.allowance.pending >= 0 for host in self.hosts)
+        assert worst(self.spent, self.quota) <= self.quota.burst + 1e-6
+
+    def time_passes(self, ms: int | None = None) -> None:
+        steps = [1, 5, 250, 500, ANSWER_MS - 1, TTL_MS - 1]
+        if self.ends:
+            steps = [1, 5, 100, 500, TTL_MS // 2, TTL_MS - 1, TTL_MS, TTL_MS + 1]
+        self.now += self.rng.choice(steps) if ms is None else ms
+
+    def moved(self) -> None:
+        """Questions to the old home may reach the new one: it has the same name to those who ask."""
+        self.since = self.now
+        self.home = Home(self.quota, self.now + TTL_MS)
+
+    def comes(self) -> None:
+        self.names += 1
+        self.hosts.append(new_host(str(self.names), self.now))
+
+    def dies(self) -> None:
+        if len(self.hosts) > 1:
+            self.hosts.remove(self.rng.choice(self.hosts))
+
+    def asks(self) -> None:
+        rng, host = self.rng, self.rng.choice(self.hosts)
+        allowance = host.allowance
+        allowance.beat(self.now)
+        if allowance.asked is not None:
+            if self.now - host.asked_ms < ANSWER_MS:
+                return
+            allowance.answered(allowance.asked[0].number, None, self.now)
+        elif allowance.idle():  # forgotten, and made anew
+            allowance = host.allowance = Allowance(self.now, host.numbers)
+        host.asked_ms = self.now
+        need = rng.choice([0, 1, self.quota.burst // 2, self.quota.burst])
+        ask = allowance.ask(need, self.now, ahead=rng.random() < 0.5, spare=rng.random() < 0.5)
+        self.under_way.append(Sent(host.name, ask))
+
+    def delivered(self) -> None:
+        """To the home, or back; most in order."""
+        rng = self.rng
+        if not self.under_way:
+            return
+        sent = self.under_way.pop(0 if rng.random() < 0.6 else rng.randrange(len(self.under_way)))
+        if rng.random() < 0.1:
+            return
+        if sent.grant is None:
+            at = rng.randrange(len(self.under_way) + 1)
+            self.under_way.insert(at, Sent(sent.holder, sent.ask, self.answer(sent)))
+        for host in self.hosts:
+            if host.name == sent.holder and sent.grant is not None and self.now - host.asked_ms < ANSWER_MS:
+                host.allowance.answered(sent.ask.number, sent.grant, self.now)
+
+    def answer(self, sent: Sent) -> Grant:
+        if self.now < self.since + TTL_MS:
+            return Grant(0, False, self.since + TTL_MS - self.now)
+        kept = self.home.report(sent.holder, sent.ask, self.now)
+        return self.home.grant(sent.holder, sent.ask, (), self.now, kept=kept)
+
+    def enqueues(self) -> None:
+        host = self.rng.choice(self.hosts)
+        taken = host.allowance.take(self.rng.choice([1, self.quota.burst]), self.now)
+        if taken:
+            host.open.append(Spent(self.now, taken, host.allowance, host.allowance.term, taken))
+            self.spent.append(host.open[-1])
+
+    def settles(self) -> None:
+        host = self.rng.choice(self.hosts)
+        if host.open:
+            one = host.open.pop(self.rng.randrange(len(host.open)))
+            unused = self.rng.choice([0, one.taken])
+            one.stored -= unused
+            one.allowance.settle(one.taken, unused, one.term, self.now)
+
+
+BURST = 100
+QUOTA = Quota(100, BURST, None)
+
+
+def granted(home: Home, holder: str, ask: Ask, now_ms: int) -> Grant:
+    return home.grant(holder, ask, (), now_ms, kept=home.report(holder, ask, now_ms))
+
+
+def test_what_a_host_may_spend_until_its_tokens_end_leaves_no_room_before() -> None:
+    home = Home(QUOTA, 0)
+    assert granted(home, "a", Ask(1, BURST, 0, 0), 10_000) == (BURST, True, 0)
+    assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000 + TTL_MS + 20).granted == 2
+    assert granted(home, "b", Ask(2, BURST, 2, 0), 10_000 + TTL_MS + 20).granted == 0
+
+
+def test_what_is_given_back_too_late_is_lost() -> None:
+    home = Home(QUOTA, 0)
+    granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
+    late_ms = 10_000 + TTL_MS + 1_000
+    assert granted(home, "b", Ask(1, BURST, 0, 0), late_ms).granted == BURST
+    granted(home, "b", Ask(2, 0, 0, 0), late_ms)
+    granted(home, "a", Ask(2, 0, 0, BURST), late_ms)
+    assert granted(home, "c", Ask(1, BURST, 0, 0), late_ms).granted == 0
+
+
+def test_a_question_that_was_overtaken_changes_nothing() -> None:
+    home = Home(QUOTA, 0)
+    assert granted(home, "a", Ask(2, BURST, 0, 0), 10_000).granted == BURST
+    assert not granted(home, "a", Ask(1, BURST, 0, 0), 10_000).kept
+    assert granted(home, "b", Ask(1, BURST, 0, 0), 10_900).granted == 0  # a's are still out
+
+
+def test_an_allowance_that_was_forgotten_is_heard_again_at_once() -> None:
+    home, host = Home(Quota(1, 1, None), 0), new_host("a", 0)
+    assert granted(home, "a", host.allowance.ask(1, 100, ahead=False), 100).granted == 0
+    again = Allowance(1_000, host.numbers)
+    assert granted(home, "a", again.ask(1, 1_000, ahead=False), 1_000).granted == 1
+
+
+def test_what_is_given_back_is_there_for_others_at_once() -> None:
+    home = Home(QUOTA, 0)
+    granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
+    assert granted(home, "a", Ask(2, 0, 30, 70), 10_000) == (0, True, 0)
+    assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000) == (70, True, 300)
+
+
+def test_tokens_are_conserved() -> None:
+    for seed in range(3_000):
+        try:
+            Tokens(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+@pytest.mark.parametrize("per_second", [20, 1_000, 50_000])
+@pytest.mark.parametrize("hosts", [1, 2, 8])
+def test_hosts_that_have_enough_to_do_use_the_rate(per_second: int, hosts: int) -> None:
+    """Also when most of them fall silent and others go on: nothing rots where nobody needs it."""
+    rng, quota, home = random.Random(per_second + hosts), Quota(per_second, per_second, None), None
+    home = Home(quota, 0)
+    members = [new_host(str(n), 0) for n in range(hosts)]
+    answers: list[tuple[int, Host, Ask, Grant]] = []
+    stored = 0
+    trip_ms = 2
+    for now in range(10_000):
+        for at, host, ask, grant in list(answers):
+            if at <= now:
+                answers.remove((at, host, ask, grant))
+                host.allowance.answered(ask.number, grant, now)
+        busy = members if now < 5_000 else members[:1]
+        for host in members:
+            need = 0
+            if host in busy:
+                wanted = max(1, int(2 * per_second / 1_000 * rng.random() * 2))
+                taken = host.allowance.take(wanted, now)
+                stored += taken
+                host.allowance.settle(taken, 0, host.allowance.term, now)
+                need = wanted - taken
+            spare = now % 500 == 0
+            if spare:
+                host.allowance.beat(now)
+            idle = not host.allowance.balance and not need
+            if host.allowance.asked is None and ((spare and not idle) or (need and not host.allowance.dry(now))):
+                ask = host.allowance.ask(need, now, ahead=True, spare=spare)
+                kept = home.report(host.name, ask, now)
+                answers.append((now + trip_ms, host, ask, home.grant(host.name, ask, (), now, kept=kept)))
+    assert 0.95 * 10 * per_second <= stored <= quota.burst + 10 * per_second
+
+
+def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
+    """A bound on what is stored holds with counts of any age, taken at any time."""
+    rng = random.Random(7)
+    for _ in range(300):
+        quota = Quota(None, 0, rng.randrange(1, 60))
+        home, shards = Home(quota, 0), {1: 0, 2: 0, 3: 0}
+        hosts = [new_host(str(n), 0) for n in range(2)]
+        open_: list[tuple[Host, int]] = []
+        marks: list[tuple[int, int]] = []  # shard, mark: counts that were begun
+        for now in range(120):
+            match rng.randrange(6):
+                case 0:  # a question, and its answer
+                    host = rng.choice(hosts)
+                    ask = host.allowance.ask(rng.randrange(12), now, ahead=False, spare=rng.random() < 0.3)
+                    kept = home.report(host.name, ask, now)
+                    grant = home.grant(host.name, ask, shards, now, kept=kept)
+                    if rng.random() < 0.8:
+                        host.allowance.answered(ask.number, grant, now)
+                case 1:
+                    host = rng.choice(hosts)
+                    open_.append((host, host.allowance.take(rng.randrange(6), now)))
+                case 2 if open_:  # stored, or some of it refused
+                    host, taken = open_.pop(rng.randrange(len(open_)))
+                    unused = rng.randrange(taken + 1)
+                    shards[rng.choice(list(shards))] += taken - unused
+                    host.allowance.settle(taken, unused, host.allowance.term, now)
+                case 3:
+                    marks.append((rng.choice(list(shards)), home.mark(now)))
+                case 4 if marks:
+                    shard, mark = marks.pop()
+                    home.counted(shard, shards[shard], mark)
+                case 5:  # consumers
+                    shard = rng.choice(list(shards))
+                    shards[shard] = max(0, shards[shard] - rng.randrange(4))
+            assert quota.stored_items is not None
+            assert sum(shards.values()) <= quota.stored_items

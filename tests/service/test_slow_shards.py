@@ -1,0 +1,138 @@
+"""Shards that do not answer for a while: another process holds the write lock of their databases."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foqs.idl import idl
+from tests.service.hosts import HostProcess, locked, until
+from tests.service.wire import Code, Refused, State, Wire, spec
+
+Start = Callable[..., HostProcess]
+
+
+PROMPT_S = 20.0
+"""Well below the 30 s of a request that does not say how long it may take, and of a lock that is not given back."""
+
+
+def context(timeout_ms: int) -> idl.RequestContext:
+    return idl.RequestContext(timeout_ms=timeout_ms)
+
+
+def test_an_answer_comes_within_the_callers_time(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    """For every method that has to ask a shard; it is typed, and UNAVAILABLE means that nothing was changed."""
+    host = start_dev("--shards", "2")
+    with Wire(host.address) as wire:
+        wire.put(topic, *[b""] * 3)
+        held = wire.dequeue(topic, 3, lease_ms=60_000)
+        refused = []
+        with locked(tmp_path, 1, 2):
+            for timeout_ms in (50, 300, 700):
+                began = time.monotonic()
+                (outcome,) = wire.outcomes(spec(topic, b"late"), context=context(timeout_ms))
+                assert time.monotonic() - began < PROMPT_S
+                assert outcome.error.code in (Code.UNAVAILABLE, Code.OUTCOME_UNKNOWN)
+                refused.append(outcome.error.code)
+            late = refused.count(Code.OUTCOME_UNKNOWN)
+            began = time.monotonic()
+            refused += wire.ack(held[0], context=context(200))
+            refused += wire.settle("Nack", [idl.NackItem(held[1].id, held[1].lease)], context=context(200))
+            refused += wire.delete(held[2].id, context=context(200))
+            assert set(refused) <= {Code.UNAVAILABLE, Code.OUTCOME_UNKNOWN}
+            assert time.monotonic() - began < PROMPT_S
+        if Code.OUTCOME_UNKNOWN not in refused:
+            assert wire.dequeue(topic, 10) == []
+
+        def settled() -> bool:
+            codes = wire.ack(*held, context=context(2000))
+            return set(codes) <= {0, Code.NOT_FOUND, Code.STALE_LEASE}
+
+        until(settled, "the shards to answer again")
+        until(lambda: _stores(wire, topic), "the shards to take items again")
+        assert [item.payload for item in wire.drain(topic)].count(b"late") <= late
+
+
+def _stores(wire: Wire, topic: str) -> bool:
+    (outcome,) = wire.outcomes(spec(topic), context=context(2000))
+    return outcome.error is None
+
+
+def test_one_locked_shard_does_not_hold_up_the_others(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    """Enqueues, dequeues and acks go on at the other shard, after a bounded wait at most."""
+    host = start_dev("--shards", "2")
+    with Wire(host.address) as wire:
+        for _ in range(40):
+            wire.put(topic, b"before")
+        with locked(tmp_path, 1):
+            stored = acked = 0
+
+            def goes_on() -> bool:
+                nonlocal stored, acked
+                began = time.monotonic()
+                (outcome,) = wire.outcomes(spec(topic, b"meanwhile"), context=context(3000))
+                stored += outcome.error is None
+                items = [item for item in wire.dequeue(topic, 1, wait_ms=2000) if item.id >> 48 == 2]
+                if items:
+                    acked += wire.ack(*items, context=context(3000)) == [0]
+                assert time.monotonic() - began < PROMPT_S
+                return stored > 100 and acked > 100
+
+            until(goes_on, "items at the other shard")
+        until(lambda: {wire.put(topic, b"")[0] >> 48 for _ in range(20)} == {1, 2}, "the first shard to be used again")
+
+
+def test_looking_does_not_need_the_write_lock(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    host = start_dev("--shards", "1")
+    with Wire(host.address) as wire:
+        (item_id,) = wire.put(topic, b"x")
+        with locked(tmp_path, 1):
+            assert wire.look(item_id).state == State.READY
+            assert [item.id for item in wire.listed(topic)] == [item_id]
+            assert wire.ask("GetActiveTopics").topics[0].ready == 1
+
+
+def test_looking_ends_within_the_callers_time(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    """Behind a transaction that waits for the lock."""
+    host = start_dev("--shards", "1")
+    with Wire(host.address) as wire, Wire(host.address) as writer:
+        (item_id,) = wire.put(topic, b"x")
+        with locked(tmp_path, 1):
+            writer.send_call("Enqueue", ns="test", items=[spec(topic)], context=context(600))
+            wire.server_has_seen(writer)
+            for method, fields in (("GetItem", {"id": item_id}), ("ListItems", {"ns": "test", "topic": topic})):
+                began = time.monotonic()
+                with pytest.raises(Refused) as refused:
+                    wire.ask(method, context=context(150), **fields)
+                assert refused.value.code == Code.UNAVAILABLE
+                assert time.monotonic() - began < PROMPT_S
+            (outcome,) = writer.receive("Enqueue").outcomes
+            assert outcome.error.code in (Code.UNAVAILABLE, Code.OUTCOME_UNKNOWN)
+        until(lambda: _stores(wire, topic), "the shard to answer again")
+
+
+def test_at_most_once_items_that_cannot_be_committed_in_time(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    """The consumer gets nothing rather than what could come twice, and does not wait for ever."""
+    host = start_dev("--shards", "1")
+    with Wire(host.address) as wire:
+        (item_id,) = wire.put(topic, b"x", delivery=2)
+        with locked(tmp_path, 1):
+            began = time.monotonic()
+            assert wire.dequeue(topic, wait_ms=200, context=context(500)) == []
+            assert time.monotonic() - began < PROMPT_S
+        item = wire.one(topic)
+        assert (item.id, item.attempt) == (item_id, 1)
+        assert wire.ack(item) == [0]
+
+
+def test_stopping_while_a_shard_does_not_answer(start_dev: Start, tmp_path: Path, topic: str) -> None:
+    """Within the grace, with an exit code that says that not everything was finished."""
+    host = start_dev("--shards", "1", FOQS_SERVER__GRACE_MS="1000")
+    with Wire(host.address) as wire, Wire(host.address) as seen, locked(tmp_path, 1):
+        wire.send_call("Enqueue", ns="test", items=[spec(topic)])
+        seen.server_has_seen(wire)
+        began = time.monotonic()
+        assert host.stop() == 1
+        assert time.monotonic() - began < PROMPT_S
+    assert "grace" in host.said()

@@ -1,0 +1,143 @@
+"""A host's memory compared with its shards' databases: counts, windows, places, leases, checkpoints, bytes.
+
+Sound whenever every outcome the database knows was applied: call it for shards without an unsettled transaction and
+without a trip that was carried out but not reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from foqs.host.host import Host
+from foqs.host.listing import Listing
+from foqs.host.shard import Shard
+from foqs.item import KNOWN_BYTES, Item, Phase, Place
+from foqs.prefetch.lane import Lane
+from tests.sim.memory_store import MemoryDatabase
+
+
+class MemoryWrong(AssertionError):
+    """What a host remembers is not what the database says."""
+
+
+def _same(what: str, about: Any, memory: Any, database: Any) -> None:
+    if memory != database:
+        raise MemoryWrong(f"{what} of {about}: memory {memory!r}, database {database!r}")
+
+
+def audit(shard: Shard, db: MemoryDatabase) -> None:
+    """Everything about one shard."""
+    _same("epoch", shard, shard.epoch, db.epoch)
+    items_of: dict[int, int] = {}
+    for body in db.items.values():
+        items_of[body.lane] = items_of.get(body.lane, 0) + 1
+    leased = Counter(row.lane for row in db.timer.values() if row.lease)
+    unwritten = [item for item in shard.known.values() if item.phase is Phase.LEASED and item.place is Place.READY]
+    leased.update(item.lane.number or 0 for item in unwritten)
+    for number, row in db.lanes.items():
+        lane = shard.lane_numbers.get(number)
+        if lane is None or not lane.stored:
+            raise MemoryWrong(f"lane {row} is not known as stored: {lane}")
+        _same("names", lane, lane.key, (row.ns.decode(), row.topic.decode()))
+    for lane in shard.lanes.values():
+        _same("stored", lane, lane.stored, lane.number in db.lanes)
+        _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))
+        _same("leased", lane, lane.leased, leased[lane.number or 0])
+        _audit_lane(shard, lane, db)
+    for item in shard.known.values():
+        _audit_item(shard, item, db)
+    for item_id, item in shard.written.items():
+        if item.busy:
+            continue
+        if shard.known.get(item_id) is not item or item.phase is not Phase.LEASED or item.place is not Place.TIMER:
+            raise MemoryWrong(f"{item} is remembered as a written lease")
+    _audit_scans(shard, db)
+
+
+def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, int, int]]:
+    """Keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
+    known = shard.known
+    keys = []
+    for key in db.order.get(lane.number or 0, ()):
+        item = known.get(key[2])
+        if item is None or not (item.phase is Phase.LEASED or item.busy):
+            keys.append(key)
+    return keys
+
+
+def _audit_lane(shard: Shard, lane: Lane, db: MemoryDatabase) -> None:
+    may = available(shard, lane, db)
+    _same("ready", lane, lane.ready, len(may))
+    window = lane.window
+    if window is None:
+        return
+    if window.more:
+        may = [key for key in may if window.end is not None and key <= window.end]
+    _same("window", lane, [entry[:3] for entry in window.entries], may)
+    for entry in window.entries:
+        item = entry[3]
+        if shard.known.get(item.id) is not item or item.phase is not Phase.WINDOW or item.key != entry[:3]:
+            raise MemoryWrong(f"{item} is in the window of {lane} as {entry[:3]}")
+
+
+def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
+    body = db.items.get(item.id)
+    if body is None:
+        raise MemoryWrong(f"{item} is known but not in the database")
+    _same("row", item, item.place, Place.READY if item.id in db.ready else Place.TIMER)
+    _same("key", item, (item.priority, item.deliver_after_ms), (body.priority, body.deliver_after_ms))
+    if item.flying is not None and shard.flight is None:
+        raise MemoryWrong(f"{item} has a change under way, but no trip is")
+    if item.phase is Phase.IDLE and not item.busy:
+        raise MemoryWrong(f"{item} is known for nothing")
+    if item.busy:
+        return
+    if item.phase is Phase.LEASED and item.place is Place.TIMER:
+        row = db.timer[item.id]
+        _same("lease", item, (item.lease, item.lease_expires_at_ms), (row.lease, row.due_ms))
+        if item.id not in shard.written:
+            raise MemoryWrong(f"{item} has a written lease outside the bound on them")
+    if item.held < KNOWN_BYTES:
+        raise MemoryWrong(f"{item} holds {item.held} bytes of the budget")
+
+
+def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
+    for scan, order, what in (
+        (shard.timers, db.due_order, "timer"),
+        (shard.ttls, db.expiry_order, "expiry"),
+    ):
+        if not order:
+            continue
+        first_ms = order[0][0]
+        if first_ms < scan.from_ms:
+            raise MemoryWrong(f"{what} row at {first_ms} is below the checkpoint of {scan}")
+        if scan.scan is None and scan.next_ms > first_ms:
+            raise MemoryWrong(f"{what} row at {first_ms} is not waited for by {scan}")
+
+
+def audit_budget(host: Host, listings: list[Listing]) -> None:
+    """Promise 8: what is taken from the budget is what the known items and the open `listings` hold."""
+    held = sum(listing._held_bytes for listing in listings)
+    held += sum(item.held for shard in host.shards.values() for item in shard.known.values())
+    if host.budget.used_bytes != held:
+        raise MemoryWrong(f"{host.budget} but known items and lists hold {held}")
+
+
+def audit_bounds(host: Host) -> None:
+    """Promise 8: every buffer has its bound."""
+    for shard in host.shards.values():
+        config = shard.config
+        # One request may go over by what it brings, and lease ends and scans come on top of what callers ask.
+        for what, size, most in (
+            ("changes", len(shard.changes), config.pending_rows + len(shard.known) + 200),
+            ("look-ups", sum(len(waiting) for waiting in shard.looks.values()), config.pending_rows + 200),
+            ("inserts", shard.chunk_rows, config.pending_rows + 2_000),
+            ("written leases", sum(not (i.busy or i.awaited) for i in shard.written.values()), config.leases + 100),
+            ("lanes", len(shard.lanes), config.lanes + 100),
+        ):
+            if size > most:
+                raise MemoryWrong(f"{size} {what} on shard {shard.number}, bound {most}")
+        for lane in shard.lanes.values():
+            if lane.window is not None and len(lane.window) > 2 * config.window_rows + 1:
+                raise MemoryWrong(f"{lane} has a window of {len(lane.window)} rows, bound {config.window_rows}")

@@ -1,0 +1,367 @@
+"""The callers of a simulated run: producers, consumers of every temper, and operators.
+
+Each request has a deadline by which it must be answered, once, unless its host crashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from foqs.buffers.keys import Keyed
+from foqs.dedup import Dedup, bounds_of, content_of, digest_of
+from foqs.errors import FoqsError, NotServed
+from foqs.host import keyed, ops
+from foqs.host.requests import DequeueCall, EnqueueCall, ItemsCall
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from tests.sim.ledger import Op, Spec, broken
+from tests.sim.memory_store import POISON
+from tests.sim.requests import TIMEOUTS_MS, Request, list_topic, look_at
+from tests.sim.slots import FEW_SLOTS
+
+if TYPE_CHECKING:
+    from tests.sim.member import Member
+    from tests.sim.simulation import Simulation
+
+
+class _Acked(NamedTuple):
+    id: int | None
+    lease: int | None
+
+
+class Clients:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.rng = sim.rng
+        self.open: dict[Request, None] = {}
+        self.keyed: list[Spec] = []
+        self.payloads: dict[int, bytes] = {}  # of those
+        self.told: list[tuple[int, int]] = []  # ids and leases, to come back to with a stale lease
+        self.draining = False
+        self.stopped = False
+        self._specs = 0
+
+    def start(self) -> None:
+        profile = self.sim.profile
+        for _ in range(profile.producers):
+            self._after(50, self._produce)
+        for _ in range(profile.consumers):
+            self._after(50, self._consume)
+        self._after(300, self._operate)
+
+    def drain(self) -> None:
+        """Only honest consumers from here on."""
+        self.draining = True
+        for _ in range(4):
+            self._after(20, self._consume)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def prefill(self, count: int) -> None:
+        while count > 0:
+            count -= self._enqueue(min(count, 20), 30_000)
+
+    def crashed(self, member: Member) -> None:
+        for request in [request for request in self.open if request.member is member]:
+            del self.open[request]
+
+    def check_all_answered(self, stopped: Member | None = None) -> None:
+        """At the end, or by a host that stopped in order."""
+        for request in self.open:
+            if request.due < self.sim.time or request.member is stopped:
+                broken(8, f"{request.what} was never answered")
+
+    def _after(self, most_ms: int, what: Callable[[], Any]) -> None:
+        self.sim.soon(self.rng.randint(1, most_ms), what)
+
+    def any_member(self) -> Member:
+        """One that takes requests, if there is one."""
+        taking = [member for member in self.sim.members if not member.host.draining]
+        return self.rng.choice(taking or self.sim.members)
+
+    def member_for(self, item_id: int) -> Member:
+        owner = self.sim.owners.get(shard_of(item_id))
+        return owner if owner is not None and (self.draining or self.rng.random() < 0.95) else self.any_member()
+
+    # ------------------------------------------------------------------------------------- producers
+
+    def _produce(self) -> None:
+        if self.sim.healing:
+            return
+        if self.rng.random() < 0.3:
+            self._enqueue_keyed(self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
+        else:
+            self._enqueue(self.rng.choice([1, 1, 3, 10, 40]), self.rng.choice(TIMEOUTS_MS))
+        self._after(self.rng.choice([50, 300, 500]), self._produce)
+
+    def _enqueue(self, count: int, timeout_ms: int) -> int:
+        member, now_ms = self.any_member(), self.sim.now_ms
+        if member.host.draining:
+            return count  # the service refuses
+        specs, items, keys = [], [], []
+        key = self.rng.choice(self.sim.profile.topics)
+        for _ in range(count):
+            if self.rng.random() < 0.3:
+                key = self.rng.choice(self.sim.profile.topics)
+            spec, item = self._new_item(key, now_ms)
+            specs.append(spec)
+            items.append(item)
+            keys.append(key)
+        request = Request(self, member, f"enqueue of {count} from {specs[0].number}", timeout_ms)
+
+        def reply(outcomes: list[int | FoqsError]) -> None:
+            request.answered()
+            self.sim.note("enqueued", member.name, [o if isinstance(o, int) else o.code.name for o in outcomes])
+            for spec, outcome in zip(specs, outcomes, strict=True):
+                self.sim.ledger.enqueue_answered(spec, outcome)
+
+        sizes = [len(i.payload) + len(i.metadata or b"") + len(i.headers or b"") for i in items]
+        self.sim.note("enqueue", member.name, count, "first", specs[0].number)
+        member.host.enqueue(EnqueueCall(count, reply), range(count), items, keys, sizes, now_ms, timeout_ms)
+        return count
+
+    def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
+        """New keys, and some that were enqueued before, whatever was said of them."""
+        member, now_ms, rng = self.any_member(), self.sim.now_ms, self.rng
+        if member.host.draining:
+            return
+        specs, parts = [], []
+        for at in range(count):
+            old = rng.choice(self.keyed) if self.keyed and rng.random() < 0.5 else None
+            spec, item = self._new_item(old.key if old else rng.choice(self.sim.profile.topics), now_ms)
+            if old is not None:
+                item.payload = self.payloads[old.number]
+                spec = old
+            else:
+                low, _ = bounds_of(spec.number % FEW_SLOTS)
+                digest = low[:2] + digest_of("ns", str(spec.number))[2:]
+                spec.dedup = Dedup(digest, content_of(spec.key[1], item.payload))
+                self.keyed.append(spec)
+                self.payloads[spec.number] = item.payload
+            specs.append(spec)
+            size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
+            assert spec.dedup is not None
+            parts.append(Keyed(at, spec.dedup, item, spec.key, size))
+        request = Request(self, member, f"enqueue of keys {[spec.number for spec in specs]}", timeout_ms)
+
+        def reply(outcomes: list[int | FoqsError]) -> None:
+            request.answered()
+            self.sim.note("keyed", member.name, [o if isinstance(o, int) else o.code.name for o in outcomes])
+            for spec, outcome in zip(specs, outcomes, strict=True):
+                self.sim.ledger.keyed_answered(spec, outcome)
+
+        self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
+        call = EnqueueCall(count, reply)
+        member.host.deadlines.push(now_ms + timeout_ms, call)
+        member.host.alarm(now_ms + timeout_ms)
+        for number, part in keyed.by_shard(member.neighbour.view.shards, parts).items():
+            if away := keyed.place(member.host, call, number, part, now_ms):
+                call.refused([one.at for one in away], NotServed())
+                member.neighbour.moves.adopt()
+
+    def _new_item(self, key: LaneKey, now_ms: int) -> tuple[Spec, NewItem]:
+        profile, rng = self.sim.profile, self.rng
+        self._specs += 1
+        payload = f"{self._specs}:".encode() + b"." * rng.randint(0, profile.payload_bytes)
+        poisoned = rng.random() < profile.poisoned
+        spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned)
+        due_ms = now_ms + rng.choice([1, 50, 500, 3_000]) if rng.random() < profile.delayed else 0
+        ttl_ms = rng.choice([1, 100, 1_000, 5_000]) if rng.random() < profile.with_ttl else 0
+        item = NewItem(
+            payload=POISON + payload if poisoned else payload,
+            metadata=rng.choice([None, b"m"]),
+            headers=rng.choice([None, b"{}"]),
+            priority=rng.randrange(profile.priorities) - profile.priorities // 2,
+            deliver_after_ms=due_ms or now_ms,
+            due_ms=due_ms,
+            enqueued_at_ms=now_ms,
+            expires_at_ms=now_ms + ttl_ms if ttl_ms else 0,
+            lease_ms=rng.choice([0, 100, 700]),
+            delivery=AT_MOST_ONCE if rng.random() < profile.at_most_once else AT_LEAST_ONCE,
+        )
+        return spec, item
+
+    # ------------------------------------------------------------------------------------- consumers
+
+    def _consume(self) -> None:
+        if self.stopped or (self.sim.healing and not self.draining):
+            if not self.stopped:
+                self.sim.soon(500, self._consume)
+            return
+        rng, member, host_config = self.rng, self.any_member(), self.sim.profile.config.host
+        if member.host.draining:
+            self.sim.soon(50, self._consume)
+            return
+        topics = self.sim.profile.topics
+        keys = topics if self.draining else rng.sample(topics, rng.randint(1, min(3, len(topics))))
+        wants = [(key, rng.choice([1, 5, 20])) for key in keys]
+        wait_ms = rng.choice([0, 5, 300])
+        lease_ms = rng.choice([0, 100, 400, 2_000])
+        max_bytes = rng.choice([100, 5_000, 1 << 20])
+        lost = rng.random() < 0.05 and not self.draining
+        within_ms = max(wait_ms, host_config.confirm_ms) + host_config.confirm_ms  # for at-most-once leases
+        request = Request(self, member, f"dequeue of {wants} waiting {wait_ms}", within_ms)
+        cancelled = False
+
+        def reply(items: list[Item], doubtful: list[int]) -> bool:
+            self.sim.ledger.doubtful.update(doubtful)
+            if cancelled or lost:
+                self.sim.ledger.doubtful.update(item.id for item in items)
+            if cancelled:
+                return False
+            request.answered()
+            leases = [(hex(item.id), item.lease, item.attempt) for item in items]
+            self.sim.note("dequeued", member.name, "by nobody" if lost else "", leases, doubtful)
+            self._after(20 if items else 200, self._consume)
+            if lost:
+                return False
+            self._delivered(member, items)
+            return True
+
+        call = DequeueCall(wants, lease_ms, max_bytes, 50, reply)
+        member.host.dequeue(call, self.sim.now_ms, wait_ms)
+        if rng.random() < 0.03 and not request.answers:
+
+            def cancel() -> None:
+                nonlocal cancelled
+                if not request.answers and member.alive:
+                    cancelled = True
+                    member.host.cancel(call)
+                    del self.open[request]
+                    self._consume()
+
+            self._after(300, cancel)
+        if request in self.open:
+            self._watch(request)
+
+    def _watch(self, request: Request) -> None:
+        """A consumer whose host died goes on with another."""
+
+        def look() -> None:
+            if request.member.alive:
+                if request in self.open:
+                    self.sim.soon(1_000, look)
+            elif not request.answers:
+                self._consume()
+
+        self.sim.soon(1_000, look)
+
+    def _delivered(self, member: Member, items: list[Item]) -> None:
+        config = self.sim.profile.config.host
+        for item in items:
+            number = shard_of(item.id)
+            self.sim.ledger.delivered(
+                item, self.sim.now_ms, current=member.current(number), confirm_ms=config.confirm_ms
+            )
+            self.told.append((item.id, item.lease))
+        at_once: list[tuple[int, int]] = []
+        for item in items:
+            what = (item.id, item.lease)
+            if self.draining or self.rng.random() < 0.4:
+                at_once.append(what)
+            else:
+                self._after(self.rng.choice([5, 150, 3_000]), partial(self._handle, [what]))
+        if at_once:
+            self._after(5, lambda: self._handle(at_once))
+
+    def _handle(self, held: list[tuple[int, int]]) -> None:
+        """What a consumer does with what it holds."""
+        rng = self.rng
+        by_member: dict[Member, list[Op]] = {}
+        for item_id, lease in held:
+            op = self._op(item_id, lease)
+            if op is None:
+                continue  # it died
+            by_member.setdefault(self.member_for(item_id), []).append(op)
+            if op.kind == "extend" or rng.random() < 0.05:  # goes on with it, or does not know that it is done
+                self._after(400, partial(self._handle, [(item_id, lease)]))
+        for member, asked in by_member.items():
+            self._settle(member, asked)
+
+    def _op(self, item_id: int, lease: int) -> Op | None:
+        rng, now_ms = self.rng, self.sim.now_ms
+        temper = 0.0 if self.draining else rng.random()
+        if temper < 0.6:
+            return Op("ack", item_id, lease, now_ms)
+        if temper < 0.68:
+            return Op("nack", item_id, lease, now_ms)
+        if temper < 0.76:
+            metadata = rng.choice([None, b"half", b"", POISON if self.sim.profile.poisoned else b"most of it"])
+            return Op("nack", item_id, lease, now_ms, metadata, rng.choice([0, 10, 700]))
+        if temper < 0.84:
+            return Op("release", item_id, lease, now_ms)
+        if temper < 0.92:
+            return Op("extend", item_id, lease, now_ms, lease_ms=rng.choice([0, 100, 1_000]))
+        return None
+
+    def _settle(self, member: Member, asked: list[Op]) -> None:
+        sim = self.sim
+        timeout_ms = self.rng.choice(TIMEOUTS_MS)
+        request = Request(self, member, f"settling of {asked}", timeout_ms)
+        ns = None
+        if self.rng.random() < 0.1:
+            ns = "ns"
+            for op in asked:
+                record = sim.ledger.records.get(op.id)
+                op.wrong_ns = record is not None and record.spec.key[0] != ns
+
+        def reply(outcomes: list[FoqsError | None]) -> None:
+            request.answered()
+            sim.note(
+                "settled",
+                [(op.kind, hex(op.id), e.code.name if e else "OK") for op, e in zip(asked, outcomes, strict=True)],
+            )
+            for op, error in zip(asked, outcomes, strict=True):
+                sim.ledger.answered(op, error, sim.now_ms, current=self._current(member, op.id))
+
+        sim.note("settle", member.name, [(op.kind, hex(op.id)) for op in asked])
+        for op in asked:
+            sim.ledger.asked(op)
+        call = ItemsCall(len(asked), reply)
+        if all(op.kind == "ack" for op in asked):
+            member.host.ack(call, [_Acked(op.id, op.token) for op in asked], ns, sim.now_ms, timeout_ms)
+        else:
+            member.host.settle(call, [(op.id, _host_op(op)) for op in asked], ns, sim.now_ms, timeout_ms)
+
+    def _current(self, member: Member, item_id: int) -> bool:
+        return shard_of(item_id) in self.sim.dbs and member.current(shard_of(item_id))
+
+    # ------------------------------------------------------------------------------------- operators
+
+    def _operate(self) -> None:
+        if self.sim.healing:
+            return
+        rng, now_ms, sim = self.rng, self.sim.now_ms, self.sim
+        ids = [item_id for db in sim.dbs.values() for item_id in db.items]
+        what = rng.random()
+        if ids and what < 0.3:
+            item_id = rng.choice(ids)
+            self._settle(self.member_for(item_id), [Op("delete", item_id, 0, now_ms)])
+        elif self.told and what < 0.6:
+            item_id, lease = rng.choice(self.told)
+            kind = rng.choice(["ack", "nack", "extend", "release"])
+            self._settle(self.member_for(item_id), [Op(kind, item_id, rng.choice([lease, lease + 1, 0]), now_ms)])
+        elif what < 0.65:
+            self._settle(self.any_member(), [Op("ack", rng.choice([0, -5, 1 << 48, 99 << 48 | 1]), 1, now_ms)])
+        elif what < 0.75:
+            list_topic(self)
+        elif ids or self.told:
+            look_at(self, rng.choice(ids) if ids else self.told[-1][0])
+        self._after(100, self._operate)
+
+
+def _host_op(op: Op) -> ops.Op:
+    if op.kind == "ack":
+        return ops.ack(op.token)
+    if op.kind == "nack":
+        return ops.nack(op.token, op.delay_ms, op.metadata)
+    if op.kind == "release":
+        return ops.release(op.token)
+    if op.kind == "extend":
+        return ops.extend(op.token, op.lease_ms)
+    return ops.delete

@@ -1,0 +1,395 @@
+"""What every client was told, and what the database did: the promises are checked against both.
+
+Written from the outside: it knows requests, replies, committed rows and when a shard changed its owner, and nothing
+of how a host decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from foqs.dedup import Dedup, Duplicate
+from foqs.errors import Code, FoqsError
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.rows import AT_MOST_ONCE, Batch, Body
+from tests.sim.memory_store import MemoryDatabase
+
+_ENDING = ("ack", "nack", "release", "delete")
+LATE_MS = 2_000
+"""Hundreds of items due at once are moved one by one where `scan_rows` is 1."""
+
+
+class PromiseBroken(AssertionError):
+    """The host did what it must not do."""
+
+
+@dataclass
+class Spec:
+    """One item of an enqueue request. `state`: sent, stored, refused (nothing was changed), unknown."""
+
+    number: int
+    key: tuple[str, str]
+    poisoned: bool
+    state: str = "sent"
+    id: int = 0
+    dedup: Dedup | None = None  # then it may be asked for again and again
+    remembered_ms: int = 0  # its key, until then
+    ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
+    new: set[int] = field(default_factory=set)  # of those that were told as new
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A lease as it was made. `told`: its consumer got it. `void`: its owner is gone and had not written it.
+    `until_ms` is a lower bound of its end."""
+
+    token: int
+    lease_ms: int
+    until_ms: int
+    told: bool = False
+    void: bool = False
+
+
+@dataclass(eq=False)
+class Op:
+    """An ack, nack, release, extend or delete. `state`: sent, ok, refused (nothing was changed), unknown.
+    `late`: somebody else had been given the item before it was sent. `contested`: another op that ends the lease was
+    open meanwhile."""
+
+    kind: str
+    id: int
+    token: int
+    sent_ms: int
+    metadata: bytes | None = None
+    delay_ms: int = 0
+    lease_ms: int = 0
+    wrong_ns: bool = False
+    late: bool = False
+    contested: bool = False
+    state: str = "sent"
+
+
+@dataclass
+class Record:
+    """Everything about one stored item."""
+
+    spec: Spec
+    deliveries: list[Delivery] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    removed: str = ""
+
+    def delivery(self, token: int) -> Delivery | None:
+        return next((d for d in self.deliveries if d.token == token), None)
+
+    def open_ops(self, *kinds: str) -> list[Op]:
+        """Those that happened or may have."""
+        return [op for op in self.ops if op.kind in kinds and op.state != "refused"]
+
+    def live(self, d: Delivery, now_ms: int) -> bool:
+        """Whether its consumer may count on the lease."""
+        if not d.told or d.void or now_ms >= d.until_ms:
+            return False
+        return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*_ENDING))
+
+
+def broken(promise: int, message: str) -> None:
+    raise PromiseBroken(f"promise {promise}: {message}")
+
+
+class Ledger:
+    """`now_ms` is always the hosts' clock. `dbs` by shard number."""
+
+    def __init__(self, dbs: dict[int, MemoryDatabase]) -> None:
+        self.dbs = dbs
+        self.specs: dict[int, Spec] = {}
+        self.records: dict[int, Record] = {}
+        self.removals: Counter[tuple[int, int]] = Counter()  # by shard and epoch
+        self.causes: Counter[str] = Counter()
+        self.taken_ms: dict[int, int] = {}  # by shard: when its owner changed last
+        self.checks: Counter[str] = Counter()
+        self.quiet_ms = 0  # since when nothing fails any more
+        self.timed_ms: dict[int, int] = {}  # by item: when its row came into `timer`
+        self.written: set[tuple[int, int]] = set()  # item and lease: what was ever in `timer`
+        self.latest_ms = 0  # the clock before it was set back
+        self.dropped: set[tuple[int, int]] = set()  # at-most-once items that ended with a lease: (id, lease)
+        self.heard: set[tuple[int, int]] = set()  # at-most-once items that reached a consumer, however late
+        self.doubtful: set[int] = set()  # those of answers that were lost, or were not sure
+        self.crashed = False  # a host, with answers that it owed
+        self.open_extends: list[Op] = []
+
+    def _db(self, item_id: int) -> MemoryDatabase:
+        return self.dbs[shard_of(item_id)]
+
+    # ------------------------------------------------------------------------------------- enqueue
+
+    def enqueue_answered(self, spec: Spec, outcome: int | FoqsError) -> None:
+        if isinstance(outcome, int):
+            if outcome <= 0 or spec.id != outcome:
+                broken(1, f"spec {spec.number} was answered with id {outcome:#x} but is stored as {spec.id:#x}")
+            spec.state = "stored"
+        elif outcome.code is Code.OUTCOME_UNKNOWN:
+            spec.state = "unknown"
+        else:
+            if spec.id:
+                broken(1, f"spec {spec.number} was refused ({outcome}) but is stored as {spec.id:#x}")
+            spec.state = "refused"
+        if not isinstance(outcome, int) and outcome.code is Code.INVALID and not spec.poisoned:
+            broken(9, f"spec {spec.number} was refused for its neighbour: {outcome}")
+        self.checks["enqueue"] += 1
+
+    def keyed_answered(self, spec: Spec, outcome: int | FoqsError) -> None:
+        """An enqueue of a spec with a key: another one may have stored it."""
+        if isinstance(outcome, int):
+            if outcome not in spec.ids:
+                broken(1, f"spec {spec.number} was answered with id {outcome:#x} but is stored as {spec.id:#x}")
+            if not isinstance(outcome, Duplicate):
+                if outcome in spec.new:
+                    broken(1, f"spec {spec.number} was called new twice")
+                spec.new.add(outcome)
+        elif outcome.code is Code.INVALID and not spec.poisoned:
+            broken(9, f"spec {spec.number} was refused: {outcome}")
+        self.checks["keyed"] += 1
+
+    # ------------------------------------------------------------------------------------- the database
+
+    def committing(self, shard: int, epoch: int, batch: Batch, now_ms: int) -> None:
+        """A transaction is about to be applied."""
+        db = self.dbs[shard]
+        if epoch != db.epoch:
+            broken(6, f"shard {shard}: epoch {epoch} changes rows of epoch {db.epoch}")
+        remembered = {row.id: row.expires_at_ms for row in (*batch.dedup_new, *batch.dedup_again)}
+        for item in batch.inserts:
+            spec = self.specs[spec_number(item.payload)]
+            forgotten = spec.dedup is not None and spec.remembered_ms <= now_ms
+            if (spec.id and not forgotten) or (spec.state == "refused" and spec.dedup is None):
+                broken(1, f"spec {spec.number} ({spec.state}, {spec.id:#x}) is stored as {item.id:#x}")
+            spec.id = item.id
+            spec.ids.add(item.id)
+            spec.remembered_ms = remembered.get(item.id, 0)
+            self.records[item.id] = Record(spec)
+        if self.quiet_ms:
+            self._in_time(batch, db, now_ms)
+        self.timed_ms.update((item.id, now_ms) for item in batch.inserts)
+        self.timed_ms.update((row.id, now_ms) for row in batch.timer_new)
+        self.written.update((row.id, row.lease) for row in batch.timer_new)
+        for item_id in batch.item_gone:
+            cause = self._cause(item_id, db, now_ms)
+            self.records[item_id].removed = cause
+            self.removals[shard, epoch] += 1
+            self.causes[cause] += 1
+
+    def _in_time(self, batch: Batch, db: MemoryDatabase, now_ms: int) -> None:
+        """Without failures, a delay or a lease that is over is noticed soon."""
+        for row in (db.timer[item_id] for item_id in batch.timer_gone):
+            late_ms = now_ms - max(row.due_ms, self.quiet_ms, self.timed_ms.get(row.id, 0))
+            if late_ms > LATE_MS:
+                broken(5, f"{row} was due {late_ms} ms ago")
+
+    def _cause(self, item_id: int, db: MemoryDatabase, now_ms: int) -> str:
+        """Why the item may be removed now."""
+        now_ms = max(now_ms, self.latest_ms)
+        record, body = self.records[item_id], db.items[item_id]
+        timer, ready = db.timer.get(item_id), db.ready.get(item_id)
+        current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
+        current.update(d.token for d in [d for d in record.deliveries if not d.void][-1:])
+        ends = ("ack", "nack") if body.delivery == AT_MOST_ONCE else ("ack",)
+        for op in record.open_ops("ack", "nack", "delete"):
+            if op.kind == "delete" or (op.kind in ends and op.token in current):
+                return op.kind
+        if body.expires_at_ms and body.expires_at_ms <= now_ms:
+            if any(record.live(d, now_ms) for d in record.deliveries):
+                broken(3, f"item {item_id:#x} is removed by its TTL under a live lease")
+            return "ttl"
+        if any(op.kind == "nack" and op.token in current for op in record.ops) and body.expires_at_ms:
+            return "ttl"
+        if body.delivery == AT_MOST_ONCE and timer is not None and timer.lease and timer.due_ms <= now_ms:
+            self.dropped.add((item_id, timer.lease))
+            return "dropped"
+        broken(3, f"item {item_id:#x} is removed for no allowed cause: {body} {record}")
+        return ""
+
+    def owner_changed(self, shard: int, now_ms: int) -> None:
+        """Leases that the last owner had not written are void."""
+        db = self.dbs[shard]
+        self.taken_ms[shard] = now_ms
+        for item_id in db.items:
+            timer, ready = db.timer.get(item_id), db.ready.get(item_id)
+            for d in self.records[item_id].deliveries:
+                if timer is not None and timer.lease == d.token:
+                    d.until_ms = timer.due_ms
+                elif ready is None or ready.lease != d.token:
+                    d.void = True
+
+    def stopped(self, shard: int, now_ms: int) -> None:
+        """A host that stopped in order has written every lease that a consumer may count on (promise 7)."""
+        db = self.dbs[shard]
+        for item_id in db.items:
+            row = db.timer.get(item_id)
+            for d in self.records[item_id].deliveries:
+                if self.records[item_id].live(d, now_ms) and (row is None or row.lease != d.token):
+                    broken(7, f"the lease {d} of {item_id:#x} was not written before its host stopped: {row}")
+        self.checks["stopped"] += 1
+
+    def clock_stepped(self, now_ms: int, to_ms: int) -> None:
+        """What is over by the clock as it was stays so when it is set back."""
+        self.latest_ms = max(self.latest_ms, now_ms)
+        for op in self.open_extends:
+            op.sent_ms = min(op.sent_ms, to_ms)
+        for record in self.records.values():
+            for d in record.deliveries:
+                if d.until_ms <= now_ms:
+                    d.until_ms = 0
+
+    # ------------------------------------------------------------------------------------- leases
+
+    def leased(self, item: Item, now_ms: int, *, delayed_ok: bool) -> None:
+        """The host chose the item for a consumer."""
+        record = self.records[item.id]
+        if item.lease == 0:  # its consumer was gone, and it was given back at once
+            record.deliveries.append(Delivery(-1, 0, 0))
+            return
+        if record.delivery(item.lease) is None:
+            record.deliveries.append(Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms))
+        body = self._db(item.id).items.get(item.id)
+        if body is not None:
+            if body.expires_at_ms and body.expires_at_ms <= now_ms:
+                broken(3, f"{item} was leased though its TTL is over")
+            if body.deliver_after_ms > now_ms and not delayed_ok:
+                broken(5, f"{item} was leased before its time {body.deliver_after_ms}")
+
+    def delivered(self, item: Item, now_ms: int, *, current: bool, confirm_ms: int) -> None:
+        """A consumer has it. `current`: by the shard's owner (else by one that does not know better yet)."""
+        record, body = self.records[item.id], self._db(item.id).items.get(item.id)
+        if item.lease <= 0 or item.attempt < 1 or item.body is None:
+            broken(4, f"{item} was delivered with lease {item.lease} and attempt {item.attempt}")
+        before = [d for d in record.deliveries if d.token != item.lease]
+        if item.at_most_once:
+            self.heard.add((item.id, item.lease))
+            told = [d for d in before if d.told]
+            released = {op.token for op in record.open_ops("release")}
+            if any(d.token not in released for d in told):
+                broken(4, f"at-most-once {item} was delivered again")
+        if not current:
+            self.checks["by a replaced owner"] += 1
+            if (item.id, item.lease) in self.written:
+                return  # leased before its owner was replaced; only the answer is late
+        ended = [op.kind for op in record.ops if op.kind in ("ack", "delete") and op.state == "ok"]
+        if record.removed or ended or body is None:
+            broken(2, f"{item} was delivered after it was removed by {record.removed or ended}")
+        for d in before:
+            if record.live(d, now_ms):
+                broken(4, f"{item} was delivered to a second consumer while lease {d} holds")
+        if not current:
+            taken_ms = self.taken_ms[shard_of(item.id)]
+            if now_ms - taken_ms > confirm_ms:
+                broken(4, f"{item} was delivered by an owner that was replaced {now_ms - taken_ms} ms ago")
+            return  # its new owner knows nothing of this lease
+        self._same(item, body)
+        made = record.delivery(item.lease)
+        if made is None:
+            made = Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms)
+            record.deliveries.append(made)
+        made.told = True
+        self.checks["delivered"] += 1
+        self.checks["redelivered"] += bool(before)
+
+    def _same(self, item: Item, body: Body | None) -> None:
+        given = item.body
+        assert given is not None and body is not None
+        told = (given.payload, given.metadata, given.headers, item.priority, item.deliver_after_ms)
+        stored = (body.payload, body.metadata, body.headers, body.priority, body.deliver_after_ms)
+        size = sum(len(part or b"") for part in stored[:3])
+        if item.bytes != size:
+            broken(8, f"{item} counts as {item.bytes} bytes but has {size}")
+        key = self.records[item.id].spec.key
+        if told != stored or item.lane.key != key:
+            broken(1, f"{item} was delivered as {item.lane.key} {told} but is {key} {stored}")
+
+    # ------------------------------------------------------------------------------------- acks and the like
+
+    def asked(self, op: Op) -> None:
+        record = self.records.get(op.id)
+        if record is None:
+            return
+        d = record.delivery(op.token)
+        if d is None:
+            op.late = True
+        else:
+            released = {other.token for other in record.open_ops("release")}
+            later = record.deliveries[record.deliveries.index(d) + 1 :]
+            op.late = any(d2.told and not d2.void and d2.token not in released for d2 in later)
+            if op.kind == "extend":
+                self.open_extends.append(op)
+                d.until_ms = min(d.until_ms, op.sent_ms + (op.lease_ms or d.lease_ms))
+        op.contested = bool(record.open_ops(*_ENDING))
+        if op.kind in _ENDING:
+            for other in record.ops:
+                other.contested = True
+        record.ops.append(op)
+
+    def answered(self, op: Op, error: FoqsError | None, now_ms: int, *, current: bool) -> None:
+        record = self.records.get(op.id)
+        db = self.dbs.get(shard_of(op.id))
+        if op in self.open_extends:
+            self.open_extends.remove(op)
+        self.checks[op.kind if error is None else f"{op.kind} {error.code.name}"] += 1
+        if error is None:
+            op.state = "ok"
+            if record is None or op.wrong_ns:
+                broken(7, f"{op} of no item was answered OK")
+                return
+            assert db is not None
+            self._done(op, record, db, current=current)
+            return
+        op.state = "unknown" if error.code is Code.OUTCOME_UNKNOWN else "refused"
+        if record is None or op.wrong_ns or not current or db is None:
+            return
+        if error.code is Code.NOT_FOUND and op.id in db.items:
+            broken(7, f"{op} was answered NOT_FOUND but the item is there")
+        if error.code is Code.STALE_LEASE:
+            self._refused_rightly(op, record, db, now_ms)
+
+    def _done(self, op: Op, record: Record, db: MemoryDatabase, *, current: bool) -> None:
+        if op.kind in ("ack", "delete"):
+            if op.id in db.items:
+                broken(2, f"{op} was answered OK but the item is there")
+            return
+        if not current and op.kind in ("extend", "release"):
+            return  # of a lease that was not written, by an owner that does not know better yet
+        if op.late:
+            broken(7, f"{op} has a stale lease but was answered OK: {record}")
+        d = record.delivery(op.token)
+        assert d is not None
+        later = record.ops[record.ops.index(op) + 1 :]
+        if op.kind == "extend" and not any(other.kind == "extend" for other in later):
+            d.until_ms = op.sent_ms + (op.lease_ms or d.lease_ms)
+        body = db.items.get(op.id)
+        alone = all(other.state in ("ok", "refused") for other in record.ops)
+        if op.kind == "nack" and body is not None and current and alone and record.ops[-1] is op:
+            if body.delivery == AT_MOST_ONCE:
+                broken(3, f"{op} of an at-most-once item was answered OK but the item is there")
+            if op.metadata is not None and body.metadata != op.metadata:
+                broken(1, f"{op} was answered OK but the item says {body.metadata!r}")
+
+    def _refused_rightly(self, op: Op, record: Record, db: MemoryDatabase, now_ms: int) -> None:
+        """STALE_LEASE for a lease that is the item's last one: something else must be ending it."""
+        now_ms = max(now_ms, self.latest_ms)
+        body, alive = db.items.get(op.id), [d for d in record.deliveries if not d.void]
+        if body is None or not alive or alive[-1].token != op.token:
+            return
+        if op.contested:
+            return
+        if body.expires_at_ms and body.expires_at_ms <= now_ms:
+            return
+        if alive[-1].until_ms <= now_ms and (op.kind != "ack" and body.delivery == AT_MOST_ONCE):
+            return  # it is being dropped
+        if alive[-1].until_ms <= now_ms and op.kind in ("extend", "release"):
+            return
+        broken(7, f"{op} was refused as stale but nobody took the item over: {record}")
+
+
+def spec_number(payload: bytes) -> int:
+    """Payloads begin with the number of their spec."""
+    return int(payload.split(b":", 1)[0])

@@ -1,0 +1,90 @@
+"""What one seed's run looks like: sizes small enough that every path is used, and which kinds of trouble come."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from foqs.config import Config
+from foqs.sections import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
+from tests.sim.faults import FaultRates, random_rates
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Profile:
+    config: Config
+    budget_bytes: int
+    max_batch_bytes: int
+    active_ms: int  # how long clients and failures go on
+    rates: dict[int, FaultRates]  # by shard
+    crash_every_ms: int  # 0: never
+    rival: bool  # a second host that takes shards over
+    clock_steps: bool
+    topics: list[tuple[str, str]]
+    producers: int
+    consumers: int
+    payload_bytes: int
+    priorities: int
+    at_most_once: float
+    with_ttl: float
+    delayed: float
+    poisoned: float
+    prefilled: int  # items that are there before the first host opens its shards
+
+
+def random_profile(rng: random.Random, trouble: str) -> Profile:
+    """`trouble`: crash, rival, clock, calm, or "" for any."""
+    shards = rng.choice([1, 2, 2, 3])
+    trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
+    return Profile(
+        config=_config(rng, shards, trouble),
+        budget_bytes=rng.choice([40_000, 100_000, 1_000_000, 1_000_000]),
+        max_batch_bytes=rng.choice([4_000, 20_000, 1 << 20]),
+        active_ms=rng.randint(1_500, 4_000),
+        rates={number: random_rates(rng) for number in range(1, shards + 1)},
+        crash_every_ms=rng.randint(500, 2_000) if trouble == "crash" else 0,
+        rival=trouble == "rival",
+        clock_steps=trouble == "clock",
+        topics=[("ns", f"topic-{n}") for n in range(rng.choice([1, 2, 3, 6]))] + [("other", "topic-0")],
+        producers=rng.randint(1, 3),
+        consumers=rng.randint(1, 5),
+        payload_bytes=rng.choice([10, 200, 1_500]),
+        priorities=rng.choice([1, 3, 1000]),
+        at_most_once=rng.choice([0, 0.2, 0.6]),
+        with_ttl=rng.choice([0, 0.3]),
+        delayed=rng.choice([0, 0.3, 0.6]),
+        poisoned=rng.choice([0, 0, 0.05]),
+        prefilled=rng.choice([0, 0, 50, 300]),
+    )
+
+
+def _config(rng: random.Random, shards: int, trouble: str) -> Config:
+    host = HostSection.model_construct(
+        **{
+            **HostSection().model_dump(),
+            "lease_write_delay_ms": rng.choice([0, 20, 200, 200]),
+            "confirm_ms": rng.choice([100, 1_000]),
+            "merge_wait_ms": rng.choice([0, 10, 50]),
+            "window_rows": rng.choice([2, 5, 20, 200]),
+            "page_rows": rng.choice([1, 3, 10, 100]),
+            "batch_rows": rng.choice([1, 4, 50, 2_000]),
+            "scan_rows": rng.choice([1, 3, 20, 1_000]),
+            "pending_rows": rng.choice([20, 200, 100_000]),
+            "leases": rng.choice([1, 5, 50_000]),
+            "lanes": rng.choice([3, 100]),
+            "lane_idle_ms": rng.choice([0, 300, 2_000]),
+        }
+    )
+    window_ms = rng.choice([1_000, _DAY_MS])
+    # Values below what a configuration file may say make small runs meet what large ones do.
+    return Config.model_construct(
+        server=ServerSection(),
+        # A clock that is set back brings back keys that had expired.
+        limits=LimitsSection(lease_default_ms=1_500, dedup_window_ms=_DAY_MS if trouble == "clock" else window_ms),
+        host=host,
+        breaker=BreakerSection(hang_ms=rng.choice([200, 1_000]), pause_ms=rng.choice([20, 200]), max_pause_ms=1_000),
+        store=StoreSection(),
+        shards=tuple(ShardSection(id=number, url=f"memory:{number}") for number in range(1, shards + 1)),
+    )

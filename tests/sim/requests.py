@@ -1,0 +1,87 @@
+"""Requests of a simulated run, and those that only look: at an item, at a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foqs.errors import Code, FoqsError
+from foqs.host.listing import Listing
+from foqs.host.requests import LookCall
+from foqs.ids import shard_of
+from foqs.item import Item, Phase, Place
+from foqs.rows import Body
+from tests.sim.ledger import broken
+
+if TYPE_CHECKING:
+    from tests.sim.clients import Clients
+    from tests.sim.member import Member
+
+TIMEOUTS_MS = (50, 1_000, 30_000)
+_SLACK_MS = 20
+
+
+class Request:
+    """One request on its way: answered once, in time."""
+
+    def __init__(self, clients: Clients, member: Member, what: str, within_ms: int) -> None:
+        self.clients, self.member, self.what = clients, member, what
+        self.due = clients.sim.time + within_ms + _SLACK_MS
+        self.answers = 0
+        clients.open[self] = None
+
+    def answered(self) -> None:
+        self.answers += 1
+        if self.answers > 1:
+            broken(8, f"{self.what} was answered {self.answers} times")
+        if not self.member.alive:
+            broken(8, f"{self.what} was answered by a dead host")
+        # A host that was stepped in time measures its deadlines by the stepped clock.
+        if self.clients.sim.time > self.due and not self.clients.sim.profile.clock_steps:
+            broken(8, f"{self.what} was answered {self.clients.sim.time - self.due} ms too late")
+        self.clients.open.pop(self)
+
+
+def list_topic(clients: Clients) -> None:
+    rng = clients.rng
+    key, limit, member = rng.choice(clients.sim.profile.topics), rng.choice([1, 5, 100]), clients.any_member()
+    timeout_ms = rng.choice(TIMEOUTS_MS)
+    request = Request(clients, member, f"list of {key}", timeout_ms)
+
+    class Answer:
+        """In place of the call that the server hands to a listing."""
+
+        def reply(self, response: Any) -> None:
+            request.answered()
+            found = [(item.ns, item.topic) for item in response.items]
+            if len(found) > limit or any(one != key for one in found):
+                broken(8, f"a list of {limit} of {key} gave {found}")
+
+        def fail(self, error: FoqsError) -> None:
+            request.answered()
+
+    listing = Listing(member.host, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, Answer())
+    member.listings.append(listing)
+    member.host.list(listing, clients.sim.now_ms, timeout_ms)
+
+
+def look_at(clients: Clients, item_id: int) -> None:
+    member, db = clients.member_for(item_id), clients.sim.dbs[shard_of(item_id)]
+    timeout_ms = clients.rng.choice(TIMEOUTS_MS)
+    request = Request(clients, member, f"look at {item_id:#x}", timeout_ms)
+
+    def reply(item: Item | None, body: Body | None, error: FoqsError | None) -> None:
+        request.answered()
+        if error is not None:
+            if error.code not in (Code.UNAVAILABLE, Code.OVERLOADED):
+                broken(8, f"a look was answered {error!r}")
+        elif not member.current(shard_of(item_id)):
+            pass
+        elif (item is None) != (item_id not in db.items):
+            broken(1, f"a look at {item_id:#x} found {item} but the database has {db.items.get(item_id)}")
+        elif item is not None:
+            delayed = item.phase is not Phase.LEASED and item.place is Place.TIMER
+            row = db.timer.get(item_id)
+            if body != db.items[item_id] or delayed != (row is not None and not row.lease):
+                broken(1, f"a look at {item_id:#x} found {item} {body}, the database has {row}")
+
+    member.host.look(item_id, LookCall(reply), clients.sim.now_ms, timeout_ms)

@@ -1,0 +1,277 @@
+"""A run of one seed: hosts, shards and clients on a fake clock, and everything checked as it happens.
+
+Nothing depends on real time, hashes or dictionary order of strings: a seed gives the same run everywhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from foqs.shardmgr.lifecycle import ShardState
+from tests.sim.audit import MemoryWrong, audit, audit_bounds, audit_budget
+from tests.sim.clients import Clients
+from tests.sim.faults import NONE, RandomFaults
+from tests.sim.ledger import Ledger, PromiseBroken, broken
+from tests.sim.member import Member
+from tests.sim.memory_store import MemoryDatabase
+from tests.sim.profile import random_profile
+from tests.sim.slots import Record
+
+START_MS = 1_700_000_000_000
+_DRAIN_MS = 60_000
+_AUDIT_EVERY = 40
+_MOST_EVENTS = 60_000
+
+
+class Stuck(AssertionError):
+    """Something that has to happen does not."""
+
+
+class Simulation:
+    """`time` is true time; `now_ms` is the hosts' clock, which may be stepped (with the databases' clocks)."""
+
+    def __init__(self, seed: int, trouble: str = "") -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.profile = random_profile(self.rng, trouble)
+        self.time = 0
+        self.step_ms = START_MS
+        self.events = 0
+        self.healing = False
+        self._heap: list[tuple[int, int, Callable[[], Any]]] = []
+        self._pushed = 0
+        self._trace: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=1_000)
+        numbers = [shard.id for shard in self.profile.config.shards]
+        self.dbs = {
+            number: MemoryDatabase(lambda: self.now_ms, max_batch_bytes=self.profile.max_batch_bytes)
+            for number in numbers
+        }
+        self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}
+        self.ledger = Ledger(self.dbs)
+        for number, db in self.dbs.items():
+            db.observers.append(
+                lambda epoch, batch, number=number: self.ledger.committing(number, epoch, batch, self.now_ms)
+            )
+        self.owners: dict[int, Member] = dict.fromkeys(numbers)  # type: ignore[arg-type]
+        self.record = Record(self)
+        self.members = [Member(self, f"host-{n}") for n in range(1, 3 if self.profile.rival else 2)]
+        self.owners = dict.fromkeys(numbers, self.members[0])
+        self.clients = Clients(self)
+
+    @property
+    def now_ms(self) -> int:
+        return self.step_ms + self.time
+
+    # ------------------------------------------------------------------------------------- events
+
+    def soon(self, delay_ms: int, what: Callable[[], Any]) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (self.time + delay_ms, self._pushed, what))
+
+    def note(self, *what: Any) -> None:
+        self._trace.append((self.time, what))
+
+    def trace(self, message: str = "") -> str:
+        """The last events; those about the item that `message` names, if it names one."""
+        lines = self.lines()
+        about = re.search(r"0x[0-9a-f]{6,}", message)
+        if about is None:
+            return "\n".join(line[:400] for line in lines[-60:])
+        return "\n".join(line[:2000] for line in lines if about[0] in line)
+
+    def lines(self) -> list[str]:
+        return [f"{at:>7} " + " ".join(_shown(part) for part in what) for at, what in self._trace]
+
+    def _until(self, time: int, done: Callable[[], bool] | None = None) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= time:
+            if done is not None and done():
+                return
+            self.time, _, what = heapq.heappop(heap)
+            what()
+            self.events += 1
+            if not self.events % _AUDIT_EVERY:
+                self.audit()
+            if self.events > _MOST_EVENTS:
+                raise Stuck("the run does not come to an end")
+        self.time = max(self.time, time)
+
+    # ------------------------------------------------------------------------------------- the run
+
+    def run(self) -> Simulation:
+        """The whole run; any broken promise is raised with the seed and the last events."""
+        try:
+            self._run()
+        except AssertionError as error:
+            error.add_note(
+                f"seed {self.seed} at {self.time} ms; replay: FOQS_SIM_SEED={self.seed}\n{self.trace(str(error))}"
+            )
+            raise
+        return self
+
+    def _run(self) -> None:
+        profile = self.profile
+        for number in self.owners:
+            self.members[0].open(number, take_over=False)
+        self._until(10)
+        if profile.prefilled:
+            self.clients.prefill(profile.prefilled)
+            self._until(2_000)
+            if self.rng.random() < 0.8:
+                self._crash(self.members[0])  # nothing in memory: the backlog has to be read
+        for number, rates in profile.rates.items():
+            self.faults[number].rates = rates
+        self.clients.start()
+        self.record.start()
+        begin = self.time
+        self._trouble()
+        self._until(begin + profile.active_ms)
+        self._heal()
+        self._drain()
+
+    def _trouble(self) -> None:
+        profile, rng = self.profile, self.rng
+        if self.healing:
+            return
+        if profile.crash_every_ms:
+            self.soon(rng.randint(1, 2 * profile.crash_every_ms), self._crash_and_go_on)
+        if profile.rival:
+            self.soon(rng.randint(1, 2_000), self._take_over)
+        if profile.clock_steps:
+            self.soon(rng.randint(1, 2_000), self._step_clock)
+
+    def _crash_and_go_on(self) -> None:
+        if self.healing:
+            return
+        member = self.rng.choice(self.members)
+        if self.rng.random() < 0.3 and not member.host.draining:
+            self.note("stop", member.name)
+            member.stop(lambda: self._start_again(member))
+        else:
+            self._crash(member)
+        self._trouble()
+
+    def _crash(self, member: Member) -> None:
+        self.note("crash", member.name)
+        member.crash()
+        self._start_again(member)
+
+    def _start_again(self, member: Member) -> None:
+        self.note("start", member.name)
+        at = self.members.index(member)
+        self.members[at] = new = Member(self, member.name)
+        self.clients.crashed(member)
+        for number, owner in self.owners.items():
+            if owner is member:
+                self.owners[number] = new
+                new.open(number, take_over=self.dbs[number].holder is not None)
+
+    def _take_over(self) -> None:
+        """Another host is told to take a shard from a living one."""
+        if self.healing:
+            return
+        number = self.rng.choice(list(self.owners))
+        old = self.owners[number]
+        new = next(member for member in self.members if member is not old)
+        if new.host.shards[number].state in (ShardState.ASSIGNED, ShardState.CLOSED) and number not in new.opening:
+            self.note("take over", new.name, number)
+            self.owners[number] = new
+            new.open(number, take_over=True)
+            if self.rng.random() < 0.4:
+                old.cut_off.add(number)
+            # Often while the old owner, or the new one, does not know what became of its last transaction.
+            self.faults[number].next_commit = self.rng.choice(["", "applied", "not applied", "down"])
+        if self.rng.random() < 0.2:
+            self._crash(self.rng.choice(self.members))
+        self._trouble()
+
+    def _step_clock(self) -> None:
+        if self.healing:
+            return
+        by_ms = self.rng.choice([-5_000, -300, 300, 5_000, 60_000])
+        self.ledger.clock_stepped(self.now_ms, self.now_ms + by_ms)
+        self.step_ms += by_ms
+        self.note("clock stepped", self.step_ms - START_MS)
+        for member in self.members:
+            member.clock_stepped()
+        self._trouble()
+
+    def _heal(self) -> None:
+        """No failures from here on; what was going on comes to its end."""
+        self.note("healing")
+        self.healing = True
+        for faults in self.faults.values():
+            faults.rates, faults.next_commit = NONE, ""
+        self._until(self.time + 5_500)  # the longest hang, then every breaker's pause
+
+    def _drain(self) -> None:
+        """Everything that is left is delivered and acked: nothing is stuck."""
+        for number, owner in self.owners.items():
+            if owner.host.shards[number].state is not ShardState.SERVING:
+                raise Stuck(f"shard {number} is not served again: {owner.host.shards[number].state}")
+        self._until(self.time + _DRAIN_MS, lambda: not self.record.slots.moves)
+        if self.record.slots.moves:
+            raise Stuck(f"slots still move: {self.record.slots.moves}")
+        self.ledger.quiet_ms = self.now_ms
+        self.clients.drain()
+        self._until(self.time + _DRAIN_MS, lambda: not any(db.items for db in self.dbs.values()))
+        left = [body for db in self.dbs.values() for body in db.items.values()]
+        if left:
+            body = left[0]
+            rows = [(db.ready.get(body.id), db.timer.get(body.id)) for db in self.dbs.values()]
+            raise Stuck(f"{len(left)} items are left, the first: {body} {rows} {self.ledger.records[body.id]}")
+        # A clock that was set back puts off what waits for a time of day.
+        idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
+        self.clients.stop()
+        self._until(self.time + idle_ms)
+        self._at_the_end()
+
+    def _at_the_end(self) -> None:
+        self.audit()
+        self.clients.check_all_answered()
+        for number, db in self.dbs.items():
+            if db.lanes or db.ready or db.timer or db.expiry:
+                raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry}")
+        for member in self.members:
+            known = sum(len(shard.known) for shard in member.host.shards.values())
+            if known or member.host.budget.used_bytes:
+                raise MemoryWrong(f"{member.name} knows {known} items, {member.host.budget}")
+            self._check_counts(member)
+        ledger = self.ledger
+        untold = {item_id for item_id, _ in ledger.dropped - ledger.heard} - ledger.doubtful
+        if untold and not ledger.crashed:
+            broken(4, f"no consumer heard of the leases of at-most-once items {[hex(one) for one in untold]}")
+
+    def _check_counts(self, member: Member) -> None:
+        """Promise 3: every removal is counted by the host that made it."""
+        counted = member.host.counters.removed.total()
+        removed = sum(self.ledger.removals[place] for place in member.served)
+        if counted > removed or (counted < removed and not member.lost_shards):
+            broken(3, f"{member.name} counted {counted} removals and made {removed}")
+
+    def audit(self) -> None:
+        for member in self.members:
+            for shard in member.host.serving:
+                if member.in_step(shard):
+                    audit(shard, self.dbs[shard.number])
+            audit_budget(member.host, [one for one in member.listings if not one.done])
+            audit_bounds(member.host)
+
+
+def _shown(part: object) -> str:
+    """Rounds without what is empty, and without addresses, which are others in each run; ids in hex."""
+    text = re.sub(r" at 0x[0-9a-f]+>", ">", str(part))
+    text = re.sub(r"\b\w+=(\[\]|\{\}|set\(\)|None|False|0|'')(, )?", "", text)
+    return re.sub(r"\b\d{15,}\b", lambda number: hex(int(number[0])), text)
+
+
+def simulate(seed: int, trouble: str = "") -> Simulation:
+    return Simulation(seed, trouble).run()
+
+
+__all__ = ["PromiseBroken", "Simulation", "Stuck", "simulate"]

@@ -1,0 +1,323 @@
+"""The simulation is itself tested: with a rule of the host or of its store taken out, some seed must fail.
+
+Every mutant is production code patched for the length of the test; MANY seeds are tried and the first failure ends it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from foqs.buffers.changes import Change
+from foqs.buffers.keys import Keyed, Keys, TakesOutcomes
+from foqs.buffers.round import Outcome, Round, RoundResult
+from foqs.host import keyed, ops, outcomes, slot_rows, worker
+from foqs.host.host import Host
+from foqs.host.requests import DequeueCall
+from foqs.host.shard import Shard
+from foqs.host.slot_moves import SlotMoves
+from foqs.item import KNOWN_BYTES, Item, Phase
+from foqs.leases.checkpoint import Checkpoint
+from foqs.leases.deadlines import NEVER_MS
+from foqs.prefetch import merge
+from foqs.prefetch.window import Window
+from foqs.rows import Batch
+from foqs.store.protocol import ShardStore
+from tests.sim.memory_store import MemoryDatabase, MemoryStore
+from tests.sim.simulation import simulate
+
+MANY = 100
+# Found only where shards are taken over.
+RIVALS = ("no_fence", "an_unconfirmed_owner_hands_out", "a_new_owner_hands_out_at_once")
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[patch.__name__] = patch
+    return patch
+
+
+@mutant
+def keys_are_not_refused(patch: Patch) -> None:
+    """What was enqueued with a key is stored again when the key comes again."""
+    patch.setattr(MemoryDatabase, "has_keys", lambda db, batch: False)
+
+
+@mutant
+def keys_that_are_there_are_taken_for_expired(patch: Patch) -> None:
+    without_known = worker._without_known
+    later = lambda store, batch, now_ms, result: without_known(store, batch, NEVER_MS, result)  # noqa: E731
+    patch.setattr(worker, "_without_known", later)
+
+
+@mutant
+def what_is_known_is_stored_too(patch: Patch) -> None:
+    """The item gets a second one, and its key names the first."""
+
+    def all_of_it(store: ShardStore, batch: Batch, now_ms: int, result: RoundResult) -> Batch:
+        left = without_known(store, batch, now_ms, result)
+        return replace(left, inserts=batch.inserts)
+
+    without_known = worker._without_known
+    patch.setattr(worker, "_without_known", all_of_it)
+
+
+@mutant
+def what_is_known_is_not_settled(patch: Patch) -> None:
+    """Its enqueue is answered as if it had been stored."""
+    patch.setattr(keyed, "settle_known", lambda round_, known: None)
+
+
+@mutant
+def one_key_that_is_there_fails_its_neighbours(patch: Patch) -> None:
+    """As if the whole transaction had been the item."""
+
+    def everything(store: ShardStore, batch: Batch, now_ms: int, result: RoundResult) -> Batch:
+        left = without_known(store, batch, now_ms, result)
+        result.rejected.update((item.id, "a key is there") for item in left.inserts)
+        return left.only(set(left.ids()) - result.rejected.keys(), lanes=True)
+
+    without_known = worker._without_known
+    patch.setattr(worker, "_without_known", everything)
+
+
+@mutant
+def keys_on_their_way_are_not_known(patch: Patch) -> None:
+    """Two enqueues with one key at the same time are stored both."""
+
+    def add(keys: Keys, keyed: Keyed, call: TakesOutcomes) -> bool:
+        keys.pending[keyed.dedup.digest] = keyed
+        return True
+
+    patch.setattr(Keys, "add", add)
+
+
+@mutant
+def a_slot_moves_without_its_rows(patch: Patch) -> None:
+    """A key that was stored is new where its slot went."""
+    patch.setattr(SlotMoves, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
+
+
+@mutant
+def a_slot_is_given_away_and_kept(patch: Patch) -> None:
+    """Its owner goes on taking keys of the slot when the rows were read."""
+    patch.setattr(slot_rows, "without", lambda slot, bits: bits)
+
+
+@mutant
+def no_fence(patch: Patch) -> None:
+    """An owner that was replaced goes on writing."""
+    patch.setattr(MemoryStore, "_fence", lambda store: None)
+
+
+@mutant
+def no_skip_of_known_page_rows(patch: Patch) -> None:
+    """A page puts into the window what is leased or being changed."""
+
+    class Nothing(dict[int, Item]):
+        def __contains__(self, item_id: object) -> bool:
+            return False
+
+    def page(shard: Shard, read: object, rows: object, bodies: object) -> None:
+        known, shard.known = shard.known, Nothing(shard.known)
+        try:
+            apply_page(shard, read, rows, bodies)  # type: ignore[arg-type]
+        finally:
+            known.update(shard.known)
+            shard.known = known
+
+    apply_page = outcomes._apply_page
+    patch.setattr(outcomes, "_apply_page", page)
+
+
+@mutant
+def inserts_do_not_lower_the_checkpoint(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "inserted", lambda scan, at_ms: None)
+
+
+@mutant
+def rows_left_do_not_lower_the_checkpoint(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "left", lambda scan, at_ms: None)
+
+
+@mutant
+def a_failed_scan_moves_the_checkpoint(patch: Patch) -> None:
+    def failed(scan: Checkpoint, now_ms: int) -> None:
+        scan.outstanding = 0
+        scan.read(0, True, 0)
+        scan.finish(now_ms)
+
+    patch.setattr(Checkpoint, "failed", failed)
+
+
+@mutant
+def unknown_is_taken_for_failed(patch: Patch) -> None:
+    _settle_as(patch, False)
+
+
+@mutant
+def unknown_is_taken_for_committed(patch: Patch) -> None:
+    _settle_as(patch, True)
+
+
+def _settle_as(patch: Patch, committed: bool) -> None:
+    reconnect = MemoryStore.reconnect
+
+    def guess(store: MemoryStore) -> bool:
+        unknown = store._unknown
+        reconnect(store)
+        return unknown and committed
+
+    patch.setattr(MemoryStore, "reconnect", guess)
+
+
+@mutant
+def other_rounds_run_before_unknown_is_settled(patch: Patch) -> None:
+    apply = outcomes.apply
+
+    def forget(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None:
+        if result.outcome is Outcome.UNKNOWN:
+            result.outcome = Outcome.FAILED
+        apply(shard, round_, result, now_ms)
+
+    patch.setattr(outcomes, "apply", forget)
+
+
+@mutant
+def at_most_once_goes_out_before_its_lease_is_committed(patch: Patch) -> None:
+    patch.setattr(ops, "lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
+
+
+@mutant
+def an_answer_does_not_say_what_it_is_not_sure_of(patch: Patch) -> None:
+    """At-most-once items whose lease is committed too late, or by an owner that is gone."""
+
+    def deliver(host: Host, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
+        call.doubtful = []
+        original(host, call, found)
+
+    original = Host._deliver
+    patch.setattr(Host, "_deliver", deliver)
+
+
+@mutant
+def leases_are_never_written(patch: Patch) -> None:
+    patch.setattr("foqs.host.rounds._take_leases", lambda *args: None)
+
+
+@mutant
+def a_window_that_was_cut_takes_the_page_asked_for_before(patch: Patch) -> None:
+    def cut(window: Window, keep: int) -> list[Item]:
+        generation = window.generation
+        gone = original(window, keep)
+        window.generation = generation
+        return gone
+
+    original = Window.cut
+    patch.setattr(Window, "cut", cut)
+
+
+@mutant
+def every_item_is_put_into_the_window(patch: Patch) -> None:
+    """Also one behind its end, where the database has rows before it."""
+    patch.setattr(Window, "covers", lambda window, key: True)
+
+
+@mutant
+def the_merge_overtakes_what_was_not_read(patch: Patch) -> None:
+    patch.setattr(merge, "bound_of", lambda windows: None)
+
+
+@mutant
+def an_unconfirmed_owner_hands_out(patch: Patch) -> None:
+    patch.setattr(Shard, "confirmed", lambda shard, now_ms: True)
+
+
+@mutant
+def a_new_owner_hands_out_at_once(patch: Patch) -> None:
+    patch.setattr(Shard, "quiet", lambda shard, now_ms: False)
+
+
+@mutant
+def any_lease_will_do(patch: Patch) -> None:
+    patch.setattr(ops, "_holds", lambda item, lease: True)
+
+
+@mutant
+def an_expired_lease_cannot_be_acked(patch: Patch) -> None:
+    patch.setattr("foqs.host.scans._when_due", _without_token(__import__("foqs.host.scans").host.scans._when_due))
+
+
+def _without_token(when_due: Callable[[Item, int], Change]) -> Callable[[Item, int], Change]:
+    def decide(item: Item, now_ms: int) -> Change:
+        change = when_due(item, now_ms)
+        change.lease = 0
+        return change
+
+    return decide
+
+
+@mutant
+def ttl_ends_live_leases(patch: Patch) -> None:
+    from foqs.host import scans
+
+    apply = scans.apply_expiring
+
+    def blind(shard: Shard, scan: object, now_ms: int) -> None:
+        for item in shard.known.values():
+            if item.phase is Phase.LEASED:
+                item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
+        apply(shard, scan, now_ms)  # type: ignore[arg-type]
+
+    patch.setattr(outcomes, "apply_expiring", blind)
+
+
+@mutant
+def nobody_is_woken(patch: Patch) -> None:
+    """Then a consumer that waits is answered with nothing, and items that are ready are delivered late or never."""
+    patch.setattr(Host, "pump", _half_a_pump(Host.pump))
+
+
+def _half_a_pump(pump: Callable[[Host, int], None]) -> Callable[[Host, int], None]:
+    def every_other(host: Host, now_ms: int) -> None:
+        if host.rng.random() < 0.5:
+            pump(host, now_ms)
+        else:
+            host.dirty.clear()
+
+    return every_other
+
+
+@mutant
+def a_withdrawn_change_stays_queued(patch: Patch) -> None:
+    """The caller was told that nothing was changed."""
+    patch.setattr(Shard, "withdraw", lambda shard, change, waits: True)
+
+
+@mutant
+def leases_of_a_dead_connection_are_kept(patch: Patch) -> None:
+    patch.setattr(ops, "take_back", lambda shard, item, lease, now_ms: shard.unlease(item))
+
+
+@mutant
+def bodies_are_never_given_back_to_the_budget(patch: Patch) -> None:
+    patch.setattr(Shard, "drop_body", lambda shard, item: setattr(item, "held", KNOWN_BYTES))
+
+
+@pytest.fixture
+def patch() -> Iterator[Patch]:
+    with pytest.MonkeyPatch.context() as context:
+        yield context
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name: str, patch: Patch) -> None:
+    MUTANTS[name](patch)
+    for seed in range(MANY):
+        try:
+            simulate(seed, "rival" if name in RIVALS else "")
+        except Exception:  # noqa: BLE001 - a broken promise, or the host's own check that found it first
+            return
+    pytest.fail(f"no seed below {MANY} fails with {name}")

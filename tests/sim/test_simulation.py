@@ -1,0 +1,40 @@
+"""Runs FOQS_SIM_SEEDS seeds (default 100), or the one that FOQS_SIM_SEED names.
+
+A failure prints its seed and the last events, or those about the item it names.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.sim.simulation import simulate
+
+_ONE = os.environ.get("FOQS_SIM_SEED")
+SEEDS = [int(_ONE)] if _ONE else range(int(os.environ.get("FOQS_SIM_SEEDS", "100")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_promises_hold(seed: int) -> None:
+    simulate(seed)
+
+
+def test_a_seed_gives_the_same_run_every_time() -> None:
+    first, again = simulate(3), simulate(3)
+    assert first.lines() == again.lines()
+    assert (first.events, first.ledger.checks) == (again.events, again.ledger.checks)
+
+
+def test_runs_do_check_something() -> None:
+    """Were a hook of the simulation never called, its promise would hold for nothing."""
+    checks: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    for seed in range(12):
+        ledger = simulate(seed).ledger
+        checks += ledger.checks
+        causes += ledger.causes
+    for what in ("enqueue", "delivered", "redelivered", "order", "ack", "nack", "release", "extend", "delete"):
+        assert checks[what] > 20, (what, checks)
+    for what in ("ack STALE_LEASE", "ack NOT_FOUND", "ack UNAVAILABLE", "nack STALE_LEASE", "ack OUTCOME_UNKNOWN"):
+        assert checks[what] > 0, (what, checks)
+    assert set(causes) == {"ack", "nack", "delete", "ttl", "dropped"}

@@ -1,0 +1,260 @@
+"""What must hold in a simulated cluster. Every check reads what happened, never what the code under test concluded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from foqs.shardmgr.assignment import balance
+from foqs.shardmgr.controller import situation_of
+from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import Routing, routing_of
+
+if TYPE_CHECKING:
+    from tests.sim_cluster.member import Member
+    from tests.sim_cluster.simulation import Simulation
+
+_HANDOVERS = 8
+
+
+class RuleBroken(AssertionError):
+    """Something that must never happen did."""
+
+
+class Stuck(AssertionError):
+    """Something that must come in time did not."""
+
+
+def broken(what: str) -> NoReturn:
+    raise RuleBroken(what)
+
+
+class Row:
+    """The row of a shard in its database. Its epoch is the fence: `write` is refused to everybody else."""
+
+    def __init__(self, url: str, epoch: int = 0) -> None:
+        self.url, self.epoch = url, epoch
+        self.owner: Member | None = None
+
+    def take(self, member: Member, epoch_above: int) -> int:
+        self.epoch = max(self.epoch, epoch_above) + 1
+        self.owner = member
+        return self.epoch
+
+    def write(self, member: Member, epoch: int) -> bool:
+        if epoch != self.epoch:
+            return False
+        if self.owner is not member:
+            broken(f"{member} writes {self.url} with epoch {epoch}, which {self.owner} took")
+        return True
+
+
+class Checks:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.counts: Counter[str] = Counter()
+        self._served: dict[tuple[int, int], Member] = {}  # (shard, epoch)
+        self._served_ms: dict[tuple[int, int], float] = {}
+        self._since: dict[int, tuple[OwnerFact, float]] = {}  # announcements in ZooKeeper, and since when they stand
+        self._epochs: dict[int, int] = {}  # announced last
+        self._hosts_since: dict[str, float] = {}
+        self._assigned_since = 0.0
+        self._routings: dict[tuple[int, int], tuple[Facts, Routing]] = {}
+
+    # ------------------------------------------------------------------------------------- ZooKeeper
+
+    def truth_changed(self, kind: str) -> None:
+        ensemble, now_ms = self.sim.ensemble, self.sim.clock.now_ms
+        if kind == "owners":
+            owners = ensemble.value("owners")
+            for number in self._since.keys() - owners.keys():
+                del self._since[number]
+            for number, owner in owners.items():
+                known = self._since.get(number)
+                if known is None or known[0] is not owner:
+                    self._announced(owner)
+                    same = known is not None and known[0] == owner
+                    self._since[number] = (owner, known[1] if same and known else now_ms)
+        elif kind == "hosts":
+            self._hosts_since = {host: self._hosts_since.get(host, now_ms) for host in ensemble.hosts}
+
+    def _announced(self, owner: OwnerFact) -> None:
+        """What routing says of a shard goes back to an owner before only when that one could not know of the next: it
+        lost its session, or was cut off when the next began to serve, and could not ask the shard's database yet."""
+        last = self._epochs.get(owner.shard, 0)
+        if owner.epoch < last:
+            self.counts["epoch went back"] += 1
+            member, served_ms = self._served[owner.shard, owner.epoch], self._served_ms[owner.shard, owner.epoch]
+            if member.expired_ms < served_ms and member.connected_ms < self._served_ms[owner.shard, last]:
+                broken(f"{owner} comes after epoch {last}")
+        self._epochs[owner.shard] = owner.epoch
+
+    # ------------------------------------------------------------------------------------- shards
+
+    def taking(self, member: Member, number: int) -> None:
+        """The database is about to give a new epoch to `member`."""
+        self.counts["taken"] += 1
+        owner, since = self._since.get(number, (None, 0.0))
+        if owner is None or owner.host == member.id or owner.host not in self._hosts_since:
+            return
+        since = max(since, self._hosts_since[owner.host], member.awake_since)
+        if self.sim.clock.now_ms - since > self.sim.profile.slack_ms:
+            broken(f"{member} takes shard {number}, which living {owner.host} announces since {since:.0f}")
+
+    def serving(self, member: Member, number: int, epoch: int) -> None:
+        self.counts["served"] += 1
+        other = self._served.setdefault((number, epoch), member)
+        self._served_ms[number, epoch] = self.sim.clock.now_ms
+        if other is not member:
+            broken(f"{member} serves shard {number} with epoch {epoch}, as {other} did")
+
+    def releasing(self, member: Member, number: int) -> None:
+        """`member` begins to give up a shard that it serves."""
+        facts, now_ms = member.seat.facts, self.sim.clock.now_ms
+        fact = facts.shards.get(number)
+        if fact is None or fact.use is ShardUse.DISABLED:
+            self.counts["given up"] += 1
+            return
+        self.counts["handed over"] += 1
+        to = facts.assignment.hosts.get(number)
+        moved = fact.url != member.shards[number].url
+        if not moved and (to is None or to == member.id or to not in facts.hosts):
+            broken(f"{member} gives shard {number} to {to}")
+        self.arrived(member)
+        member.given[number] = now_ms
+        if len(member.given) > _HANDOVERS:
+            broken(f"{member} hands over {list(member.given)} at once")
+
+    def arrived(self, member: Member) -> None:
+        """The facts of `member` may say so of shards that it gave away."""
+        member.given = {number: at for number, at in member.given.items() if not self._over(member, number, at)}
+
+    def _over(self, member: Member, number: int, at_ms: float) -> bool:
+        """Whether a hand-over is not under way any more, or was given up."""
+        facts = member.seat.facts
+        owner, fact = facts.owners.get(number), facts.shards.get(number)
+        if fact is None or fact.use is ShardUse.DISABLED:
+            return True
+        arrived = owner is not None and owner.host == facts.assignment.hosts.get(number)
+        return arrived or self.sim.clock.now_ms >= at_ms + self.sim.profile.handover_ms - 1
+
+    def announcing(self, member: Member, owner: OwnerFact) -> None:
+        self.counts["announced"] += 1
+        shard = member.shards.get(owner.shard)
+        if shard is None or not shard.served or (member.id, shard.epoch) != (owner.host, owner.epoch):
+            broken(f"{member} announces {owner}")
+
+    def withdrawing(self, member: Member, number: int, epoch: int) -> None:
+        self.counts["withdrawn"] += 1
+        shard = member.shards.get(number)
+        if shard is not None and shard.epoch == epoch and shard.state is not ShardState.CLOSED:
+            broken(f"{member} withdraws shard {number}, epoch {epoch}, that it has: {shard.state.value}")
+
+    # ------------------------------------------------------------------------------------- the assignment
+
+    def assigning(self, member: Member, hosts: Mapping[int, str], version: int) -> None:
+        """`member` asks for an assignment to be written."""
+        facts, settings = member.seat.facts, self.sim.profile.settings
+        before = facts.assignment.hosts
+        if facts.controller != member.id or not member.seat.fresh:
+            broken(f"{member} assigns, elected is {facts.controller}")
+        may_take = {h for h, fact in facts.hosts.items() if not fact.leaving and h not in facts.drained}
+        changed = {number: host for number, host in hosts.items() if before.get(number) != host}
+        for number, host in changed.items():
+            owner = facts.owners.get(number)
+            stays = owner is not None and owner.host == host and host in facts.hosts
+            if may_take and host not in may_take and not stays:
+                broken(f"{member} assigns shard {number} to {host}, which takes none")
+            fact = facts.shards.get(number)
+            if fact is None or fact.use is ShardUse.DISABLED:
+                broken(f"{member} assigns shard {number}, which is not to be served")
+        moved = [number for number in changed if before.get(number) in may_take]
+        placed = [number for number in changed if before.get(number) not in facts.hosts]
+        placed = [n for n in placed if not self._adopted(facts, n, hosts[n])]
+        self.counts["moved"] += len(moved)
+        self.counts["placed"] += len(placed)
+        if len(moved) > settings.max_moves:
+            broken(f"{member} moves {len(moved)} shards at once")
+        if moved and self._unsettled(facts, moved):
+            broken(f"{member} balances shards that are under way: {self._unsettled(facts, moved)}")
+        if placed and self.sim.clock.now_ms + 1 < member.watched_from + (
+            settings.settle_ms if member.saw_fresh else settings.session_timeout_ms
+        ):
+            broken(f"{member} places {placed}, and watches since {member.watched_from:.0f} only")
+        self.sim.note(member, "assigns", version, "placed", placed, "moved", moved)
+
+    def _adopted(self, facts: Facts, number: int, host: str) -> bool:
+        """Given to the living host that serves it."""
+        owner = facts.owners.get(number)
+        return owner is not None and owner.host in facts.hosts and host in facts.hosts
+
+    def _unsettled(self, facts: Facts, moved: list[int]) -> list[int]:
+        hosts = facts.assignment.hosts
+        return [n for n in moved if (owner := facts.owners.get(n)) is None or owner.host != hosts[n]]
+
+    # ------------------------------------------------------------------------------------- routing
+
+    def routing(self, facts: Facts) -> Routing:
+        """What a host that sees these facts tells its clients; every owner in it did serve with that epoch."""
+        key = id(facts.owners), id(facts.hosts)
+        if key not in self._routings:
+            routing = routing_of(facts)
+            for number, route in routing.owners.items():
+                member = self._served.get((number, route.epoch))
+                if member is None or member.id != route.host or route.host not in facts.hosts:
+                    broken(f"routing has {route} for shard {number}, served by {member}")
+            if len(self._routings) > 50:
+                self._routings.clear()
+            self._routings[key] = facts, routing
+        return self._routings[key][1]
+
+    # ------------------------------------------------------------------------------------- the end
+
+    def unsettled(self) -> str:
+        """Why the cluster is not as it should be after all trouble has ended; "" when it is."""
+        sim = self.sim
+        facts = sim.truth()
+        living = {member.id: member for member in sim.members}
+        if living.keys() != facts.hosts.keys():
+            return f"hosts {sorted(facts.hosts)} are registered, {sorted(living)} live"
+        if leaving := [member for member in sim.members if member.leaving]:
+            return f"{leaving} are leaving"
+        wanted = {number for number, fact in facts.shards.items() if fact.use is not ShardUse.DISABLED}
+        for number in sorted(wanted):
+            why = self._not_served(facts, number, living)
+            if why:
+                return f"shard {number} {why}"
+        if facts.owners.keys() != wanted or facts.assignment.hosts.keys() != wanted:
+            return f"owners {sorted(facts.owners)}, assigned {sorted(facts.assignment.hosts)}, wanted {sorted(wanted)}"
+        version = self.routing(facts).version
+        for member in sim.members:
+            extra = [n for n in member.shards if facts.owners.get(n) is None or facts.owners[n].host != member.id]
+            if extra:
+                return f"{member} has {extra}"
+            if self.routing(member.seat.facts).version != version:
+                return f"{member} routes otherwise"
+        return self._uneven(facts)
+
+    def _not_served(self, facts: Facts, number: int, living: Mapping[str, Member]) -> str:
+        host, owner = facts.assignment.hosts.get(number), facts.owners.get(number)
+        if host not in living or host in facts.drained or facts.hosts[host].leaving:
+            return f"is assigned to {host}"
+        shard, row = living[host].shards.get(number), self.sim.rows[facts.shards[number].url]
+        if shard is None or shard.state is not ShardState.SERVING or shard.epoch != row.epoch:
+            return f"is not served by {host}: {shard}, stored epoch {row.epoch}"
+        if shard.url != row.url or shard.sealed != (facts.shards[number].use is ShardUse.DRAINING):
+            return f"is served by {host} as {shard}, which is not {facts.shards[number]}"
+        if owner is None or (owner.host, owner.epoch) != (host, shard.epoch):
+            return f"is announced by {owner}, served by {host} as {shard}"
+        return ""
+
+    def _uneven(self, facts: Facts) -> str:
+        loads = Counter(facts.assignment.hosts.values())
+        may_take = [host for host, fact in facts.hosts.items() if not fact.leaving and host not in facts.drained]
+        each = [loads[host] for host in may_take]
+        if not self.sim.profile.weighted and max(each) - min(each) > 1:
+            return f"hosts have {dict(loads)} shards"
+        left: Any = balance(situation_of(facts)).moved
+        return f"{left} are still to be moved" if left else ""

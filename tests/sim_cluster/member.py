@@ -1,0 +1,303 @@
+"""A simulated process of a host: the real `Seat`, with a model of a node's shards that knows their epochs only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from foqs.host.seat import Seat
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse
+from foqs.shardmgr.lifecycle import ShardState, moved
+from foqs.shardmgr.membership import Held
+from foqs.zk.protocol import Done, Session
+from tests.sim_cluster.checks import broken
+from tests.zk.memory import MemoryFactStore
+
+if TYPE_CHECKING:
+    from tests.sim_cluster.simulation import Simulation
+
+_AGAIN_MS = 1_000
+_LOST_MS = 1_000
+_HANG_MS = 1_500
+
+
+class Shard:
+    def __init__(self, url: str) -> None:
+        self.url, self.state, self.epoch = url, ShardState.ASSIGNED, 0
+        self.unwanted = False  # being opened, and given up meanwhile
+        self.sealed = False
+
+    def __repr__(self) -> str:
+        return f"{self.url} {self.state.value} {self.epoch}{' sealed' if self.sealed else ''}"
+
+    def to(self, state: ShardState) -> None:
+        self.state = moved(self.state, state)
+
+    @property
+    def served(self) -> bool:
+        return self.state in (ShardState.SERVING, ShardState.DRAINING)
+
+
+class _Asked:
+    """What the seat asks of ZooKeeper, checked on its way."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._checks, self._store = member, member.sim.checks, member.store
+
+    def join(self, host: HostFact) -> None:
+        self._store.join(host)
+
+    def own(self, owner: OwnerFact, done: Done) -> None:
+        self._member.begins(f"to announce shard {owner.shard}")
+        self._checks.announcing(self._member, owner)
+        self._store.own(owner, self._answered(done))
+
+    def disown(self, shard: int, epoch: int, done: Done) -> None:
+        self._checks.withdrawing(self._member, shard, epoch)
+        self._store.disown(shard, epoch, self._answered(done))
+
+    def assign(self, hosts: Mapping[int, str], version: int, done: Done) -> None:
+        self._member.begins("to assign")
+        self._checks.assigning(self._member, hosts, version)
+        self._store.assign(hosts, version, self._answered(done))
+
+    def _answered(self, done: Done) -> Done:
+        return lambda error: self._member.call(partial(done, error))
+
+
+class Member:
+    """Whatever calls back a frozen process waits until it goes on; a dead one is not called."""
+
+    def __init__(self, sim: Simulation, host: str, run: int) -> None:
+        self.sim, self.id, self.run = sim, host, run
+        self.rng, profile = sim.rng, sim.profile
+        self.alive, self.frozen, self.stopping, self.leaving = True, False, False, False
+        self.awake_since = sim.clock.now_ms
+        self.expired_ms = self.connected_ms = -1.0
+        self.watched_from = sim.clock.now_ms  # when orphans were first seen by a host that might place them
+        self.saw_fresh = False  # a cluster that never had an assignment
+        self.shards: dict[int, Shard] = {}
+        self.given: dict[int, float] = {}
+        self._parked: list[Callable[[], None]] = []
+        self._due = False
+        self._rings = 0
+        self.store = MemoryFactStore(sim.ensemble)
+        self.seat = Seat(host, profile.settings, profile.handover_ms, _Asked(self), self, lambda: int(sim.clock.now_ms))  # type: ignore[arg-type]
+        self.store.start(
+            lambda facts: self.call(partial(self._changed, facts)),
+            lambda session: self.call(partial(self._session, session)),
+        )
+        self._work()
+
+    def __repr__(self) -> str:
+        return f"{self.id}/{self.run}"
+
+    def call(self, what: Callable[[], None]) -> None:
+        if self.frozen:
+            self._parked.append(what)
+        elif self.alive:
+            what()
+
+    def soon(self, delay_ms: float, what: Callable[[], None]) -> None:
+        self.sim.clock.soon(delay_ms, lambda: self.call(what))
+
+    def _within(self, most_ms: int, what: Callable[[], None]) -> None:
+        self.soon(self.rng.random() * most_ms, what)
+
+    # ------------------------------------------------------------------------------------- what happens to it
+
+    def crash(self) -> None:
+        self.alive = self.frozen = False
+        self._parked.clear()
+        self.store.crash()
+        self.sim.gone(self)
+
+    def freeze(self) -> None:
+        self.frozen = True
+        self.store.cut()
+
+    def thaw(self) -> None:
+        """It goes on with what it was at, and learns later that the world has moved."""
+        if not self.frozen:
+            return
+        self.frozen, self.awake_since = False, self.sim.clock.now_ms
+        parked, self._parked = self._parked, []
+        for what in parked:
+            self.call(what)
+        self.store.mend()
+
+    def leave(self) -> None:
+        """As on SIGTERM."""
+        if self.leaving or self.seat.fact is None:
+            return
+        self.leaving = True
+        self.seat.join(replace(self.seat.fact, leaving=True))
+        self._leave(self.sim.clock.now_ms + self.sim.profile.grace_ms)
+
+    def _leave(self, deadline_ms: float) -> None:
+        wait = self.shards and self.seat.fresh and self.seat.others()
+        if wait and self.sim.clock.now_ms < deadline_ms:
+            self.soon(20, lambda: self._leave(deadline_ms))
+            return
+        self.seat.end()
+        self.stopping = True
+        for shard in self.shards.values():
+            if shard.state is ShardState.SERVING:
+                shard.to(ShardState.DRAINING)
+        self._within(self.sim.profile.drain_ms, self._stopped)
+
+    def _stopped(self) -> None:
+        self.shards.clear()
+        self.alive = False
+        self.store.close(lambda: None)
+        self.sim.gone(self)
+
+    # ------------------------------------------------------------------------------------- what ZooKeeper tells
+
+    def _changed(self, facts: Facts) -> None:
+        was_fresh, self.watched_from = self.seat.fresh, self._watched_from(facts)
+        fatal = self.seat.changed(facts)
+        if fatal is not None:
+            broken(fatal)
+        self.saw_fresh = (was_fresh and self.saw_fresh) or (facts.assignment.version < 0 and not facts.owners)
+        self.sim.checks.routing(facts)
+        if self.seat.fact is None and not self.stopping:
+            self.seat.join(HostFact(self.id, f"{self.id}:{self.run}", str(self.run)))
+        self._act_soon()
+
+    def _watched_from(self, facts: Facts) -> float:
+        """The clock runs from when there is someone to give orphans to."""
+        before = self.seat.facts
+        watched = self.seat.fresh and any(not h.leaving and h.id not in before.drained for h in before.hosts.values())
+        return self.watched_from if watched else self.sim.clock.now_ms
+
+    def _session(self, session: Session) -> None:
+        self.sim.note(self, session.value)
+        if session is Session.EXPIRED:
+            self.expired_ms = self.sim.clock.now_ms
+        elif session is Session.CONNECTED:
+            self.connected_ms = self.sim.clock.now_ms
+        self.seat.session(session)
+
+    def _act_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self.soon(0, self._act)
+
+    def _act(self) -> None:
+        self._due = False
+        self._rings += 1
+        rings, now_ms = self._rings, int(self.sim.clock.now_ms)
+        self.sim.checks.arrived(self)
+        at_ms = self.seat.act(now_ms, {})
+        if at_ms is not None:
+            self.soon(max(1, at_ms - now_ms), lambda: self._act_soon() if rings == self._rings else None)
+
+    # ------------------------------------------------------------------------------------- its shards
+
+    def held(self) -> Mapping[int, Held]:
+        return {number: Held(shard.url, shard.state, shard.epoch) for number, shard in self.shards.items()}
+
+    def seal(self, sealed: frozenset[int]) -> None:
+        for number, shard in self.shards.items():
+            shard.sealed = number in sealed
+
+    def take(self, fact: ShardFact, epoch_above: int) -> None:
+        facts = self.seat.facts
+        if fact.id in self.shards or facts.assignment.hosts.get(fact.id) != self.id or fact.use is ShardUse.DISABLED:
+            broken(f"{self} opens shard {fact.id}")
+        self.shards[fact.id] = shard = Shard(fact.url)
+        self._open(fact.id, shard, epoch_above)
+        self._act_soon()
+
+    def release(self, number: int) -> None:
+        shard = self.shards[number]
+        if shard.state is ShardState.ASSIGNED:
+            self._forget(number, shard)
+        elif shard.state is ShardState.OPENING:
+            shard.unwanted = True
+        elif shard.state is ShardState.SERVING:
+            self.sim.checks.releasing(self, number)
+            self.sim.note(self, "releases", number)
+            shard.to(ShardState.DRAINING)
+            self._act_soon()
+            deadline_ms = self.sim.clock.now_ms + self.sim.profile.handover_ms
+            self._within(self.sim.profile.drain_ms, lambda: self._drained(number, shard, deadline_ms))
+
+    def doubt(self, number: int) -> None:
+        self._within(50, lambda: self._confirm(number, self.shards.get(number)))
+
+    def begins(self, what: str) -> None:
+        if self.stopping or not self.seat.fresh:
+            broken(f"{self} begins {what}, with facts that may be old, or when it stops")
+
+    def _open(self, number: int, shard: Shard, epoch_above: int) -> None:
+        self.begins(f"to open shard {number}")
+        shard.to(ShardState.OPENING)
+        half_ms = self.sim.profile.open_ms / 2
+
+        def arrived() -> None:
+            """In the database, whatever has become of the process meanwhile."""
+            if not self.sim.up(shard.url):
+                self._within(_HANG_MS, lambda: self._not_opened(number, shard))
+                return
+            self.sim.checks.taking(self, number)
+            epoch = self.sim.rows[shard.url].take(self, epoch_above)
+            self.sim.note(self, "takes", number, "epoch", epoch)
+            self._within(50, lambda: self._opened(number, shard, epoch))
+
+        self._within(int(half_ms), lambda: self.sim.clock.soon(self.rng.random() * half_ms, arrived))
+
+    def _not_opened(self, number: int, shard: Shard) -> None:
+        if shard.unwanted:
+            shard.to(ShardState.CLOSED)
+            self._forget(number, shard)
+            return
+        shard.to(ShardState.ASSIGNED)
+        self.soon(_AGAIN_MS, lambda: self._forget(number, shard))
+        self._act_soon()
+
+    def _opened(self, number: int, shard: Shard, epoch: int) -> None:
+        if self.shards.get(number) is not shard:
+            return
+        if shard.unwanted:
+            shard.to(ShardState.CLOSED)
+            self._within(50, lambda: self._forget(number, shard))
+            return
+        shard.to(ShardState.SERVING)
+        shard.epoch = epoch
+        self.sim.checks.serving(self, number, epoch)
+        self._act_soon()
+
+    def _drained(self, number: int, shard: Shard, deadline_ms: float) -> None:
+        if self.stopping or shard.state is not ShardState.DRAINING:
+            return  # lost meanwhile
+        if not self.sim.up(shard.url) and self.sim.clock.now_ms < deadline_ms:
+            self.soon(20, lambda: self._drained(number, shard, deadline_ms))
+            return
+        shard.to(ShardState.CLOSED)
+        self._within(50, lambda: self._forget(number, shard))
+
+    def _forget(self, number: int, shard: Shard) -> None:
+        if self.shards.get(number) is shard:
+            del self.shards[number]
+        self._act_soon()
+
+    def _work(self) -> None:
+        for number, shard in list(self.shards.items()):
+            self._confirm(number, shard)
+        self.soon(self.sim.profile.work_every_ms, self._work)
+
+    def _confirm(self, number: int, shard: Shard | None) -> None:
+        """Any transaction: it finds out when the shard has another owner."""
+        if shard is None or not shard.served or not self.sim.up(shard.url):
+            return
+        if self.sim.rows[shard.url].write(self, shard.epoch):
+            return
+        self.sim.checks.counts["refused"] += 1
+        self.sim.note(self, "lost", number, "epoch", shard.epoch)
+        shard.to(ShardState.CLOSED)
+        self.soon(_LOST_MS, lambda: self._forget(number, shard))
+        self._act_soon()

@@ -1,0 +1,156 @@
+"""Whole clusters on a fake clock and a fake ZooKeeper: the real membership, controller and routing of every host.
+
+A run makes trouble for a while, then mends everything: the cluster must come to rest, in time, as it should be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import structlog
+
+from foqs.shardmgr.facts import Facts, ShardFact
+from tests.sim_cluster.checks import Checks, Row, Stuck, broken
+from tests.sim_cluster.member import Member
+from tests.sim_cluster.profile import random_profile
+from tests.sim_cluster.trouble import Trouble
+from tests.zk.clock import Clock
+from tests.zk.ensemble import KINDS, Ensemble
+
+_LOOK_MS = 250
+
+
+class _Watched(Ensemble):
+    """Says what has changed, before anybody else is told."""
+
+    checks: Checks
+
+    def changed(self, *kinds: str) -> None:
+        super().changed(*kinds)
+        for kind in kinds:
+            self.checks.truth_changed(kind)
+
+
+class Simulation:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.profile = profile = random_profile(self.rng, seed)
+        self.clock = Clock()
+        self.ensemble = _Watched(
+            self.rng,
+            self.clock.soon,
+            delay_ms=profile.delay_ms,
+            session_ms=profile.settings.session_timeout_ms,
+        )
+        self.checks = self.ensemble.checks = Checks(self)
+        self.rows: dict[str, Row] = {}
+        self.down: set[int] = set()  # databases that do not answer
+        self.members: list[Member] = []
+        self._made = 0
+        self._runs = 0
+        self._trace: deque[tuple[float, tuple[Any, ...]]] = deque(maxlen=2_000)
+        for number in range(1, profile.shards + 1):
+            self.ensemble.shards[number] = self.new_shard(number)
+        self.trouble = Trouble(self)
+
+    # ------------------------------------------------------------------------------------- the world
+
+    def note(self, *what: Any) -> None:
+        self._trace.append((self.clock.now_ms, what))
+
+    def trace(self) -> str:
+        return "\n".join(f"{at:>9.0f} " + " ".join(str(part)[:200] for part in what) for at, what in self._trace)
+
+    def truth(self) -> Facts:
+        return Facts(**{kind: self.ensemble.value(kind) for kind in KINDS})
+
+    def up(self, url: str) -> bool:
+        return int(url.split("/")[2]) not in self.down
+
+    def new_shard(self, number: int) -> ShardFact:
+        url = f"db://{number % self.profile.databases}/{number}"
+        self.rows.setdefault(url, Row(url))
+        return ShardFact(number, url, self.rng.choice([1.0, 2.0, 5.0]) if self.profile.weighted else 1.0)
+
+    def copied(self, fact: ShardFact) -> str:
+        """Another URL, with the shard's row as it is now."""
+        url = f"{fact.url}+"
+        self.rows.setdefault(url, Row(url)).epoch = self.rows[fact.url].epoch
+        return url
+
+    def new_name(self) -> str:
+        self._made += 1
+        return f"h{self._made}"
+
+    def any_name(self) -> str:
+        """Of a host that lives, or lived."""
+        return f"h{self.rng.randint(1, self._made)}"
+
+    def start(self, host: str) -> None:
+        """Unless a process with that name still runs."""
+        if all(member.id != host for member in self.members):
+            self._runs += 1
+            self.members.append(Member(self, host, self._runs))
+            self.note(self.members[-1], "starts")
+
+    def gone(self, member: Member) -> None:
+        self.members.remove(member)
+        self.note(member, "is gone")
+
+    # ------------------------------------------------------------------------------------- the run
+
+    def run(self) -> Simulation:
+        """Any broken rule is raised with the seed and the last events."""
+        try:
+            with structlog.testing.capture_logs():
+                self._run()
+        except Exception as error:
+            error.add_note(
+                f"seed {self.seed} at {self.clock.now_ms:.0f} ms; replay: FOQS_CLUSTER_SIM_SEED={self.seed}\n"
+                f"{self.profile}\n{self.trace()}"
+            )
+            raise
+        return self
+
+    def _run(self) -> None:
+        profile, settings = self.profile, self.profile.settings
+        for _ in range(profile.hosts):
+            self.clock.soon(self.rng.random() * 2 * settings.settle_ms, lambda: self.start(self.new_name()))
+        self.clock.until(2 * settings.settle_ms + 1)
+        self.trouble.begin()
+        self.clock.until(self.clock.now_ms + profile.active_ms)
+        self.trouble.end()
+        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is done
+        self.note("all is mended")
+        self.trouble.mend()
+        self._settle()
+        self._rest()
+
+    def _settle(self) -> None:
+        profile, settings = self.profile, self.profile.settings
+        rounds = len(self.ensemble.shards) / settings.max_moves + 4
+        bound_ms = 3 * settings.session_timeout_ms + profile.grace_ms + rounds * settings.balance_every_ms + 10_000
+        end_ms = self.clock.now_ms + bound_ms
+        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is known to all
+        while why := self.checks.unsettled():
+            if self.clock.now_ms >= end_ms:
+                raise Stuck(f"after {bound_ms:.0f} ms: {why}")
+            self.clock.until(self.clock.now_ms + _LOOK_MS)
+
+    def _rest(self) -> None:
+        """Nothing moves any more."""
+        before = self.truth()
+        self.note("at rest")
+        self.clock.until(self.clock.now_ms + 2.5 * self.profile.settings.balance_every_ms)
+        after = self.truth()
+        if (before.assignment, before.owners) != (after.assignment, after.owners):
+            broken("shards are moved when all is as it should be")
+        if why := self.checks.unsettled():
+            raise Stuck(f"later: {why}")
+
+
+def simulate(seed: int) -> Simulation:
+    return Simulation(seed).run()

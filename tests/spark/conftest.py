@@ -1,0 +1,81 @@
+"""One Spark for all tests of a process, a real one; started when the first test asks for it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from foqs.lab.cluster import LocalCluster, local_cluster
+from foqs.lab.crash.rig import make_shards
+from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
+from tests.conftest import Server, required, start_or_skip
+
+_namespaces = count(1)
+# No test is about a host or a database that is slow: then a shard hands out nothing for a while, items that are at most
+# once may be lost, shards move, and leases that were not written end.
+_PATIENT = {
+    "host": {"confirm_ms": 10_000},
+    "breaker": {"hang_ms": 10_000},
+    "zookeeper": {"session_timeout_ms": 30_000, "balance_every_ms": 3_600_000},
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A SparkSession that knows the format "foqs" as an installed package makes it known."""
+    sql = pytest.importorskip("pyspark.sql", reason="PySpark is not installed (pip install 'foqs[spark]')")
+    if shutil.which("java") is None:
+        (pytest.fail if required() else pytest.skip)("no java on PATH (Debian: default-jre-headless)")
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        sql.SparkSession.builder.master("local[2,4]")  # two threads, each task tried four times
+        .appName("foqs-tests")
+        .config("spark.driver.memory", "768m")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.python.filterPushdown.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with start_or_skip("mariadb", ServerSettings(buffer_pool_bytes=128 << 20)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cluster(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two hosts and four shards, for all tests that kill none of it: each has a namespace of its own."""
+    try:
+        find_zookeeper()
+    except ServerUnavailable as error:
+        (pytest.fail if required() else pytest.skip)(error.reason)
+    with local_cluster(make_shards([server], 4, "spark"), tmp_path_factory.mktemp("cluster"), _PATIENT) as cluster:
+        cluster.start("a", "b")
+        cluster.settled()
+        yield cluster
+
+
+@pytest.fixture
+def endpoints(cluster: LocalCluster) -> str:
+    """As the option of that name: the addresses of both hosts."""
+    return ",".join(f"127.0.0.1:{host.port}" for host in cluster.hosts.values())
+
+
+@pytest.fixture
+def namespace() -> str:
+    """One that no other test uses."""
+    return f"test-{os.getpid()}-{next(_namespaces)}"

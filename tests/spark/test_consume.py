@@ -1,0 +1,287 @@
+"""A topic consumed by real queries of Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from foqs.client import Client, Delivery, Invalid, ItemSpec, NotFound
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.server,
+    pytest.mark.mariadb,
+    pytest.mark.zookeeper,
+    pytest.mark.process,
+    pytest.mark.slow,
+]
+Sink = Callable[[Any, int], None]
+
+
+def until(true: Callable[[], Any], within_s: float = 90.0) -> None:
+    deadline = monotonic() + within_s
+    while not true():
+        assert monotonic() < deadline
+        sleep(0.05)
+
+
+@pytest.fixture
+def client(endpoints: str, namespace: str) -> Iterator[Client]:
+    with Client(endpoints, namespace) as client:
+        yield client
+
+
+class Job:
+    """One query with its checkpoint: begun as often as a test likes."""
+
+    def __init__(self, spark: Any, folder: Path, options: dict[str, str]) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.state = folder / "state"
+        self.options = options | {"stateDir": str(self.state)}
+        self.rows: list[Any] = []
+
+    def collect(self, frame: Any, _number: int) -> None:
+        self.rows += frame.collect()
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(row.id for row in self.rows)
+
+    @contextmanager
+    def running(self, sink: Sink | None = None, **trigger: Any) -> Iterator[Any]:
+        stream = self.spark.readStream.format("foqs").options(**self.options).load()
+        writer = stream.writeStream.option("checkpointLocation", str(self.folder / "checkpoint"))
+        query = writer.foreachBatch(sink or self.collect).trigger(**trigger or {"processingTime": "0 seconds"}).start()
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    def run(self, sink: Sink | None = None) -> None:
+        """Until nothing is left. Raises what the query failed with."""
+        with self.running(sink, availableNow=True) as query:
+            assert query.awaitTermination(120)
+
+
+@pytest.fixture
+def job(spark: Any, endpoints: str, namespace: str, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path, {"endpoints": endpoints, "namespace": namespace, "topic": "t", "waitMs": "100"})
+
+
+def filled(client: Client, count: int, topic: str = "t") -> list[int]:
+    ids = client.enqueue_many(ItemSpec(topic, b"%d" % number) for number in range(count))
+    assert all(isinstance(one, int) for one in ids)
+    return sorted(ids)  # type: ignore[type-var]
+
+
+def left(client: Client, topic: str = "t") -> set[int]:
+    """A listing is no snapshot: an item whose lease is written meanwhile is there twice."""
+    return {item.id for item in client.list_items(topic)}
+
+
+def empty(client: Client, topic: str = "t") -> bool:
+    return not left(client, topic)
+
+
+def fail(_frame: Any, _number: int) -> None:
+    raise RuntimeError("on purpose")
+
+
+def test_every_item_comes_once_and_the_topic_is_empty_then(client: Client, job: Job) -> None:
+    job.options |= {"topic": "t, other", "maxItemsPerBatch": "40", "partitions": "3"}
+    ids = filled(client, 100) + filled(client, 30, "other")
+    with job.running():
+        until(lambda: len(job.rows) >= len(ids))
+        more = filled(client, 5)
+        until(lambda: len(job.rows) >= len(ids) + len(more))
+        until(lambda: empty(client) and empty(client, "other"))
+    assert job.ids == sorted(ids + more)
+
+
+def test_a_row_holds_all_of_the_item(client: Client, job: Job, namespace: str) -> None:
+    item_id = client.enqueue(
+        "t", b"\x00\xff", priority=-3, metadata=b"m", headers={"a": "é"}, delivery=Delivery.AT_MOST_ONCE
+    )
+    bare = client.enqueue("t", b"")
+    item = client.get_item(item_id)
+    job.run(lambda frame, number: job.collect(frame.selectExpr("*", "unix_millis(enqueued_at) AS ms"), number))
+    rows = {row.id: row for row in job.rows}
+    row = rows[item_id]
+    assert (row.namespace, row.topic, row.priority, bytes(row.payload)) == (namespace, "t", -3, b"\x00\xff")
+    assert (bytes(row.metadata), row.headers, row.attempt, row.delivery) == (b"m", {"a": "é"}, 1, "AT_MOST_ONCE")
+    assert row.ms == item.enqueued_at_ms
+    assert row.deliver_after == row.enqueued_at
+    row = rows[bare]
+    assert (bytes(row.payload), row.metadata, row.headers, row.delivery) == (b"", None, None, "AT_LEAST_ONCE")
+
+
+def test_runs_until_nothing_is_left_ack_their_last_batch(client: Client, job: Job, spark: Any) -> None:
+    job.options |= {"maxItemsPerBatch": "50"}
+    ids: list[int] = []
+    for count in (120, 0, 1):
+        ids += filled(client, count) if count else []
+        stream = spark.readStream.format("foqs").options(**job.options).load().writeStream
+        stream = stream.option("checkpointLocation", str(job.folder / "checkpoint")).trigger(availableNow=True)
+        query = stream.format("parquet").start(str(job.folder / "out"))
+        assert query.awaitTermination(120)
+        assert sorted(row.id for row in spark.read.parquet(str(job.folder / "out")).collect()) == sorted(ids)
+        assert empty(client)
+
+
+def test_a_batch_that_failed_comes_again_and_what_was_acked_does_not(client: Client, job: Job) -> None:
+    job.options |= {"maxItemsPerBatch": "10"}
+    ids = filled(client, 25)
+    seen: list[list[int]] = []
+
+    def second_fails(frame: Any, number: int) -> None:
+        seen.append(sorted(row.id for row in frame.collect()))
+        if number == 1:
+            fail(frame, number)
+        job.collect(frame, number)
+
+    with pytest.raises(Exception, match="on purpose"):
+        job.run(second_fails)
+    assert 0 < len(job.rows) <= 10
+    assert left(client) == set(ids) - set(job.ids)
+    with pytest.raises(Exception, match="on purpose"):
+        job.run(second_fails)
+    assert seen[2] == seen[1], "the same rows again"
+    job.run()
+    assert job.ids == ids
+    assert empty(client)
+
+
+def test_the_last_batch_of_a_stopped_query_is_acked_by_the_next(client: Client, job: Job) -> None:
+    ids = filled(client, 3)
+
+    def dies(frame: Any, number: int) -> None:
+        job.collect(frame, number)
+        os.kill(reader_of(job), signal.SIGKILL)
+
+    with job.running(dies) as query, suppress(Exception):
+        query.awaitTermination(90)
+    assert job.rows
+    assert left(client) == set(ids), "the batch was done, and the reader dead before it heard of it"
+    job.run()
+    assert job.ids == ids
+    assert empty(client)
+
+
+def test_a_reader_killed_in_the_middle_loses_nothing(client: Client, job: Job) -> None:
+    ids = filled(client, 3)
+
+    def dies(frame: Any, number: int) -> None:
+        os.kill(reader_of(job), signal.SIGKILL)
+        fail(frame, number)
+
+    with pytest.raises(Exception, match="on purpose"), job.running(dies) as query:
+        query.awaitTermination(90)
+    assert job.rows == []
+    job.run()
+    assert job.ids == ids
+    assert empty(client)
+
+
+def test_a_sink_that_knows_its_batches_gets_every_item_once_whenever_the_reader_dies(client: Client, job: Job) -> None:
+    """The reader dies before a batch is written, and after it, while more is enqueued."""
+    job.options |= {"maxItemsPerBatch": "20", "leaseMs": "600000"}
+    ids = filled(client, 100)
+    written: dict[int, list[int]] = {}
+    deaths = {1: "before", 2: "after", 3: "before", 4: "after"}
+
+    def sink(frame: Any, number: int) -> None:
+        death = deaths.pop(number, None)
+        if death == "before":
+            os.kill(reader_of(job), signal.SIGKILL)
+            fail(frame, number)
+        rows = sorted(row.id for row in frame.collect())
+        assert written.setdefault(number, rows) == rows
+        if death == "after":
+            os.kill(reader_of(job), signal.SIGKILL)
+        if deaths:
+            ids.extend(filled(client, 4))
+
+    while deaths:
+        with suppress(Exception):
+            job.run(sink)
+    job.run(sink)
+    job.run(sink)
+    assert empty(client)
+    assert sorted(one for rows in written.values() for one in rows) == sorted(ids)
+
+
+def test_leases_are_extended_while_a_batch_runs(client: Client, job: Job) -> None:
+    lease_ms = 12_000
+    job.options |= {"leaseMs": str(lease_ms)}
+    (item_id,) = filled(client, 1)
+
+    def slow(frame: Any, number: int) -> None:
+        first_ms = client.get_item(item_id).lease_expires_at_ms
+        # So one that is extended when the first is over.
+        until(lambda: client.get_item(item_id).lease_expires_at_ms > first_ms + lease_ms)
+        assert client.dequeue("t") == []
+        job.collect(frame, number)
+
+    job.run(slow)
+    assert [(row.id, row.attempt) for row in job.rows] == [(item_id, 1)]
+    with pytest.raises(NotFound):
+        client.get_item(item_id)
+
+
+def test_a_new_checkpoint_over_the_same_folder_loses_nothing(client: Client, job: Job) -> None:
+    job.options |= {"maxItemsPerBatch": "2"}
+    ids = filled(client, 4)
+
+    def second_fails(frame: Any, number: int) -> None:
+        (fail if number == 1 else job.collect)(frame, number)
+
+    with pytest.raises(Exception, match="on purpose"):
+        job.run(second_fails)
+    (job.folder / "checkpoint").rename(job.folder / "old")
+    job.run()
+    assert job.ids == ids
+    assert Counter(job.ids).most_common(1)[0][1] == 1
+    assert empty(client)
+    (job.folder / "state").rename(job.folder / "old-state")
+    with pytest.raises(Exception, match="not in stateDir"):
+        job.run()
+
+
+def test_options_that_are_wrong_are_named(spark: Any, job: Job) -> None:
+    stream = spark.readStream.format("foqs").options(**job.options | {"leaseMs": "1", "color": "red"}).load()
+    with pytest.raises(Exception, match=r"(?s)option leaseMs.*option color is unknown"):
+        stream.writeStream.option("checkpointLocation", str(job.folder)).foreachBatch(fail).start().awaitTermination(60)
+
+
+def test_a_stream_needs_a_folder(spark: Any, endpoints: str) -> None:
+    from foqs.spark.source import FoqsSource
+
+    source = FoqsSource({"endpoints": endpoints, "namespace": "n", "topic": "t"})
+    with pytest.raises(Invalid, match="option stateDir is missing"):
+        source.streamReader(None)
+
+
+def reader_of(job: Job) -> int:
+    """The process that holds the folder's lock."""
+    lock = str(job.state / "lock")
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and lock in opened(process):
+            return int(process.name)
+    raise AssertionError("nobody has it")
+
+
+def opened(process: Path) -> Iterator[str]:
+    """Files that it has open; some may be closed meanwhile."""
+    with suppress(OSError):
+        for fd in (process / "fd").iterdir():
+            with suppress(OSError):
+                yield os.readlink(fd)

@@ -1,0 +1,379 @@
+"""The driver's part of a consuming stream, driven as Spark would, against a service that can be made to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from foqs.client.items import ActiveTopic, Item, Leased
+from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
+from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
+from foqs.spark.consume_options import ConsumeOptions
+
+LEASE_MS = 300
+
+
+def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
+    deadline = monotonic() + within_s
+    while not true():
+        assert monotonic() < deadline
+        sleep(0.01)
+
+
+class Service:
+    """As a client of it: items without priorities, leases that end only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.ready: list[Item] = []
+        self.leased: dict[int, Item] = {}
+        self.acked: list[int] = []
+        self.extended: list[int] = []
+        self.down: FoqsError | None = None
+        self.deaf = 0  # so many dequeues find nothing, whatever is ready
+        self.acks_down: set[int] = set()
+        self._ids = count(1)
+        self._tokens = count(1)
+
+    def fill(self, number: int) -> list[int]:
+        items = [Item(id=next(self._ids), ns="n", topic="t", enqueued_at_ms=self.now_ms) for _ in range(number)]
+        self.ready += items
+        return [item.id for item in items]
+
+    def lose(self) -> None:
+        """All leases run out, and somebody else has the items."""
+        for item in self.leased.values():
+            item.lease = next(self._tokens)
+
+    def dequeue(self, wants: dict[str, int], *, lease_ms: int, **_: Any) -> list[Item]:
+        if self.down:
+            raise self.down
+        if self.deaf:
+            self.deaf -= 1
+            return []
+        count = wants.get("t", 0)
+        taken, self.ready = self.ready[:count], self.ready[count:]
+        given = []
+        for item in taken:
+            item.lease = next(self._tokens)
+            item.attempt += 1
+            item.lease_expires_at_ms = self.now_ms + lease_ms
+            self.leased[item.id] = item
+            given.append(Item(*[getattr(item, name) for name in Item.__slots__]))
+        return given
+
+    def active_topics(self) -> list[ActiveTopic]:
+        if self.down:
+            raise self.down
+        mine = [ActiveTopic("n", "t", len(self.ready), self.now_ms, ())] if self.ready else []
+        return [ActiveTopic("n", "other", 1, 1, ()), *mine, ActiveTopic("n", "zoo", 1, 1, ())]
+
+    def ack_many(self, items: Sequence[Leased]) -> list[FoqsError | None]:
+        outcomes = [self._refused(item) for item in items]
+        for item, error in zip(items, outcomes, strict=True):
+            if error is None:
+                del self.leased[item.id]
+                self.acked.append(item.id)
+        return outcomes
+
+    def release_many(self, items: Sequence[Leased]) -> None:
+        for item in items:
+            self.ready.append(self.leased.pop(item.id))
+
+    def extend_many(self, items: Sequence[Leased], *_: Any, **__: Any) -> list[FoqsError | None]:
+        self.extended += [item.id for item in items]
+        return [self._refused(item) for item in items]
+
+    def close(self) -> None:
+        pass
+
+    def _refused(self, item: Leased) -> FoqsError | None:
+        if self.down or item.id in self.acks_down:
+            return self.down or Unavailable("its shard is away")
+        if item.id not in self.leased:
+            return NotFound("gone")
+        return None if self.leased[item.id].lease == item.lease else StaleLease("stale")
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+Begin = Callable[..., Consumer]
+
+
+@pytest.fixture
+def begin(service: Service, tmp_path: Path) -> Iterator[Begin]:
+    """A new reader over the same folder; the one before is dead."""
+    begun: list[Consumer] = []
+
+    def begin(**options: str) -> Consumer:
+        for consumer in begun:
+            consumer.close()
+        given = {"endpoints": "nobody:1", "namespace": "n", "topic": "t", "stateDir": str(tmp_path / "state")}
+        parsed = ConsumeOptions.parse(given | {"leaseMs": str(LEASE_MS), "timeoutMs": "50"} | options)
+        begun.append(Consumer(service, parsed))  # type: ignore[arg-type]
+        return begun[-1]
+
+    yield begin
+    begin()
+
+
+def ids(items: Sequence[Item]) -> list[int]:
+    return [item.id for item in items]
+
+
+def test_a_batch_is_acked_when_the_next_is_asked_for(service: Service, begin: Begin) -> None:
+    filled = service.fill(5)
+    consumer = begin()
+    assert consumer.first() == 0
+    assert consumer.latest(0, 3) == 1
+    assert consumer.first() == 0
+    assert consumer.latest(0, 3) == 1, "not planned yet: the same again"
+    assert ids(consumer.batch(0, 1)) == filled[:3]
+    assert service.acked == []
+    assert consumer.latest(1, 3) == 2
+    assert service.acked == filled[:3]
+    assert ids(consumer.batch(1, 2)) == filled[3:]
+    assert consumer.latest(2, 3) == 2, "nothing is left, so no batch"
+    assert service.acked == filled
+    assert (consumer.counts.leased, consumer.counts.acked) == (5, 5)
+
+
+def test_a_planned_batch_is_the_same_after_a_restart_and_its_offset_alone_acks_nothing(
+    service: Service, begin: Begin
+) -> None:
+    filled = service.fill(2)
+    before = begin()
+    assert before.latest(0, 10) == 1
+    rows = before.batch(0, 1)
+    after = begin()
+    assert after.batch(1, 1) == [], "Spark tells the last offset that it planned"
+    assert service.acked == []
+    again = after.batch(0, 1)
+    assert [(item.id, item.lease, item.attempt) for item in again] == [
+        (item.id, item.lease, item.attempt) for item in rows
+    ]
+    assert after.latest(1, 10) == 1
+    assert service.acked == filled
+
+
+def test_a_batch_that_was_never_planned_is_given_again(service: Service, begin: Begin) -> None:
+    filled = service.fill(2)
+    assert begin().latest(0, 10) == 1
+    service.fill(1)
+    after = begin()
+    assert after.latest(0, 10) == 1
+    assert ids(after.batch(0, 1)) == filled
+
+
+def test_the_last_batch_of_an_idle_topic_is_acked_after_a_restart(service: Service, begin: Begin) -> None:
+    filled = service.fill(2)
+    begin().latest(0, 10)
+    assert begin().latest(1, 10) == 1
+    assert service.acked == filled
+    assert begin().latest(1, 10) == 1, "all of it once more does no harm"
+
+
+def test_a_new_checkpoint_goes_on_behind_what_reached_its_sink(service: Service, begin: Begin) -> None:
+    filled = service.fill(4)
+    consumer = begin()
+    consumer.latest(0, 2)
+    consumer.latest(1, 2)
+    fresh = begin()
+    assert fresh.first() == 1
+    assert fresh.latest(1, 2) == 2
+    assert fresh.first() == 1
+    assert ids(fresh.batch(1, 2)) == filled[2:]
+
+
+def test_a_checkpoint_of_another_query_is_refused(service: Service, begin: Begin) -> None:
+    service.fill(2)
+    consumer = begin()
+    with pytest.raises(Invalid, match="batch 1 is not in stateDir"):
+        consumer.latest(7, 10)
+    assert consumer.latest(0, 1) == 1
+    with pytest.raises(Invalid, match="batch 2 is not in stateDir"):
+        consumer.batch(0, 2)
+    consumer.latest(1, 1)
+    with pytest.raises(Invalid, match="at batch 0 and stateDir at batch 1"):
+        consumer.latest(0, 1)
+
+
+def test_leases_are_extended_while_a_batch_runs_and_at_once_after_a_restart(service: Service, begin: Begin) -> None:
+    (item,) = service.fill(1)
+    consumer = begin()
+    consumer.latest(0, 10)
+    until(lambda: service.extended.count(item) >= 3)
+    consumer.latest(1, 10)
+    service.fill(1)
+    consumer.latest(1, 10)
+    consumer.close()
+    service.extended.clear()
+    began = monotonic()
+    begin(leaseMs="3600000").first()
+    until(lambda: service.extended)
+    assert monotonic() - began < 60
+
+
+def test_items_that_somebody_else_got_are_given_and_counted(service: Service, begin: Begin) -> None:
+    filled = service.fill(2)
+    begin().latest(0, 10)
+    service.lose()
+    after = begin()
+    assert ids(after.batch(0, 1)) == filled
+    assert after.latest(1, 10) == 1
+    assert (after.counts.stale, service.acked) == (2, [])
+    assert begin().latest(1, 10) == 1
+
+
+def test_items_that_are_gone_are_given_and_counted(service: Service, begin: Begin) -> None:
+    """At-most-once items whose leases ended, or what was acked just before the reader died."""
+    filled = service.fill(2)
+    begin().latest(0, 10)
+    service.leased.clear()
+    after = begin()
+    assert ids(after.batch(0, 1)) == filled
+    assert after.latest(1, 10) == 1
+    assert after.counts.gone == 2
+
+
+def test_topics_share_a_batch_and_one_answer_need_not_fill_it(
+    service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, int]] = []
+
+    def dequeue(wants: dict[str, int], **_: Any) -> list[Item]:
+        asked.append(wants)
+        return [Item(id=100 + len(asked), lease=1, topic="t", payload=b"x" * 40)] if len(asked) < 4 else []
+
+    monkeypatch.setattr(service, "dequeue", dequeue)
+    consumer = begin(topic="t,u", maxBytesPerBatch="100")
+    consumer.latest(0, 5)
+    assert ids(consumer.batch(0, 1)) == [101, 102, 103], "the third goes beyond the bytes"
+    assert [sum(wants.values()) for wants in asked] == [5, 4, 3]
+
+
+def test_acks_that_cannot_be_taken_are_tried_again_and_bound_what_is_leased(service: Service, begin: Begin) -> None:
+    filled = service.fill(10)
+    consumer = begin(leaseMs="100")
+    service.acks_down = set(filled[:UNSETTLED_BATCHES])
+    for start in range(UNSETTLED_BATCHES):
+        assert consumer.latest(start, 1) == start + 1
+
+    def stalled() -> bool:
+        assert consumer.latest(UNSETTLED_BATCHES, 1) == UNSETTLED_BATCHES
+        return len(consumer._folder.ledger.unsettled) == UNSETTLED_BATCHES
+
+    until(stalled)
+    assert len(service.leased) == UNSETTLED_BATCHES
+    run = begin()
+    run.only_what_is_there()
+    with pytest.raises(Unavailable, match="acks of 4 batches"):
+        run.latest(UNSETTLED_BATCHES, 1)
+    consumer = begin(leaseMs="100")
+    service.acks_down = set()
+    until(lambda: consumer.latest(UNSETTLED_BATCHES, 1) == UNSETTLED_BATCHES + 1)
+    assert sorted(service.acked) == filled[:UNSETTLED_BATCHES]
+
+
+def test_a_refusal_ends_the_query_and_loses_nothing(service: Service, begin: Begin) -> None:
+    filled = service.fill(1)
+    consumer = begin()
+    consumer.latest(0, 10)
+    service.down = Forbidden("no")
+    with pytest.raises(Forbidden):
+        consumer.latest(1, 10)
+    service.down = None
+    assert begin().latest(1, 10) == 1
+    assert service.acked == filled
+
+
+def test_a_service_that_is_away_is_waited_for_once_it_was_there(service: Service, begin: Begin) -> None:
+    service.down = Unavailable("away")
+    with pytest.raises(Unavailable):
+        begin().latest(0, 10)
+    service.down = None
+    consumer = begin()
+    assert consumer.latest(0, 10) == 0
+    service.down = Unavailable("away")
+    assert consumer.latest(0, 10) == 0
+    consumer.only_what_is_there()
+    with pytest.raises(Unavailable):
+        consumer.latest(0, 10)
+
+
+def test_available_now_ends_though_more_comes(service: Service, begin: Begin) -> None:
+    old = service.fill(4)
+    consumer = begin()
+    consumer.only_what_is_there()
+    assert consumer.latest(0, 2) == 1
+    service.now_ms += 10
+    new = service.fill(2)
+    assert consumer.latest(1, 2) == 2
+    assert consumer.latest(2, 2) == 2
+    assert service.acked == old
+    assert sorted(ids(service.ready)) == new, "what came later was given back"
+    assert consumer.latest(2, 2) == 2
+    assert begin().latest(2, 2) == 3
+
+
+def test_available_now_ends_only_when_nothing_is_ready(service: Service, begin: Begin) -> None:
+    """One answer with nothing says little: of hosts that know of each other's items, and of topics in turn."""
+    filled = service.fill(3)
+    consumer = begin(topic="t,u", timeoutMs="20000")
+    consumer.only_what_is_there()
+    found: list[int] = []
+    service.deaf = 2
+    while (end := consumer.latest(at := len(found), 1)) > at:
+        found += ids(consumer.batch(at, end))
+        service.deaf = 2
+    assert found == filled
+
+
+def test_available_now_leaves_what_is_not_to_be_had(service: Service, begin: Begin) -> None:
+    filled = service.fill(1)
+    consumer = begin(timeoutMs="50")
+    consumer.only_what_is_there()
+    service.deaf = 1 << 60
+    assert consumer.latest(0, 1) == 0
+    service.deaf = 0
+    assert consumer.latest(0, 1) == 1
+    assert ids(consumer.batch(0, 1)) == filled
+
+
+def test_items_are_given_back_when_they_cannot_be_written_down(
+    service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled = service.fill(2)
+    consumer = begin()
+    consumer.first()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(consumer._folder, "add", full)
+    with pytest.raises(OSError, match="no space"):
+        consumer.latest(0, 10)
+    assert ids(service.ready) == filled
+
+
+def test_a_spark_that_does_not_say_where_it_is(service: Service, begin: Begin) -> None:
+    """PySpark 4.1 gives no `start`."""
+    filled = service.fill(4)
+    consumer = begin()
+    assert consumer.latest(None, 2) == 1
+    assert ids(consumer.batch(0, 1)) == filled[:2]
+    assert consumer.latest(None, 2) == 2
+    assert service.acked == filled[:2], "it asks for the next one only when the one before is done"
+    after = begin()
+    assert after.batch(2, 2) == []
+    assert ids(after.batch(1, 2)) == filled[2:]
+    assert after.latest(None, 2) == 2
+    assert service.acked == filled

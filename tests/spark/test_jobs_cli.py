@@ -1,0 +1,148 @@
+"""`foqs spark` without Spark: help, refusals, and the one line for a missing extra."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foqs.errors import Invalid
+from foqs.spark.jobs import command, move
+from foqs.spark.jobs.session import Source
+from tests.service.hosts import environment, foqs
+
+JOBS = ("report", "export", "enqueue", "move")
+ROOT = Path(__file__).parents[2]
+FROM = ("--from-namespace", "a", "--from-topic", "t")
+TO = ("--to-namespace", "a", "--to-topic", "u")
+HOSTS = ("--endpoints", "127.0.0.1:1")
+SHARD = ("--shards", "sqlite:///x.db")
+PLAIN = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.fixture
+def without_pyspark(tmp_path):
+    """Settings with which Python finds no PySpark."""
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark')")
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("job", JOBS)
+def test_help_needs_no_spark(job, without_pyspark):
+    done = foqs("spark", job, "--help", env={**PLAIN, **without_pyspark})
+    assert done.returncode == 0, done.stderr
+    assert "--dry-run" in done.stdout or job in ("report", "export")
+    assert "--zookeeper" in done.stdout or job == "enqueue"
+
+
+@pytest.mark.process
+def test_help_of_a_move_tells_of_its_races():
+    text = " ".join(foqs("spark", "move", "--help", env=PLAIN).stdout.split())
+    assert "A snapshot is not a lock" in text
+    assert "may be processed in both topics" in text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_is_a_module_of_its_own(job, without_pyspark):
+    """The same options, as spark-submit runs it: a file."""
+    for program in ([str(ROOT / f"foqs/spark/jobs/{job}.py")], ["-m", f"foqs.spark.jobs.{job}"]):
+        done = subprocess.run(
+            [sys.executable, *program, "--help"],
+            capture_output=True,
+            text=True,
+            env=environment(**PLAIN, **without_pyspark),
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Options" in done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("report", *SHARD),
+        ("export", "--out", "x", *SHARD),
+        ("enqueue", "--input", "x", "--namespace", "a", "--topic", "t", *HOSTS),
+        ("move", *FROM, *TO, *HOSTS, *SHARD),
+    ],
+)
+def test_without_the_extra(args, without_pyspark):
+    done = foqs("spark", *args, env=without_pyspark)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "foqs: PySpark is not installed: pip install 'foqs[spark]'\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("report",), "exactly one of --shards, --config and --zookeeper"),
+        (("report", *SHARD, "--config", "x"), "exactly one of"),
+        (("report", *SHARD, "--zookeeper-root", "/x"), "goes with --zookeeper"),
+        (("report", *SHARD, "--now", "noon"), "--now: 'noon'"),
+        (("export", "--out", "x"), "exactly one of"),
+        (("enqueue", "--input", "x", "-n", "a", *HOSTS, "--payload-json", "--payload-column", "b"), "--payload-json"),
+        (("enqueue", "--input", "x", "-n", "a", *HOSTS, "--topic", "t", "--topic-column", "b"), "--topic-column"),
+        (("enqueue", "--input", "x", "-n", "a", *HOSTS, "--on-invalid", "collect"), "go together"),
+        (("enqueue", "--input", "x", "-n", "a", *HOSTS, "--invalid-path", "y"), "go together"),
+        (("move", *FROM, "--to-namespace", "a", "--to-topic", "t", *HOSTS, *SHARD), "the same topic"),
+        (("move", *FROM, *TO, *HOSTS, *SHARD, "--job-id", "a b"), "--job-id"),
+        (("move", *FROM, *TO, *HOSTS), "exactly one of"),
+    ],
+)
+def test_refusals(args, words, without_pyspark):
+    """One line on stderr, exit status 1, before Spark is asked for."""
+    done = foqs("spark", *args, env=without_pyspark)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("foqs: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("args", [("export",), ("move",), ("enqueue",), ("export", "--out", "x", "--mode", "ignore")])
+def test_wrong_usage(args):
+    done = foqs("spark", *args)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_options_of_the_reader():
+    source = Source(("sqlite:///a", "sqlite:///b"), user="reader", password="p", partitions_per_shard=3)
+    assert source.options(payloads=True, topic="t") == {
+        "shards": "sqlite:///a,sqlite:///b",
+        "user": "reader",
+        "password": "p",
+        "partitionsPerShard": "3",
+        "topic": "t",
+        "payloads": "true",
+    }
+    assert Source(zookeeper="h:1", zookeeper_root="/r").options(payloads=False) == {
+        "zookeeper": "h:1",
+        "zookeeperRoot": "/r",
+        "payloads": "false",
+    }
+
+
+def test_words_of_errors():
+    inside = "[PYTHON_DATA_SOURCE_ERROR] Failed\n  File x\nfoqs.errors.Invalid: option topic is missing\n\nSQLSTATE"
+    assert command.words_of(inside) == "option topic is missing"
+    assert command.words_of("[PATH_NOT_FOUND] Path does not exist: x. SQLSTATE: 42K03") == (
+        "Path does not exist: x. SQLSTATE: 42K03"
+    )
+    assert command.words_of("") != ""
+
+
+def test_times():
+    assert command.epoch_ms("2026-03-04T12:00:00Z") == command.epoch_ms("2026-03-04T12:00") == 1_772_625_600_000
+    assert command.epoch_ms("2026-03-04T13:00:00+01:00") == 1_772_625_600_000
+    with pytest.raises(Invalid):
+        command.epoch_ms("yesterday")
+
+
+def test_a_job_is_named_by_its_arguments():
+    assert move.job_of("a", "b") == move.job_of("a", "b")
+    assert len({move.job_of("a", "b"), move.job_of("b", "a"), move.job_of("ab", "")}) == 3

@@ -1,0 +1,184 @@
+"""The jobs on a real cluster, through the format "foqs": fill, look, export, redrive."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foqs.client import Client, NotFound
+from foqs.errors import Invalid
+from foqs.spark.jobs.enqueue import OnInvalid, enqueue
+from foqs.spark.jobs.export import export
+from foqs.spark.jobs.move import move
+from foqs.spark.jobs.report import report
+from tests.service.hosts import environment, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.process, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def urls(cluster):
+    return [shard.url for shard in cluster.shards]
+
+
+@pytest.fixture
+def client(endpoints, namespace):
+    with Client(endpoints, namespace) as client:
+        yield client
+
+
+def payloads(client, topic):
+    return sorted(item.payload for item in client.list_items(topic))
+
+
+def fill(client, topic="mail", count=60):
+    return [client.enqueue(topic, b"%d" % n, priority=n % 3, headers={"n": str(n)}) for n in range(count)]
+
+
+def test_enqueue_files(spark, client, endpoints, namespace, tmp_path, capsys):
+    (tmp_path / "in.json").write_text("".join(json.dumps({"n": n, "urgency": n % 4}) + "\n" for n in range(300)))
+    enqueue(
+        [str(tmp_path / "in.json")],
+        namespace,
+        endpoints,
+        topic="import",
+        payload_json=True,
+        select=["cast(urgency as int) as priority", "concat('import:', n) as dedup_key"],
+    )
+    assert "300" in capsys.readouterr().out
+    found = list(client.list_items("import"))
+    assert sorted(json.loads(item.payload)["n"] for item in found) == list(range(300))
+    assert all(json.loads(item.payload)["urgency"] == item.priority for item in found)
+
+
+def test_enqueue_collects_what_is_invalid(spark, client, endpoints, namespace, tmp_path):
+    (tmp_path / "in.csv").write_text("topic,payload\nmail,a\n" + "x" * 300 + ",b\n")
+    enqueue(
+        [str(tmp_path / "in.csv")],
+        namespace,
+        endpoints,
+        format="csv",
+        options=["header=true"],
+        on_invalid=OnInvalid.COLLECT,
+        invalid_path=str(tmp_path / "bad"),
+    )
+    assert payloads(client, "mail") == [b"a"]
+    assert any((tmp_path / "bad").rglob("*"))
+
+
+def test_dry_run_of_enqueue(spark, client, endpoints, namespace, tmp_path):
+    (tmp_path / "in.txt").write_text("a\n")
+    enqueue([str(tmp_path / "in.txt")], namespace, endpoints, "text", topic="t", payload_column="value", dry_run=True)
+    assert payloads(client, "t") == []
+
+
+def test_report_of_a_namespace(spark, client, urls, namespace, tmp_path, capsys):
+    ids = fill(client)
+    client.enqueue("later", b"x", delay_ms=3_600_000)
+    held = client.dequeue("mail", count=5, lease_ms=600_000)
+    report(out=str(tmp_path / "out"), page=tmp_path / "page.html", shards=urls, namespace=namespace)
+    assert "61 items of 2 topics" in capsys.readouterr().out
+    rows = {row["topic"]: row for row in spark.read.parquet(str(tmp_path / "out" / "topics")).collect()}
+    assert (rows["mail"]["items"], rows["later"]["delayed"]) == (60, 1)
+    assert rows["mail"]["total_payload_bytes"] == sum(len(b"%d" % n) for n in range(60))
+    assert rows["mail"]["oldest"][0]["id"] in ids
+    text = (tmp_path / "page.html").read_text()
+    assert "later" in text
+    client.ack_many(held)
+
+
+def test_export_of_a_topic(spark, client, urls, namespace, tmp_path):
+    ids = fill(client, "a/b")
+    export(str(tmp_path / "out"), shards=urls, namespace=namespace, topic="a/b")
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert {row["id"] for row in rows} == set(ids)
+    assert {bytes(row["payload"]) for row in rows} == {b"%d" % n for n in range(60)}
+    assert {row["topic"] for row in rows} == {"a/b"}
+    assert {int(row["headers"]["n"]) for row in rows} == set(range(60))
+
+
+def given(namespace, endpoints, urls, **more):
+    return {
+        "from_namespace": namespace,
+        "from_topic": "mail",
+        "to_namespace": namespace,
+        "to_topic": "again",
+        "endpoints": endpoints,
+        "shards": urls,
+        "yes": True,
+        **more,
+    }
+
+
+def test_move(spark, client, endpoints, namespace, urls, capsys):
+    ids = fill(client)
+    arguments = given(namespace, endpoints, urls, where="priority = 1")
+    move(**{**arguments, "dry_run": True})
+    assert "ready: 20" in capsys.readouterr().out
+    assert payloads(client, "again") == []
+    move(**arguments)
+    moved = list(client.list_items("again"))
+    assert sorted(int(item.payload) for item in moved) == list(range(1, 60, 3))
+    assert all(item.priority == 1 and item.headers == {"n": item.payload.decode()} for item in moved)
+    assert len(payloads(client, "mail")) == 40
+    with pytest.raises(NotFound):
+        client.get_item(ids[1])
+    move(**arguments)  # nothing is left to be moved
+    assert len(payloads(client, "again")) == 20
+
+
+def test_a_copy_that_is_repeated_is_one_copy(spark, client, endpoints, namespace, urls):
+    fill(client)
+    for _ in range(2):
+        move(**given(namespace, endpoints, urls, copy=True, job_id="nightly"))
+    assert len(payloads(client, "again")) == len(payloads(client, "mail")) == 60
+
+
+def test_leased_items_stay(spark, client, endpoints, namespace, urls):
+    fill(client)
+    held = []
+    while len(held) < 10:  # an answer holds what one host has at hand
+        held += client.dequeue("mail", count=10 - len(held), lease_ms=600_000, wait_ms=500)
+    # A lease is written behind: until then the snapshot shows the item as ready.
+    _until_written(spark, urls, namespace)
+    move(**given(namespace, endpoints, urls))
+    assert len(payloads(client, "again")) == 50
+    assert [error for error in client.ack_many(held) if error] == []
+    assert payloads(client, "mail") == []
+
+
+def test_without_an_answer_nothing_is_moved(spark, client, endpoints, namespace, urls):
+    fill(client, count=3)
+    arguments = given(namespace, endpoints, urls, yes=False)
+    with pytest.raises(Invalid, match="--yes"):
+        move(**arguments)
+    assert payloads(client, "again") == []
+
+
+def test_a_job_under_spark_submit(client, urls, namespace, tmp_path):
+    """A file given to spark-submit, with a session of its own."""
+    fill(client, count=3)
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("spark-submit")),
+            *("--master", "local[1]", "--conf", "spark.ui.enabled=false", "--driver-memory", "512m"),
+            str(ROOT / "foqs/spark/jobs/report.py"),
+            *("--page", str(tmp_path / "page.html"), "--namespace", namespace),
+            *(word for url in urls for word in ("--shards", url)),
+        ],
+        capture_output=True,
+        text=True,
+        env=environment(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable),
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert "3 items of 1 topic:" in done.stdout
+    assert (tmp_path / "page.html").exists()
+
+
+def _until_written(spark, urls, namespace):
+    read = spark.read.format("foqs").options(shards=",".join(urls), namespace=namespace)
+    until(lambda: read.load().where("state = 'leased'").count() == 10, "the leases in the snapshot")

@@ -1,0 +1,218 @@
+"""A move: which items, in which order what is done for each, and what the totals say of it."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from foqs.client import Delivery, Invalid, NotFound, OutcomeUnknown, Unavailable
+from foqs.spark.jobs import redrive
+from foqs.spark.jobs.move import carry_out, chosen, said, show
+from foqs.spark.jobs.redrive import Target, Totals, batches, move_rows, refuse_strangers, spec_of
+from tests.spark.snapshots import NOW_MS, ago, frame, item
+
+TARGET = Target("h:1", "shop", "again", "job")
+
+
+class Queue:
+    """A client in memory. `troubles` and `delete_troubles`: by dedup key, by id, the errors that come first."""
+
+    def __init__(self):
+        self.items = {}
+        self.sources = set()
+        self.troubles = {}
+        self.delete_troubles = {}
+        self.calls = []
+
+    def enqueue_many(self, specs):
+        self.calls.append("enqueue")
+        return [self._enqueue(spec) for spec in specs]
+
+    def _enqueue(self, spec):
+        trouble = self.troubles.get(spec.dedup_key, [])
+        error = trouble.pop(0) if trouble else None
+        if error is None or isinstance(error, OutcomeUnknown):
+            self.items.setdefault(spec.dedup_key, spec)
+        return error or 1 + list(self.items).index(spec.dedup_key)
+
+    def delete_items(self, ids):
+        self.calls.append("delete")
+        return [self._delete(one) for one in ids]
+
+    def _delete(self, one):
+        if self.delete_troubles.get(one):
+            return self.delete_troubles[one].pop(0)
+        if one not in self.sources:
+            return NotFound("no such item")
+        self.sources.remove(one)
+        return None
+
+
+@pytest.fixture
+def queue():
+    return Queue()
+
+
+def row(number, **values):
+    made = {**item(number), "deliver_after_ms": NOW_MS, "expires_at_ms": None, **values}
+    return {name: made[name] for name in redrive.NAMES}
+
+
+def moved(rows, queue, **values):
+    target = Target(TARGET.endpoints, TARGET.namespace, TARGET.topic, TARGET.job, **values)
+    queue.sources |= {one["id"] for one in rows}
+    return move_rows(iter(rows), target, lambda _target: nullcontext(queue))
+
+
+def test_copies_then_deletes(queue):
+    rows = [row(n) for n in range(3)]
+    assert moved(rows, queue) == Totals(stored=3, deleted=3)
+    assert queue.calls == ["enqueue", "delete"]
+    assert queue.sources == set()
+    assert [*queue.items] == [f"move:job:{one['id']}" for one in rows]
+
+
+def test_a_copy_deletes_nothing(queue):
+    assert moved([row(1), row(2)], queue, copy=True) == Totals(stored=2)
+    assert queue.calls == ["enqueue"]
+
+
+def test_sources_of_what_is_not_stored_are_left_alone(queue):
+    rows = [row(n) for n in range(3)]
+    queue.troubles[f"move:job:{rows[1]['id']}"] = [Invalid("too long")]
+    totals = moved(rows, queue)
+    assert totals == Totals(stored=2, deleted=2, failed=1, error="too long")
+    assert queue.sources == {rows[1]["id"]}
+
+
+def test_what_may_be_repeated_is_repeated(queue):
+    """One that was in doubt is stored once."""
+    rows = [row(n) for n in range(3)]
+    queue.troubles[f"move:job:{rows[0]['id']}"] = [Unavailable("later")]
+    queue.troubles[f"move:job:{rows[2]['id']}"] = [OutcomeUnknown("who knows"), Unavailable("later")]
+    assert moved(rows, queue) == Totals(stored=3, deleted=3)
+    assert len(queue.items) == 3
+
+
+def test_what_stays_in_doubt_keeps_its_source(queue):
+    queue.troubles[f"move:job:{row(1)['id']}"] = [OutcomeUnknown("who knows")] * 9
+    totals = moved([row(1)], queue)
+    assert totals == Totals(failed=1, error="who knows")
+    assert queue.sources == {row(1)["id"]}
+    assert "delete" not in queue.calls
+
+
+def test_a_task_that_is_tried_again_stores_nothing_twice(queue):
+    rows = [row(n) for n in range(4)]
+    moved(rows[:2], queue)
+    queue.sources.clear()
+    totals = move_rows(rows, TARGET, lambda _target: nullcontext(queue))
+    assert (totals.stored, totals.gone) == (4, 4)
+    assert len(queue.items) == 4
+
+
+def test_sources_that_went_or_stay(queue):
+    rows = [row(n) for n in range(3)]
+    queue.delete_troubles = {rows[0]["id"]: [NotFound("gone")], rows[1]["id"]: [Unavailable("shard is away")]}
+    totals = moved(rows, queue)
+    assert totals == Totals(stored=3, deleted=1, gone=1, kept=1, error="shard is away")
+    lines = said(totals, copy=False)
+    assert "1 were gone from it by then: perhaps processed as well" in lines
+    assert "1 could not be deleted from it: they are in both" in lines
+
+
+def test_what_a_copy_keeps():
+    given = row(
+        7, priority=-3, metadata=bytearray(b"m"), headers={"k": "v"}, delivery="AT_MOST_ONCE", lease_ms=9_000,
+        expires_at_ms=NOW_MS + 500, payload=bytearray(b"p"),
+    )  # fmt: skip
+    spec = spec_of(given, TARGET, NOW_MS)
+    assert (spec.topic, spec.payload, spec.metadata, spec.headers) == ("again", b"p", b"m", {"k": "v"})
+    assert (spec.priority, spec.delivery, spec.lease_ms, spec.ttl_ms) == (-3, Delivery.AT_MOST_ONCE, 9_000, 500)
+    assert type(spec.payload) is bytes
+    assert spec.deliver_after_ms is None
+    assert spec_of(row(7, state="delayed"), TARGET, NOW_MS).deliver_after_ms == NOW_MS
+    assert spec_of(row(7, expires_at_ms=NOW_MS - 5), TARGET, NOW_MS).ttl_ms == 1
+
+
+def test_batches_are_bounded(monkeypatch):
+    monkeypatch.setattr(redrive, "BATCH_ITEMS", 3)
+    monkeypatch.setattr(redrive, "BATCH_BYTES", 100)
+    given = [row(n, payload=b"x" * size) for n, size in enumerate((1, 1, 1, 1, 200, 60, 60, 1))]
+    assert [len(batch) for batch in batches(given)] == [3, 2, 2, 1]
+    assert list(batches([])) == []
+
+
+class Known:
+    def __init__(self, items):
+        self.items = items
+
+    def get_item(self, item_id):
+        if item_id not in self.items:
+            raise NotFound("no such item")
+        return self.items[item_id]
+
+
+class Place:
+    def __init__(self, ns, topic):
+        self.ns, self.topic = ns, topic
+
+
+def test_hosts_of_another_cluster_are_refused():
+    """Ids are the same in each cluster: a delete there would meet somebody else's items."""
+    mail = Place("shop", "mail")
+    refuse_strangers([1, 2], "shop", "mail", Known({2: mail}))
+    with pytest.raises(Invalid, match="another cluster"):
+        refuse_strangers([1, 2], "shop", "mail", Known({1: mail, 2: Place("shop", "other")}))
+    with pytest.raises(Invalid, match="know none"):
+        refuse_strangers([1, 2], "shop", "mail", Known({}))
+
+
+# ------------------------------------------------------------------------------------------ with Spark
+
+
+@pytest.mark.spark
+def test_chosen(spark):
+    states = ("ready", "delayed", "leased")
+    items = frame(spark, [item(n, state=states[n % 3], attempt=n, headers={"k": str(n)}) for n in range(9)])
+
+    def numbers(where, **more):
+        return sorted(one["id"] & 0xFF for one in chosen(items, where, **more).collect())
+
+    assert numbers("true") == [0, 1, 3, 4, 6, 7]
+    assert numbers("attempt > 3", include_leased=True) == [4, 5, 6, 7, 8]
+    assert numbers("state = 'leased' or attempt = 0") == [0]
+    assert numbers("headers['k'] = '4'") == [4]
+    assert numbers("enqueued_at < timestamp '2000-01-01'") == []
+
+
+@pytest.mark.spark
+def test_shown(spark, capsys):
+    items = frame(spark, [item(n, state="delayed" if n % 2 else "ready") for n in range(20)])
+    count, first = show(items)
+    assert (count, len(first)) == (20, 5)
+    said = capsys.readouterr().out
+    assert said.startswith("delayed: 10\nready: 10\n")
+    assert said.count("payload_bytes=10") == 5
+
+
+@pytest.mark.spark
+def test_carried_out_in_tasks(spark, tmp_path, monkeypatch):
+    """Each partition by itself; its totals come back. The rows have what a task needs, as it needs it."""
+    folder = str(tmp_path)
+
+    def task(rows, target):
+        rows = list(rows)
+        for one in rows:
+            spec = spec_of(one, target, 0)
+            with open(f"{folder}/{one['id']}", "w") as file:
+                file.write(f"{spec.payload!r} {spec.headers} {spec.metadata!r} {spec.deliver_after_ms} {spec.ttl_ms}")
+        return Totals(stored=len(rows), error="e" if len(rows) > 0 else None)
+
+    monkeypatch.setattr("foqs.spark.jobs.move.move_rows", task)
+    items = [item(n, headers={"k": "v"}, metadata=b"m", state="delayed", expires_at=ago(days=-1)) for n in range(10)]
+    totals = carry_out(frame(spark, items).repartition(3), TARGET)
+    assert totals == Totals(stored=10, error="e")
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    due = int(ago(minutes=1).timestamp() * 1000)
+    assert set(written.values()) == {f"b'0123456789' {{'k': 'v'}} b'm' {due} {NOW_MS + 86_400_000}"}
+    assert len(written) == 10

@@ -1,0 +1,163 @@
+"""The page of a report: well-formed, whole in itself, and harmless whatever topics are called. Needs no Spark."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from foqs.spark.jobs import words
+from foqs.spark.jobs.page import render
+from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, Figures, Report, Spread, Topic
+
+NOW_MS = 1_772_625_600_000
+VOID = {"meta", "rect", "line", "br"}
+SPREAD = Spread(1_000, 60_000, 3_600_000, 90_000_000)
+
+
+def figures(items: int) -> Figures:
+    ages = (items, *[0] * (len(AGES_MS) - 1))
+    priorities = tuple(items if low == 0 else 0 for low in PRIORITIES)
+    sizes = (0, items, *[0] * (len(SIZES_BYTES) - 2))
+    spread = SPREAD if items else None
+    leased = items // 4
+    return Figures(
+        items, items - leased, 0, leased, spread, spread, spread, items * 100, items * 80, 1.5, 7, items // 2,
+        ages, priorities, sizes,
+    )  # fmt: skip
+
+
+def report(*topics: Topic, total: int | None = None, topic_count: int | None = None) -> Report:
+    items = sum(topic.figures.items for topic in topics) if total is None else total
+    return Report(
+        NOW_MS, figures(items), len({topic.namespace for topic in topics}), topic_count or len(topics), topics
+    )
+
+
+class Page(HTMLParser):
+    """What is in a page; fails when an element is not closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.cells: list[list[str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.cells[-1][-1] += data
+
+    def row(self, name: str) -> list[str]:
+        return next(row for row in self.cells if name in row)
+
+
+def test_one_topic():
+    page = Page(render(report(Topic("shop", "mail", figures(1_200), ((281474976710657, NOW_MS - 7_200_000),)))))
+    row = page.row("mail")
+    heads = page.cells[0]
+    assert len(row) == len(heads)
+    assert (row[heads.index("Items")], row[heads.index("Ready")], row[heads.index("Leased")]) == ("1,200", "900", "300")
+    assert row[heads.index("Age p50")] == "1 s"
+    assert row[heads.index("Bytes")] == "117 KiB"
+    text = " ".join(page.words)
+    assert "2026-03-04 12:00:00 UTC" in text
+    assert "281474976710657" in text
+    assert "2 h" in text
+    assert page.tags.count("figure") == 3
+
+
+def test_nothing_queued():
+    page = Page(render(report()))
+    assert "Nothing is queued." in page.words
+    assert "table" not in page.tags
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "a&amp;b",
+        "</style>",
+        "'onload='x",
+        "日本\u202ex",
+        "x" * 255,
+    ],
+)
+def test_names_are_only_text(name):
+    text = render(report(Topic(name, name, figures(5), ((1, NOW_MS),))))
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    assert page.tags.count("style") == 1
+    assert page.row(name)[:2] == [name, name]
+    assert not [key for key, _ in page.attributes if key.startswith("on")]
+
+
+def test_nothing_is_fetched():
+    text = render(report(*(Topic("shop", f"t{n}", figures(n + 1), ((n, NOW_MS),)) for n in range(5))))
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "use", "image", "a"} & set(page.tags)
+    assert not {"src", "href", "xlink:href", "style"} & {key for key, _ in page.attributes}
+    for word in ("http:", "https:", "url(", "@import", "//"):
+        assert word not in text
+
+
+def test_topics_that_are_not_shown_are_summed():
+    shown = tuple(Topic("shop", f"t{n}", figures(1_000)) for n in range(100))
+    text = render(report(*shown, total=1_000_000, topic_count=1_000))
+    row = Page(text).row("900 other topics")
+    assert row[1] == "900,000"
+    assert row[3:6] == ["675,000", "0", "225,000"]
+    assert len(text) < 1_000_000
+
+
+@pytest.mark.parametrize("low", [PRIORITIES[0], -1, 0, PRIORITIES[-1]])
+def test_a_chart_of_the_outermost_priorities(low):
+    """Nothing is left out at the ends."""
+    some = figures(3)
+    ends = Figures(
+        *(getattr(some, name) for name in Figures.__slots__ if name not in ("ages", "priorities", "sizes")),
+        some.ages, tuple(3 if one == low else 0 for one in PRIORITIES), some.sizes,
+    )  # fmt: skip
+    text = render(Report(NOW_MS, ends, 1, 1, (Topic("a", "b", ends),)))
+    Page(text)
+    label = words.priority_labels()[PRIORITIES.index(low)]
+    assert f"<title>{label}: 3</title>" in text
+
+
+def test_words():
+    assert [words.duration(ms) for ms in (0, 5, 999, 1_500, 90_000, 7_200_000, 864_000_000)] == [
+        "0", "5 ms", "999 ms", "1.5 s", "1.5 min", "2 h", "10 d",
+    ]  # fmt: skip
+    assert [words.size(count) for count in (0, 1023, 1024, 10 << 20, 3 << 40)] == [
+        "0 B", "1023 B", "1 KiB", "10 MiB", "3 TiB",
+    ]  # fmt: skip
+    labels = words.priority_labels()
+    assert len(labels) == len(PRIORITIES) == len(set(labels))
+    assert (labels[0], labels[8], labels[-1], labels[PRIORITIES.index(-9)]) == ("≤-1G", "≤-10", "≥1G", "-9")
+    assert len(words.age_labels()) == len(AGES_MS)
+    assert len(words.size_labels()) == len(SIZES_BYTES)
+    assert list(PRIORITIES) == sorted(set(PRIORITIES))

@@ -1,0 +1,211 @@
+"""Frames and streams into a cluster of two hosts, with tasks that fail, and run twice."""
+
+import json
+import os
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from foqs.client import Client, Item
+from tests.client.peer import eventually
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def client(endpoints: str, namespace: str) -> Any:
+    with Client(endpoints, namespace) as client:
+        yield client
+
+
+@pytest.fixture
+def save(endpoints: str, namespace: str) -> Any:
+    """`save(frame, option=...)` appends it."""
+
+    def save(frame: Any, **options: Any) -> None:
+        given = {"endpoints": endpoints, "namespace": namespace} | {name: str(value) for name, value in options.items()}
+        frame.write.format("foqs").options(**given).mode("append").save()
+
+    return save
+
+
+def drain(client: Client, topic: str, count: int) -> list[Item]:
+    """So many items, and then none."""
+    found: list[Item] = []
+
+    def take() -> bool:
+        items = client.dequeue(topic, 1_000, wait_ms=200)
+        client.ack_many(items)
+        found.extend(items)
+        return len(found) >= count
+
+    eventually(take, 120.0)
+    assert client.dequeue(topic, 1) == []
+    assert len(found) == count
+    return found
+
+
+def test_every_column(spark: Any, save: Any, client: Client, tmp_path: Path) -> None:
+    at = datetime(2020, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    rows = [
+        ("t", "päyload", 3, at, 5_000, 3_600_000, b"m", {"a": "b"}, "at_most_once", "k1"),
+        ("t", "bare", None, None, None, None, None, None, None, None),
+    ]
+    schema = (
+        "topic string, payload string, priority int, deliver_after timestamp, lease_ms bigint, ttl_ms bigint, "
+        "metadata binary, headers map<string,string>, delivery string, dedup_key string"
+    )
+    save(spark.createDataFrame(rows, schema), metricsPath=tmp_path / "m.json")
+    bare, full = sorted(client.list_items("t"), key=lambda item: item.priority)
+    assert (full.payload, full.metadata, full.headers) == ("päyload".encode(), b"m", {"a": "b"})
+    assert full.at_most_once and full.expires_at_ms is not None
+    assert (bare.payload, bare.priority, bare.metadata, bare.headers, bare.at_most_once) == (
+        b"bare",
+        0,
+        None,
+        None,
+        False,
+    )
+    totals = json.loads((tmp_path / "m.json").read_text())
+    assert (totals["rows"], totals["bytes"], totals["duplicates"]) == (2, len("päyload".encode()) + 4, 0)
+    save(spark.createDataFrame(rows[:1], schema), metricsPath=tmp_path / "m.json")
+    assert json.loads((tmp_path / "m.json").read_text())["duplicates"] == 1
+    later = datetime.now(tz=UTC) + timedelta(hours=1)
+    save(spark.createDataFrame([(b"later", later)], "payload binary, deliver_after timestamp"), topic="late")
+    (late,) = client.list_items("late")
+    assert late.deliver_after_ms == -(-int(later.timestamp() * 1_000_000) // 1000)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "says"),
+    [
+        ("topic string, payload int", {}, "column payload is int"),
+        ("topic string, payload string, colour string", {}, "column colour is unknown"),
+        ("payload string", {}, "column topic is missing"),
+        ("topic string, payload string", {"colour": "red"}, "option colour is unknown"),
+    ],
+)
+def test_wrong_frames_are_refused_before_a_row_is_sent(
+    spark: Any, save: Any, client: Client, schema: str, options: dict[str, str], says: str
+) -> None:
+    values = [tuple(1 if part.split()[1] == "int" else "t" for part in schema.split(", "))]
+    with pytest.raises(Exception, match=says):
+        save(spark.createDataFrame(values, schema), **options)
+    assert list(client.list_items("t")) == []
+
+
+def test_a_queue_is_not_overwritten(spark: Any, endpoints: str, namespace: str) -> None:
+    frame = spark.createDataFrame([("t", "x")], "topic string, payload string")
+    with pytest.raises(Exception, match="not overwritten"):
+        frame.write.format("foqs").options(endpoints=endpoints, namespace=namespace).mode("overwrite").save()
+
+
+def test_rows_that_are_alike_are_items_of_their_own(spark: Any, save: Any, client: Client) -> None:
+    save(spark.createDataFrame([("t", "x")] * 50, "topic string, payload string"))
+    assert len(drain(client, "t", 50)) == 50
+
+
+def test_tasks_that_fail_in_the_middle_and_run_again(
+    spark: Any, save: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """Each partition fails at its first try, after some of its rows were stored."""
+    count, parts = 20_000, 3
+    marks = str(tmp_path)
+
+    def fails_once(index: int, rows: Any) -> Any:
+        for at, row in enumerate(rows):
+            if at == 5_000 and not os.path.exists(f"{marks}/{index}"):
+                open(f"{marks}/{index}", "w").close()
+                with Client(endpoints, namespace) as seeing:
+                    eventually(lambda: any(True for _ in seeing.list_items("t")), 120.0)
+                raise RuntimeError("on purpose")
+            yield row
+
+    frame = spark.range(count, numPartitions=parts).selectExpr(
+        "'t' as topic", "lpad(cast(id as string), 200, '0') as payload"
+    )
+    rdd = frame.rdd.mapPartitionsWithIndex(fails_once)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    try:
+        save(spark.createDataFrame(rdd, frame.schema), batchRows=500, metricsPath=tmp_path / "m.json")
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert len(list(tmp_path.iterdir())) == parts + 1
+    payloads = Counter(item.payload for item in drain(client, "t", count))
+    assert payloads == Counter(b"%0200d" % n for n in range(count))
+    totals = json.loads((tmp_path / "m.json").read_text())
+    assert totals["rows"] == count
+    assert totals["duplicates"] > 0, "the first tries have stored some"
+
+
+def test_a_row_that_is_invalid_fails_the_job(spark: Any, save: Any) -> None:
+    frame = spark.createDataFrame([("t", "x", 1_000), ("t", "y", 0)], "topic string, payload string, lease_ms int")
+    with pytest.raises(Exception, match="is invalid: lease_ms is 0"):
+        save(frame.coalesce(1))
+
+
+def test_invalid_rows_are_collected(spark: Any, save: Any, client: Client, tmp_path: Path) -> None:
+    rows = [("t", "good", 1_000, None), ("t", "bad", 1, None), (None, "lost", 1_000, None), ("t", "so", 1_000, "never")]
+    frame = spark.createDataFrame(rows, "topic string, payload string, lease_ms int, delivery string")
+    where, metrics = tmp_path / "invalid", tmp_path / "m.json"
+    save(frame, onInvalid="collect", invalidPath=where, metricsPath=metrics)
+    assert [item.payload for item in drain(client, "t", 1)] == [b"good"]
+    totals = json.loads(metrics.read_text())
+    assert (totals["rows"], totals["invalid"]) == (1, 3)
+    found = {row.reason: row.payload for row in spark.read.parquet(str(where)).collect()}
+    assert found["topic is null"] is None
+    assert any(reason.startswith("lease_ms is 1") and payload == b"bad" for reason, payload in found.items())
+    assert any("delivery is 'never'" in reason for reason in found)
+
+
+def test_a_stream_that_is_restarted_writes_no_row_twice(
+    spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """The tasks of its second batch fail after some rows were sent; it is restarted from its checkpoint."""
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    source.mkdir()
+
+    def put(name: str, start: int) -> None:
+        rows = "".join(json.dumps({"topic": "t", "payload": str(n)}) + "\n" for n in range(start, start + 500))
+        (tmp_path / name).write_text(rows)
+        (tmp_path / name).rename(source / name)
+
+    mark = str(tmp_path / "failed")
+
+    def fails_once(payload: str) -> str:
+        if payload == "900" and not os.path.exists(mark):
+            raise RuntimeError("on purpose")
+        return payload
+
+    def run() -> None:
+        from pyspark.sql.functions import col, udf
+
+        frame = spark.readStream.schema("topic string, payload string").json(str(source))
+        frame = frame.withColumn("payload", udf(fails_once)(col("payload")))
+        options = {"endpoints": endpoints, "namespace": namespace, "batchRows": "50"}
+        query = frame.writeStream.format("foqs").options(**options).option("checkpointLocation", str(checkpoint))
+        assert query.trigger(availableNow=True).start().awaitTermination(120)
+
+    put("1.json", 0)
+    run()
+    put("2.json", 500)
+    with pytest.raises(Exception, match="on purpose"):
+        run()
+    Path(mark).touch()
+    run()
+    run()
+    payloads = Counter(item.payload for item in drain(client, "t", 1_000))
+    assert payloads == Counter(b"%d" % n for n in range(1_000))
+
+
+def test_a_rate_for_the_whole_job(spark: Any, save: Any, client: Client) -> None:
+    """Two tasks at a time share it: each waits between its batches."""
+    began = monotonic()
+    frame = spark.range(400, numPartitions=2).selectExpr("'t' as topic", "cast(id as string) as payload")
+    save(frame, maxRowsPerSecond=200, tasks=2, batchRows=50)
+    assert monotonic() - began >= 1.4, "the last of 4 batches begins after 150 rows' time"
+    drain(client, "t", 400)

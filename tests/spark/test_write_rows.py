@@ -1,0 +1,116 @@
+"""What needs no Spark: columns, options, keys."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.errors import Invalid
+from foqs.spark.write_columns import COLUMNS, check
+from foqs.spark.write_options import WriteOptions
+
+GOOD = {name: kinds[0] for name, kinds in COLUMNS.items() if name != "delay_ms"}
+
+
+def test_every_column_in_every_type() -> None:
+    check(GOOD.items(), has_topic=False)
+    for name, kinds in COLUMNS.items():
+        for kind in kinds:
+            check({"payload": "binary", name: kind}.items(), has_topic=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "has_topic", "says"),
+    [
+        ({"topic": "string"}, False, "column payload is missing"),
+        ({"payload": "binary"}, False, "column topic is missing"),
+        ({**GOOD, "colour": "string"}, False, "column colour is unknown"),
+        ({**GOOD, "priority": "bigint"}, False, "column priority is bigint, not tinyint or smallint or int"),
+        ({**GOOD, "deliver_after": "timestamp_ntz"}, False, "column deliver_after is timestamp_ntz"),
+        ({**GOOD, "headers": "map<string,int>"}, False, "column headers is map<string,int>"),
+        ({**GOOD, "delay_ms": "int"}, False, "deliver_after and delay_ms"),
+    ],
+)
+def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        check(columns.items(), has_topic=has_topic)
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({}, "option endpoints is missing; option namespace is missing"),
+        ({"onInvalid": "collect"}, "invalidPath"),
+        ({"onInvalid": "drop"}, "option onInvalid"),
+        ({"maxRowsPerSecond": "10"}, "option tasks"),
+        ({"maxRowsPerSecond": "0", "tasks": "1"}, "option maxRowsPerSecond"),
+        ({"batchRows": "many"}, "option batchRows"),
+        ({"colour": "red"}, "option colour is unknown"),
+    ],
+)
+def test_wrong_options_are_named(given_: dict[str, str], says: str) -> None:
+    base = {"ENDPOINTS": "h:1", "namespace": "n"} if given_ else {}
+    with pytest.raises(Invalid, match=says):
+        WriteOptions.parse({**base, **given_})
+
+
+def test_options_of_any_case() -> None:
+    options = WriteOptions.parse({"EndPoints": "h:1", "NAMESPACE": "n", "maxrowspersecond": "10", "tasks": "4"})
+    assert options.rows_per_second == 2.5
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"topic": st.sampled_from("ab"), "payload": st.binary(max_size=2)},
+        optional={"priority": st.integers(0, 1), "headers": st.dictionaries(st.sampled_from("xy"), st.just("z"))},
+    ),
+    max_size=30,
+)
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+def test_rows_in_another_order_get_the_same_keys(rows: list[dict[str, Any]], rng: Any) -> None:
+    pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import KeyMaker
+
+    def keys(rows: list[dict[str, Any]]) -> list[str]:
+        maker = KeyMaker("job:1")
+        return [maker.key(ItemSpec(**row)) for row in rows]
+
+    made = keys(rows)
+    assert len(set(made)) == len(rows), "rows that are alike are items of their own"
+    shuffled = list(rows)
+    rng.shuffle(shuffled)
+    assert sorted(keys(shuffled)) == sorted(made)
+
+
+def test_rows_as_items() -> None:
+    """A null is the same as no column; what is no item says why."""
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import Delivery, ItemSpec
+    from foqs.spark.write_rows import KeyMaker, specs_of
+
+    columns = {
+        "payload": ["p", None, "q", "r", "s"],
+        "topic": ["a", "a", None, None, "b"],
+        "priority": pa.array([None, 1, 2, 3, 4], pa.int32()),
+        "deliver_after": pa.array([None, 1, 1_000, 1_001, -1], pa.timestamp("us", "UTC")),
+        "headers": pa.array([None, [], [], [("x", "y")], []], pa.map_(pa.string(), pa.string())),
+        "delivery": ["at_most_once", None, None, None, "twice"],
+        "dedup_key": ["k", None, None, None, None],
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    full, payload, item, late, delivery = specs_of(batch, "t", None)
+    assert full == ItemSpec("a", b"p", delivery=Delivery.AT_MOST_ONCE, dedup_key="k")
+    assert item == ItemSpec("t", b"q", priority=2, deliver_after_ms=1, headers={})
+    assert late == ItemSpec("t", b"r", priority=3, deliver_after_ms=2, headers={"x": "y"})
+    assert [str(error) for error in (payload, delivery)] == [
+        "payload is null",
+        "delivery is 'twice', not one of AT_LEAST_ONCE, AT_MOST_ONCE",
+    ]
+    assert [str(row) for row in specs_of(batch.slice(2, 1), None, None)] == ["topic is null"]
+    full, _, item, *_ = specs_of(batch, "t", KeyMaker("job:1"))
+    assert isinstance(full, ItemSpec) and isinstance(item, ItemSpec)
+    assert full.dedup_key == "k" and item.dedup_key is not None and item.dedup_key.startswith("job:1:")

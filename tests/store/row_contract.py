@@ -1,0 +1,350 @@
+"""The part of the contract that is about rows and scans."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foqs.ids import MAX_NUMBER, make_id
+from foqs.rows import (
+    AT_MOST_ONCE,
+    Batch,
+    Body,
+    DueRow,
+    ExpiringRow,
+    Found,
+    LaneRow,
+    NewItem,
+    ReadyRow,
+    TimerRow,
+)
+from foqs.store.protocol import ShardStore
+from tests.store.shards import NOW_MS, NUMBER, Shard, new_item
+
+LANE = LaneRow(1, b"ns", b"topic", b"")
+I32 = (-(1 << 31), -1, 0, 1, (1 << 31) - 1)
+I64 = (-(1 << 63), -1, 1, (1 << 63) - 1)
+BYTES = (b"", b"\0", b"\xff" * 3, b"'\"\\%s%%;--\n", bytes(range(256)), "ключ".encode(), b"NULL", b"\x1a\r\n\t")
+
+
+def ready_row(item: NewItem, attempt: int = 0, lease: int = 0) -> ReadyRow:
+    return ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, attempt, lease, size(item))
+
+
+def timer_row(item: NewItem, due_ms: int, lease: int = 0, attempt: int = 0, lease_ms: int = 0) -> TimerRow:
+    return TimerRow(due_ms, item.id, item.lane, lease, attempt, lease_ms, size(item))
+
+
+def ready_key(item: NewItem) -> tuple[int, int, int, int]:
+    return (item.lane, item.priority, item.deliver_after_ms, item.id)
+
+
+def size(item: NewItem) -> int:
+    return len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
+
+
+def body(item: NewItem) -> Body:
+    return Body(
+        item.id,
+        item.lane,
+        item.priority,
+        item.deliver_after_ms,
+        item.enqueued_at_ms,
+        item.expires_at_ms,
+        item.lease_ms,
+        item.delivery,
+        item.payload,
+        item.metadata,
+        item.headers,
+    )
+
+
+def insert(store: ShardStore, *items: NewItem, next_number: int = 10_000) -> None:
+    store.commit(Batch(inserts=list(items), next_number=next_number))
+
+
+class RowContract:
+    """`store` is open, with lane 1, and has matched every row it asked for when the test is over."""
+
+    @pytest.fixture
+    def store(self, shard: Shard) -> Iterator[ShardStore]:
+        store = shard.store()
+        store.open("owner", take_over=False)
+        store.commit(Batch(lanes_new=[LANE], next_number=1))
+        yield store
+        store.close()
+        assert getattr(store, "mismatches", 0) == 0
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    def test_an_item_is_stored_whole(self, store: ShardStore) -> None:
+        item = new_item(
+            3,
+            payload=b"p",
+            metadata=b"m",
+            headers=b"{}",
+            priority=-4,
+            deliver_after_ms=NOW_MS + 1,
+            enqueued_at_ms=NOW_MS + 2,
+            expires_at_ms=NOW_MS + 3,
+            lease_ms=4,
+            delivery=AT_MOST_ONCE,
+        )
+        insert(store, item)
+        assert store.bodies([item.id]) == [body(item)]
+        assert store.page(1, None, 10) == [ready_row(item)]
+        assert store.look([item.id]) == [Found(body(item), ready_row(item), None)]
+
+    def test_all_bytes_come_back(self, store: ShardStore) -> None:
+        items = []
+        for payload in BYTES:
+            for other in (None, *BYTES):
+                number = len(items) + 1
+                items.append(new_item(number, payload=payload, metadata=other, headers=payload if other else None))
+        insert(store, *items)
+        found = store.bodies([item.id for item in items])
+        assert sorted(found) == [body(item) for item in items]
+        assert sorted(row.body for row in store.look([item.id for item in items])) == [body(item) for item in items]
+        assert {row.id: row.bytes for row in store.page(1, None, 1000)} == {item.id: size(item) for item in items}
+
+    def test_the_extremes_of_numbers(self, store: ShardStore) -> None:
+        items = [new_item(n + 1, priority=priority) for n, priority in enumerate(I32)]
+        items.append(new_item(payload=b"last", item_id=make_id(NUMBER, MAX_NUMBER), deliver_after_ms=(1 << 63) - 1))
+        insert(store, *items)
+        assert [row.priority for row in store.page(1, None, 10)] == sorted(item.priority for item in items)
+        assert store.page(1, (0, NOW_MS, items[2].id), 1)[0].id == items[5].id
+        assert store.bodies([items[5].id]) == [body(items[5])]
+        rows = [timer_row(item, NOW_MS, lease, (1 << 31) - 1) for item, lease in zip(items, (*I64, 5, 6), strict=True)]
+        store.commit(Batch(ready_gone=[ready_key(item) for item in items], timer_new=rows, next_number=1))
+        assert [row.timer for row in store.due(0, NOW_MS, 10).rows] == sorted(rows)
+        last = items[5].id
+        store.commit(
+            Batch(timer_gone=[last], ready_new=[ready_row(items[5], (1 << 31) - 1, -(1 << 63))], next_number=1)
+        )
+        store.commit(Batch(ready_gone=[ready_key(items[5])], item_gone=[last], next_number=1))
+        assert store.bodies([last]) == []
+
+    def test_names_of_lanes_are_bytes(self, shard: Shard, store: ShardStore) -> None:
+        long = b"\xff" * 254
+        lanes = [
+            LaneRow(2, b"A", b"t", b""),
+            LaneRow(3, b"a", b"t", b""),
+            LaneRow(4, b"a ", b"t", b""),
+            LaneRow(5, b"a", b"T", b""),
+            LaneRow(6, "é".encode(), b"t", b""),
+            LaneRow(7, b"e", b"t", b""),
+            LaneRow(8, long + b"1", long + b"\0", b""),
+            LaneRow(9, long + b"2", long + b"\0", b""),
+            LaneRow(10, b"a", b"t", b"key"),
+        ]
+        store.commit(Batch(lanes_new=lanes, next_number=1))
+        store.commit(Batch(lanes_gone=[3, 9], next_number=1))
+        store.close()
+        again = shard.store()
+        opened = again.open("owner", take_over=False)
+        again.close()
+        assert sorted(opened.lanes) == [LANE, *[lane for lane in lanes if lane.lane not in (3, 9)]]
+
+    def test_a_megabyte(self, store: ShardStore) -> None:
+        large = random.Random(1).randbytes(1 << 20)
+        small = min(len(large), store.max_batch_bytes - 2)
+        item = new_item(payload=large[:small])
+        insert(store, item, new_item(2))
+        assert store.bodies([item.id])[0].payload == item.payload
+        assert store.page(1, None, 1)[0].bytes == small
+
+    def test_a_batch_of_max_batch_bytes(self, store: ShardStore) -> None:
+        source = random.Random(2)
+        count = 16
+        items = [new_item(n + 1, payload=source.randbytes(store.max_batch_bytes // count)) for n in range(count)]
+        insert(store, *items)
+        found = store.bodies([item.id for item in items])
+        assert sorted(found) == [body(item) for item in items]
+
+    def test_more_rows_than_a_statement_takes(self, store: ShardStore) -> None:
+        count = 2_500
+        items = [new_item(n + 1, priority=n % 5, expires_at_ms=NOW_MS + n) for n in range(count)]
+        ids = [item.id for item in items]
+        insert(store, *items)
+        assert [row.id for row in store.page(1, None, count)] == [
+            item.id for item in sorted(items, key=lambda item: (item.priority, item.id))
+        ]
+        leased = [timer_row(item, NOW_MS + 5, 9, 1, 1000) for item in items]
+        store.commit(Batch(ready_gone=[ready_key(item) for item in items], timer_new=leased, next_number=1))
+        assert store.page(1, None, 10) == []
+        assert [row.timer for row in store.due(0, NOW_MS + 5, count).rows] == leased
+        metadata = [(item_id, b"%d" % item_id) for item_id in ids]
+        times = [(item_id, NOW_MS + item_id % 100) for item_id in ids]
+        delayed = [TimerRow(at_ms, item_id, 1, 0, 1, 0, 7) for item_id, at_ms in times]
+        store.commit(
+            Batch(timer_gone=ids, metadata_new=metadata, deliver_after_new=times, timer_new=delayed, next_number=1)
+        )
+        found = {each.id: each for each in store.bodies(ids)}
+        assert {item_id: each.metadata for item_id, each in found.items()} == dict(metadata)
+        assert {item_id: each.deliver_after_ms for item_id, each in found.items()} == dict(times)
+        assert [each.timer for each in store.look(ids)].count(None) == 0
+        put_off = [(NOW_MS + 9000, item_id) for item_id in ids]
+        store.commit(Batch(expiry_gone=ids, expiry_new=put_off, next_number=1))
+        assert store.expiring(0, NOW_MS + 8999, 10).next_ms == NOW_MS + 9000
+        store.commit(Batch(timer_gone=ids, expiry_gone=ids, item_gone=ids, next_number=1))
+        assert store.bodies(ids) == []
+        assert store.due(0, 1 << 60, 10).rows == []
+        assert store.expiring(0, 1 << 60, 10).rows == []
+
+    # ------------------------------------------------------------------------------------------ a life
+
+    def test_a_whole_life(self, store: ShardStore) -> None:
+        item = new_item(payload=b"work", metadata=b"0 %")
+        insert(store, item)
+        store.commit(
+            Batch(ready_gone=[ready_key(item)], timer_new=[timer_row(item, NOW_MS + 30, 77, 1, 30)], next_number=1)
+        )
+        assert store.look([item.id]) == [Found(body(item), None, timer_row(item, NOW_MS + 30, 77, 1, 30))]
+        assert store.page(1, None, 1) == []
+        later = new_item(payload=b"work", metadata=b"50 %", due_ms=NOW_MS + 60)
+        store.commit(
+            Batch(
+                timer_gone=[item.id],
+                metadata_new=[(item.id, b"50 %")],
+                deliver_after_new=[(item.id, NOW_MS + 60)],
+                timer_new=[timer_row(later, NOW_MS + 60, 0, 1)],
+                next_number=1,
+            )
+        )
+        assert store.due(0, NOW_MS + 60, 1).rows == [
+            DueRow(timer_row(later, NOW_MS + 60, 0, 1), 0, NOW_MS + 60, 0, item.delivery)
+        ]
+        store.commit(Batch(timer_gone=[item.id], ready_new=[ready_row(later, 1, 77)], next_number=1))
+        assert store.look([item.id]) == [Found(body(later), ready_row(later, 1, 77), None)]
+        store.commit(Batch(ready_gone=[ready_key(later)], item_gone=[item.id], next_number=1))
+        assert store.look([item.id]) == []
+        assert store.bodies([item.id]) == []
+
+    def test_reads_of_what_is_not_there(self, store: ShardStore) -> None:
+        assert store.bodies([]) == []
+        assert store.look([]) == []
+        assert store.bodies([make_id(NUMBER, 1)]) == []
+        assert store.look([make_id(NUMBER, 1), 0, -1]) == []
+        assert store.page(1, None, 10) == []
+        assert store.page(99, None, 10) == []
+        assert store.page(1, (0, 0, 0), 10) == []
+        assert store.list_timer(1, True, None, 10) == []
+        for scan in (store.due(0, NOW_MS, 10), store.expiring(0, NOW_MS, 10)):
+            assert (scan.rows, scan.complete, scan.next_ms) == ([], True, 0)
+            assert scan.db_now_ms > 0
+
+    # ------------------------------------------------------------------------------------------ scans
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+    @given(data=st.data())
+    def test_pages_are_the_sorted_order_behind_any_bound(self, store: ShardStore, data: st.DataObject) -> None:
+        small = st.tuples(st.sampled_from((*I32, 2, 3)), st.integers(0, 3), st.integers(1, 60))
+        drawn = data.draw(st.lists(small, max_size=40, unique_by=lambda key: key[2]))
+        items = [new_item(number, priority=p, deliver_after_ms=d) for p, d, number in drawn]
+        items += [new_item(100 + number, priority=p, deliver_after_ms=d, lane=2) for p, d, number in drawn[:5]]
+        insert(store, *items)
+        keys = sorted((item.priority, item.deliver_after_ms, item.id) for item in items if item.lane == 1)
+        p, d, number = data.draw(small)
+        after = data.draw(st.sampled_from([None, (p, d, make_id(NUMBER, number)), *keys[:3], *keys[-3:]]))
+        limit = data.draw(st.integers(1, 50))
+        rows = store.page(1, after, limit)
+        assert [(row.priority, row.deliver_after_ms, row.id) for row in rows] == [
+            key for key in keys if after is None or key > after
+        ][:limit]
+        gone = [item.id for item in items]
+        store.commit(Batch(ready_gone=[ready_key(item) for item in items], item_gone=gone, next_number=1))
+
+    @pytest.fixture
+    def timers(self, store: ShardStore) -> list[NewItem]:
+        """Items due at 10, 20, 20, 30, ... 90 after NOW_MS; those of odd numbers also expire then."""
+        items = []
+        for number, after_ms in enumerate([10, 20, 20, 30, 40, 50, 60, 70, 80, 90], start=1):
+            expires_at_ms = NOW_MS + after_ms if number % 2 else 0
+            items.append(new_item(number, due_ms=NOW_MS + after_ms, expires_at_ms=expires_at_ms))
+        insert(store, *items)
+        return items
+
+    @pytest.mark.parametrize(
+        ("from_ms", "now_ms", "limit", "numbers", "complete", "next_ms"),
+        [
+            (0, 9, 5, [], True, 10),
+            (0, 10, 5, [1], True, 20),
+            (0, 20, 5, [1, 2, 3], True, 30),
+            (0, 20, 3, [1, 2, 3], True, 30),
+            (0, 20, 2, [1, 2], False, 30),
+            (11, 35, 9, [2, 3, 4], True, 40),
+            (20, 20, 9, [2, 3], True, 30),
+            (0, 90, 50, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], True, 0),
+            (91, 200, 50, [], True, 0),
+        ],
+    )
+    def test_due_rows_in_order(
+        self,
+        store: ShardStore,
+        timers: list[NewItem],
+        from_ms: int,
+        now_ms: int,
+        limit: int,
+        numbers: list[int],
+        complete: bool,
+        next_ms: int,
+    ) -> None:
+        scan = store.due(NOW_MS + from_ms if from_ms else 0, NOW_MS + now_ms, limit)
+        items = [timers[number - 1] for number in numbers]
+        assert scan.rows == [
+            DueRow(timer_row(item, item.due_ms), 0, item.due_ms, item.expires_at_ms, item.delivery) for item in items
+        ]
+        assert (scan.complete, scan.next_ms) == (complete, next_ms and NOW_MS + next_ms)
+
+    @pytest.mark.parametrize(
+        ("from_ms", "now_ms", "limit", "numbers", "complete", "next_ms"),
+        [
+            (0, 9, 5, [], True, 10),
+            (0, 20, 5, [1, 3], True, 40),
+            (0, 40, 2, [1, 3], False, 60),
+            (15, 60, 9, [3, 5, 7], True, 80),
+            (0, 90, 50, [1, 3, 5, 7, 9], True, 0),
+        ],
+    )
+    def test_expiring_rows_in_order(
+        self,
+        store: ShardStore,
+        timers: list[NewItem],
+        from_ms: int,
+        now_ms: int,
+        limit: int,
+        numbers: list[int],
+        complete: bool,
+        next_ms: int,
+    ) -> None:
+        scan = store.expiring(NOW_MS + from_ms if from_ms else 0, NOW_MS + now_ms, limit)
+        items = [timers[number - 1] for number in numbers]
+        assert scan.rows == [
+            ExpiringRow(item.expires_at_ms, Found(body(item), None, timer_row(item, item.due_ms))) for item in items
+        ]
+        assert (scan.complete, scan.next_ms) == (complete, next_ms and NOW_MS + next_ms)
+
+    def test_expiring_finds_ready_items_and_times_put_off(self, store: ShardStore) -> None:
+        item = new_item(expires_at_ms=NOW_MS + 5)
+        insert(store, item)
+        store.commit(Batch(expiry_gone=[item.id], expiry_new=[(NOW_MS + 8, item.id)], next_number=1))
+        assert store.expiring(0, NOW_MS + 7, 5).rows == []
+        assert store.expiring(0, NOW_MS + 8, 5).rows == [
+            ExpiringRow(NOW_MS + 8, Found(body(item), ready_row(item), None))
+        ]
+
+    def test_timers_of_a_lane(self, store: ShardStore, timers: list[NewItem]) -> None:
+        other = new_item(50, due_ms=NOW_MS + 20, lane=2)
+        store.commit(Batch(lanes_new=[LaneRow(2, b"n", b"t", b"")], inserts=[other], next_number=100))
+        leased = [timer_row(item, NOW_MS + 20, 5, 1, 10) for item in timers[:4]]
+        store.commit(Batch(timer_gone=[item.id for item in timers[:4]], timer_new=leased, next_number=1))
+        assert store.list_timer(1, True, None, 10) == leased
+        assert store.list_timer(1, True, (NOW_MS + 20, timers[1].id), 1) == leased[2:3]
+        delayed = [timer_row(item, item.due_ms) for item in timers[4:]]
+        assert store.list_timer(1, False, None, 3) == delayed[:3]
+        assert store.list_timer(1, False, (delayed[2].due_ms, delayed[2].id), 99) == delayed[3:]
+        assert store.list_timer(2, False, None, 99) == [timer_row(other, other.due_ms)]

@@ -1,0 +1,185 @@
+"""A shard under test, and ways to break its connections."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+from sqlalchemy.engine import make_url
+
+from foqs.ids import make_id
+from foqs.rows import AT_LEAST_ONCE, NewItem
+from foqs.store.protocol import ShardStore
+from foqs.store.schema import create_schema
+from foqs.store.sql import SqlStore
+from tests.store.proxy import Break, Proxy
+
+NUMBER = 7
+NOW_MS = 1_700_000_000_000
+
+
+class Moment(Enum):
+    """When the connection of a store's next transaction is lost."""
+
+    BEFORE_COMMIT = "before COMMIT was sent"
+    COMMIT_LOST = "the database never got the COMMIT"
+    REPLY_LOST = "the database committed and its reply was lost"
+
+
+class Shard(Protocol):
+    """A fresh, empty shard; stores made by it talk to the same tables."""
+
+    def store(self) -> ShardStore:
+        """Another store of this shard, closed."""
+
+    def cut(self, store: ShardStore) -> None:
+        """Ends the connection of an idle store, as a crash of its host does."""
+
+    def lose_next(self, store: ShardStore, moment: Moment) -> None:
+        """Has the store's next transaction lose its connection at `moment`."""
+
+    def refused(self, stored: NewItem) -> NewItem:
+        """An item that the database refuses, where `stored` is one that it holds."""
+
+    def close(self) -> None: ...
+
+
+class ServerShard:
+    """On MySQL or MariaDB; each store has a proxy of its own before the server."""
+
+    def __init__(self, url: str, **timeouts: float) -> None:
+        self.url = url
+        self._timeouts = timeouts
+        self._proxies: dict[int, Proxy] = {}
+        create_schema(url, NUMBER)
+
+    def store(self, **timeouts: float) -> SqlStore:
+        url = make_url(self.url)
+        assert url.port is not None
+        proxy = Proxy(url.port)
+        store = SqlStore(
+            url.set(port=proxy.port).render_as_string(hide_password=False),
+            shard=NUMBER,
+            **{**self._timeouts, **timeouts},
+        )
+        self._proxies[id(store)] = proxy
+        return store
+
+    def proxy(self, store: ShardStore) -> Proxy:
+        return self._proxies[id(store)]
+
+    def cut(self, store: ShardStore) -> None:
+        self.proxy(store).cut()
+
+    def lose_next(self, store: ShardStore, moment: Moment) -> None:
+        self.proxy(store).arm(
+            {
+                Moment.BEFORE_COMMIT: Break("BEGIN", arrives=True),
+                Moment.COMMIT_LOST: Break("COMMIT"),
+                Moment.REPLY_LOST: Break("COMMIT", arrives=True),
+            }[moment]
+        )
+
+    def refused(self, stored: NewItem) -> NewItem:
+        return new_item(payload=b"another", item_id=stored.id)
+
+    def close(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.close()
+
+
+class SqliteShard:
+    """In a file. Its connection cannot be cut, so the disk fails instead, as far as the store can see."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        create_schema(url, NUMBER)
+
+    def store(self, **_: float) -> SqlStore:
+        return SqlStore(self.url, shard=NUMBER)
+
+    def cut(self, store: ShardStore) -> None:
+        assert isinstance(store, SqlStore)
+        assert store._link is not None
+        store._link.close()
+        store._lock.release(None)
+
+    def lose_next(self, store: ShardStore, moment: Moment) -> None:
+        assert isinstance(store, SqlStore)
+        assert store._link is not None
+        store._link._cursor = _FailingCursor(store._link._cursor, moment)
+
+    def refused(self, stored: NewItem) -> NewItem:
+        return new_item(payload=b"another", item_id=stored.id)
+
+    def close(self) -> None:
+        return
+
+
+class _FailingCursor:
+    def __init__(self, cursor: Any, moment: Moment) -> None:
+        self._cursor = cursor
+        self._moment = moment
+
+    def execute(self, statement: str) -> None:
+        if self._moment is Moment.BEFORE_COMMIT and statement.startswith("INSERT"):
+            raise _disk_error()
+        if statement == "COMMIT":
+            if self._moment is Moment.REPLY_LOST:
+                self._cursor.execute(statement)
+            raise _disk_error()
+        self._cursor.execute(statement)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+def _disk_error() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    return error
+
+
+def new_item(
+    number: int = 1,
+    *,
+    payload: bytes = b"payload",
+    metadata: bytes | None = None,
+    headers: bytes | None = None,
+    priority: int = 0,
+    deliver_after_ms: int = NOW_MS,
+    due_ms: int = 0,
+    enqueued_at_ms: int = NOW_MS,
+    expires_at_ms: int = 0,
+    lease_ms: int = 0,
+    delivery: int = AT_LEAST_ONCE,
+    lane: int = 1,
+    item_id: int = 0,
+) -> NewItem:
+    """An item of lane 1, ready at NOW_MS; with `due_ms` a delayed one."""
+    item = NewItem(
+        payload,
+        metadata,
+        headers,
+        priority,
+        due_ms or deliver_after_ms,
+        due_ms,
+        enqueued_at_ms,
+        expires_at_ms,
+        lease_ms,
+        delivery,
+    )
+    item.id = item_id or make_id(NUMBER, number)
+    item.lane = lane
+    return item
+
+
+def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    """Asks again and again; AssertionError at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline, f"not reached in {timeout_s} s: {what}"
+        time.sleep(0.005)

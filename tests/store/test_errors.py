@@ -1,0 +1,142 @@
+"""What becomes of a driver's errors, and that no text of theirs gets out."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pymysql
+import pytest
+from pymysql import err
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from foqs.rows import Batch
+from foqs.store.errors import Seam
+from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError
+from foqs.store.sql import SqlStore
+from tests.store.asking import ask
+from tests.store.contract import LANE, body, insert
+from tests.store.shards import ServerShard, SqliteShard, new_item
+from tests.store.test_ownership import SERVERS
+from tests.store.test_schema import setting
+
+SECRET = "INSERT INTO item VALUES ('secret')"
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (err.OperationalError(2006, SECRET), StoreDown),
+        (err.OperationalError(2013, SECRET), StoreDown),
+        (err.OperationalError(2003, SECRET), StoreDown),
+        (err.OperationalError(1053, SECRET), StoreDown),
+        (err.OperationalError(1927, SECRET), StoreDown),
+        (err.OperationalError(4031, SECRET), StoreDown),
+        (err.InterfaceError(0, ""), StoreDown),
+        (err.InternalError("Packet sequence number wrong"), StoreDown),
+        (err.ProgrammingError(1064, SECRET), StoreDown),
+        (ConnectionResetError(104, SECRET), StoreDown),
+        (err.OperationalError(1205, SECRET), StoreBusy),
+        (err.OperationalError(1213, SECRET), StoreBusy),
+        (err.OperationalError(1114, SECRET), StoreBusy),
+        (err.OperationalError(1021, SECRET), StoreBusy),
+        (err.InternalError(1290, SECRET), StoreBusy),
+        (err.OperationalError(1836, SECRET), StoreBusy),
+        (err.OperationalError(1040, SECRET), StoreBusy),
+        (err.IntegrityError(1062, SECRET), RowRejected),
+        (err.DataError(1264, SECRET), RowRejected),
+        (err.DataError(1406, SECRET), RowRejected),
+        (err.IntegrityError(1048, SECRET), RowRejected),
+        (err.OperationalError(1045, SECRET), ShardRefused),
+        (err.OperationalError(1049, SECRET), ShardRefused),
+    ],
+)
+def test_errors_of_a_server(error: Exception, becomes: type[StoreError]) -> None:
+    seam = Seam(pymysql)
+    assert isinstance(error, seam.error)
+    for each in (error, DBAPIError(SECRET, None, error)):
+        made = seam.translate(each)
+        assert type(made) is becomes
+        assert "secret" not in str(made)
+
+
+@pytest.mark.parametrize(
+    ("code", "becomes"),
+    [
+        (sqlite3.SQLITE_BUSY, StoreBusy),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreBusy),
+        (sqlite3.SQLITE_FULL, StoreBusy),
+        (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, RowRejected),
+        (sqlite3.SQLITE_IOERR_FSYNC, StoreDown),
+        (sqlite3.SQLITE_CORRUPT, StoreDown),
+        (sqlite3.SQLITE_ERROR, StoreDown),
+    ],
+)
+def test_errors_of_sqlite(code: int, becomes: type[StoreError]) -> None:
+    error = sqlite3.OperationalError(SECRET)
+    error.sqlite_errorcode = code
+    made = Seam(sqlite3).translate(error)
+    assert type(made) is becomes
+    assert "secret" not in str(made)
+
+
+def opened(shard: ServerShard | SqliteShard) -> SqlStore:
+    store = shard.store()
+    store.open("owner", take_over=False)
+    store.commit(Batch(lanes_new=[LANE], next_number=1))
+    return store
+
+
+def test_a_locked_row_is_busy(shard: ServerShard | SqliteShard) -> None:
+    """Somebody else's transaction is in the way: nothing is committed, and the same call succeeds afterwards."""
+    store = opened(shard)
+    engine = create_engine(shard.url)
+    with engine.connect() as other:
+        if isinstance(shard, SqliteShard):
+            other.exec_driver_sql("BEGIN IMMEDIATE")
+            store._link.execute("PRAGMA busy_timeout = 200")  # type: ignore[union-attr]
+        else:
+            other.execute(text("SELECT * FROM shard FOR UPDATE"))
+            store._link.execute("SET SESSION innodb_lock_wait_timeout = 1")  # type: ignore[union-attr]
+        with pytest.raises(StoreBusy):
+            insert(store, new_item())
+        other.rollback()
+    insert(store, new_item())
+    assert store.bodies([new_item().id]) == [body(new_item())]
+    store.close()
+    engine.dispose()
+
+
+@SERVERS
+def test_numbers_out_of_range_are_rejected(shard: ServerShard) -> None:
+    store = opened(shard)
+    for item in (new_item(2, priority=1 << 31), new_item(3, lease_ms=1 << 31), new_item(4, deliver_after_ms=1 << 63)):
+        with pytest.raises(RowRejected):
+            insert(store, new_item(1), item)
+    assert store.page(1, None, 5) == []
+    insert(store, new_item(1))
+    store.close()
+
+
+@SERVERS
+def test_an_item_that_no_packet_can_carry(shard: ServerShard) -> None:
+    """It is refused before it is sent: a packet that is too large would drop the connection."""
+    packet_bytes = 2 << 20
+    (before,) = ask(shard, "SELECT @@GLOBAL.max_allowed_packet")[0]
+    with setting(shard.url, "max_allowed_packet", packet_bytes, before):
+        store = opened(shard)
+        fits = new_item(1, payload=bytes((packet_bytes - 4096) // 2))
+        with pytest.raises(RowRejected, match="max_allowed_packet"):
+            insert(store, new_item(2, payload=bytes(packet_bytes // 2)), new_item(3))
+        insert(store, fits)
+        insert(store, *[new_item(n, payload=bytes(100_000)) for n in range(10, 40)])
+        store.commit(
+            Batch(
+                metadata_new=[(new_item(n).id, bytes(60_000)) for n in range(10, 40)],
+                next_number=1,
+            )
+        )
+        assert store.bodies([fits.id]) == [body(fits)]
+        assert len(store.bodies([new_item(n).id for n in range(10, 40)])) == 30
+        assert store.mismatches == 0
+        store.close()

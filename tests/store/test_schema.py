@@ -1,0 +1,180 @@
+"""Making, verifying and refusing a schema."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from foqs.store.protocol import ShardRefused, StoreDown
+from foqs.store.schema import SCHEMA_VERSION, check_schema, create_schema
+from foqs.store.server import Version, refuse_old
+from foqs.store.sql import SqlStore
+from tests.store.asking import run
+from tests.store.test_ownership import SERVERS
+
+
+def refusal(url: str, shard: int = 1) -> str:
+    store = SqlStore(url, shard=shard)
+    with pytest.raises(ShardRefused) as refused:
+        store.open("owner", take_over=False)
+    assert not refused.value.held
+    return str(refused.value)
+
+
+def test_a_made_schema_is_good(shard_url: str) -> None:
+    create_schema(shard_url, 3)
+    create_schema(shard_url, 3)
+    assert check_schema(shard_url, 3) == []
+    assert check_schema(shard_url) == []
+    store = SqlStore(shard_url, shard=3)
+    assert store.open("owner", take_over=False).warnings == []
+    create_schema(shard_url, 3)
+    store.confirm()
+    store.close()
+
+
+def test_no_schema(shard_url: str) -> None:
+    assert "foqs shards create" in refusal(shard_url)
+    assert any("create" in finding for finding in check_schema(shard_url, 1))
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/none.db"
+    assert "foqs shards create" in refusal(url)
+    assert check_schema(url, 1) != []
+    assert list(tmp_path.iterdir()) == []
+
+
+@SERVERS
+def test_a_missing_database_is_made(shard_url: str) -> None:
+    name = "foqs `odd` %s name"
+    url = make_url(shard_url).set(database=name).render_as_string(hide_password=False)
+    assert "no such database" in refusal(url)
+    assert "no such database" in check_schema(url, 1)[0]
+    try:
+        create_schema(url, 1)
+        assert check_schema(url, 1) == []
+        store = SqlStore(url, shard=1)
+        store.open("owner", take_over=False)
+        store.close()
+    finally:
+        run(shard_url, "DROP DATABASE IF EXISTS `foqs ``odd`` %s name`")
+
+
+def test_another_shards_tables(shard_url: str) -> None:
+    create_schema(shard_url, 3)
+    assert refusal(shard_url, 4) == "the database holds shard 3, not shard 4"
+    assert check_schema(shard_url, 4) == ["the database holds shard 3, not shard 4"]
+    with pytest.raises(ShardRefused):
+        create_schema(shard_url, 4)
+
+
+def test_a_newer_schema(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, f"UPDATE shard SET version = {SCHEMA_VERSION + 2}")
+    store = SqlStore(shard_url, shard=1)
+    store.open("owner", take_over=False)  # newer, but made so that this version may use it
+    store.close()
+    run(shard_url, f"UPDATE shard SET min_reader = {SCHEMA_VERSION + 1}")
+    assert "upgrade foqs" in refusal(shard_url)
+    assert "upgrade foqs" in check_schema(shard_url, 1)[0]
+    with pytest.raises(ShardRefused, match="upgrade"):
+        create_schema(shard_url, 1)
+
+
+def test_tables_that_are_not_as_they_should_be(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, "DROP TABLE expiry", "ALTER TABLE ready DROP COLUMN bytes", "DROP TABLE lane")
+    run(shard_url, "CREATE TABLE lane (lane INTEGER PRIMARY KEY, ns INTEGER)")
+    findings = check_schema(shard_url, 1)
+    assert sorted(findings) == [
+        "table expiry is missing: create the schema",
+        "table lane lacks topic, fairness",
+        "table ready lacks bytes",
+    ]
+
+
+@SERVERS
+def test_a_primary_key_and_an_engine_that_are_wrong(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, "ALTER TABLE timer DROP PRIMARY KEY, ADD PRIMARY KEY (id)", "ALTER TABLE expiry ENGINE = MyISAM")
+    findings = check_schema(shard_url, 1)
+    assert "the primary key of timer is not (due, id)" in findings
+    assert "table expiry is kept by MyISAM, not by InnoDB" in findings
+
+
+def test_a_row_that_is_missing(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, "DELETE FROM shard")
+    assert "row is missing" in refusal(shard_url)
+    assert "row is missing" in check_schema(shard_url, 1)[0]
+
+
+@contextmanager
+def setting(url: str, name: str, value: Any, before: Any) -> Iterator[None]:
+    run(url, f"SET GLOBAL {name} = {value}")
+    try:
+        yield
+    finally:
+        run(url, f"SET GLOBAL {name} = {before}")
+
+
+@SERVERS
+def test_settings_that_endanger_the_promises(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    with setting(shard_url, "innodb_flush_log_at_trx_commit", 2, 1):
+        (finding,) = check_schema(shard_url, 1)
+        assert "innodb_flush_log_at_trx_commit is 2" in finding
+        store = SqlStore(shard_url, shard=1)
+        assert store.open("owner", take_over=False).warnings == [finding]
+        store.close()
+
+
+def test_old_servers_are_refused() -> None:
+    for good in (("MySQL", 8, 4), ("MariaDB", 10, 6), ("MariaDB", 12, 0), ("SQLite", 3, 40)):
+        refuse_old(Version(good[0], (good[1], good[2])))
+    for bad in (("MySQL", 8, 3), ("MariaDB", 10, 5), ("SQLite", 3, 31)):
+        with pytest.raises(ShardRefused, match=re.escape(f"{bad[1]}.{bad[2]} is too old")):
+            refuse_old(Version(bad[0], (bad[1], bad[2])))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql://host:1/db",
+        "mysql+aiomysql://user:secret@host/db",
+        "mysql://user:secret@host",
+        "mysql://user:secret@host:port/db",
+        "no url: secret",
+    ],
+)
+def test_urls_that_cannot_be_used(url: str) -> None:
+    with pytest.raises(ShardRefused) as refused:
+        SqlStore(url, shard=1)
+    assert "secret" not in "".join(traceback.format_exception(refused.value))
+    assert check_schema(url, 1) == [str(refused.value)]
+
+
+def test_a_server_that_is_not_there() -> None:
+    store = SqlStore("mysql://user:secret@127.0.0.1:1/db", shard=1, connect_timeout_s=1)
+    with pytest.raises(StoreDown) as down:
+        store.open("owner", take_over=False)
+    assert "secret" not in "".join(traceback.format_exception(down.value))
+    assert "cannot be reached" in str(down.value)
+
+
+@SERVERS
+def test_a_wrong_password(shard_url: str) -> None:
+    url = make_url(shard_url).set(username="nobody", password="secret").render_as_string(hide_password=False)
+    words = refusal(url)
+    assert "denied" in words or "PyMySQL[rsa]" in words
+    assert "secret" not in words

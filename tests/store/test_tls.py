@@ -1,0 +1,68 @@
+"""Shards over TLS: what the query of a shard's URL says, on real servers."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import URL, make_url
+
+from foqs.lab.servers import Kind, ServerSettings
+from foqs.store.protocol import StoreError
+from foqs.store.schema import create_schema
+from foqs.store.sql import SqlStore
+from tests.certificates import Authority
+from tests.conftest import NewServer
+
+SERVERS = [
+    pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
+    pytest.param("mysql", marks=[pytest.mark.server, pytest.mark.mysql]),
+]
+
+
+def opens(url: URL) -> None:
+    store = SqlStore(url.render_as_string(hide_password=False), shard=1)
+    store.open("owner", take_over=False)
+    store.confirm()
+    store.close()
+
+
+def refusal(url: URL) -> str:
+    """What the driver says."""
+    with pytest.raises(StoreError) as refused:
+        opens(url)
+    return str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
+    authority, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
+    pair, mine = authority.issue("127.0.0.1"), authority.issue("host.test")
+    on = "--tls-version=TLSv1.2,TLSv1.3" if kind == "mysql" else "--ssl=ON"
+    files = {"ca": authority.ca_file, "cert": pair.cert_file, "key": pair.key_file}
+    options = (on, *(f"--ssl-{name}={path}" for name, path in files.items()))
+    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20, options=options))
+    database = server.create_database("shard_1")
+    create_schema(server.url(database), 1)
+    for user, demand in (("secure", "SSL"), ("mutual", "X509")):
+        server.query(f"CREATE USER {user}@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE {demand}")
+        server.query(f"GRANT ALL ON *.* TO {user}@'127.0.0.1'")
+    plain = make_url(server.url(database)).set(drivername="mysql+pymysql", username="secure", password="word")
+    good = plain.update_query_dict({"ssl_ca": str(authority.ca_file)})
+    mutual = good.set(username="mutual").update_query_dict(
+        {"ssl_cert": str(mine.cert_file), "ssl_key": str(mine.key_file)}
+    )
+    opens(good)
+    opens(mutual)
+    another = plain.update_query_dict({"ssl_ca": str(foreign.ca_file)})
+    elsewhere = good.set(host="localhost")
+    for url in (another, elsewhere):
+        assert "certificate verify failed" in refusal(url)
+    assert "Access denied" in refusal(plain.update_query_dict({"ssl_disabled": "true"}))
+    assert "Access denied" in refusal(good.set(username="mutual"))
+    if find_spec("MySQLdb") is not None:
+        native = [url.set(drivername="mysql+mysqldb") for url in (good, mutual, another)]
+        opens(native[0])
+        opens(native[1])
+        assert "certificate" in refusal(native[2])

@@ -1,0 +1,78 @@
+"""Real stores on a real ZooKeeper, and their faults."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from kazoo.client import KazooClient
+
+from foqs.lab.servers import ZookeeperServer
+from foqs.sections import ZookeeperSection
+from foqs.zk.client import ZkFactStore
+
+_DEADLINE_S = 90
+_NOWHERE = "127.0.0.1:1"
+_roots = itertools.count(1)
+
+
+class ZookeeperRig:
+    """One cluster below a root of its own. The loop runs only in `until` and `turn`: stores are called in between."""
+
+    def __init__(self, server: ZookeeperServer) -> None:
+        self.server = server
+        # With no folder above it: what one test makes with an ACL of its own would keep the others out.
+        self.root = f"/tests-{os.getpid()}-{next(_roots)}"
+        self.loop = asyncio.new_event_loop()
+        self.stores: list[ZkFactStore] = []
+
+    def config(self, **settings: object) -> ZookeeperSection:
+        return ZookeeperSection.model_validate(
+            {"hosts": self.server.hosts, "root": self.root, "session_timeout_ms": 60_000} | settings
+        )
+
+    def store(self, session_ms: int = 60_000, **settings: object) -> ZkFactStore:
+        self.stores.append(ZkFactStore(self.config(session_timeout_ms=session_ms, **settings), self.loop))
+        return self.stores[-1]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to that in time"
+            self.loop.run_until_complete(asyncio.sleep(0.002))
+
+    def kazoo(self, store: ZkFactStore) -> KazooClient:
+        client = store._link._client
+        assert client is not None
+        return client
+
+    def cut(self, store: ZkFactStore, hosts: str = _NOWHERE) -> None:
+        """Ends its connection. `hosts`: where it looks for the next one."""
+        client = self.kazoo(store)
+        client.set_hosts(hosts)
+        client._connection._socket.shutdown(socket.SHUT_RDWR)
+
+    def mend(self, store: ZkFactStore) -> None:
+        self.kazoo(store).set_hosts(self.server.hosts)
+
+    def expire(self, store: ZkFactStore) -> None:
+        """Another client takes over the session, and closes it. One that was cut stays so."""
+        client = self.kazoo(store)
+        before = [f"{name}:{port}" for name, port in client.hosts]
+        client.set_hosts(_NOWHERE)  # or it would be back, and have the session, before that is closed
+        with_it = KazooClient(self.server.hosts, client_id=(client._session_id, client._session_passwd))
+        with_it.start()
+        with_it.stop()
+        with_it.close()
+        client.set_hosts(before)
+
+    def close(self) -> None:
+        closed: list[bool] = []
+        for store in self.stores:
+            store.close(lambda: closed.append(True))
+        self.until(lambda: len(closed) == len(self.stores))
+        self.loop.close()

@@ -70,6 +70,7 @@ def test_a_server_that_is_silent_once_costs_no_session(own_rig: ZookeeperRig) ->
     a = Client(own_rig, session_ms=15_000)
     a.join(host("a"))
     assert a.own(1, "a", 1) is None
+    a.sees(lambda facts: 1 in facts.owners)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         own_rig.cut(a.store, "{}:{}".format(*silent.getsockname()))

@@ -45,8 +45,9 @@ def session(scrape: Scrape) -> set[str]:
 def test_a_cluster_in_its_metrics(cluster: LocalCluster) -> None:
     """One cluster for all of it, as its start takes longest."""
     _both_serve(cluster)
-    left = cluster.registry.facts.owners[1].host
-    taker = "b" if left == "a" else "a"
+    taker = cluster.registry.facts.controller
+    assert taker is not None
+    left = "b" if taker == "a" else "a"
     _one_hands_over(cluster, left, taker)
     _the_other_goes_on_without_zookeeper(cluster, taker)
 
@@ -94,7 +95,8 @@ def _both_serve(cluster: LocalCluster) -> None:
 
 
 def _one_hands_over(cluster: LocalCluster, left: str, taker: str) -> None:
-    """Its shards cannot go anywhere as long as the other host is stopped: until then it is alive and not ready."""
+    """Its shards cannot go anywhere as long as the other host, which assigns them, is stopped: until then it is alive
+    and not ready."""
     opened = Scrape(admin(cluster, taker)).sum("foqs_shard_moves_total", outcome="opened")
     cluster.hosts[taker].pause()
     try:

@@ -92,10 +92,11 @@ def test_all_items_are_reached_through_one_port(cluster: LocalCluster, host: Hos
         return wire
 
     direct = [wire(host.port + number) for number in (1, 2, 3)]
-    behind = [wire(host.port) for _ in range(24)]
+    # Which worker gets a connection is up to a hash in the kernel: that one has none of 60 is rarer than 1 in 10^9.
+    behind = [wire(host.port) for _ in range(60)]
     stored = [one for wire in behind for one in wire.enqueue([ItemSpec("t", b"x")] * 2)]
     by_host = {facts.owners[shard_of(item_id)].host for item_id in stored if isinstance(item_id, int)}
-    assert (len(set(stored)), by_host) == (48, set(IDS)), "each worker gets connections, and stores where it is"
+    assert (len(set(stored)), by_host) == (120, set(IDS)), "each worker gets connections, and stores where it is"
     for each in (behind[0], *direct):
         items = each.dequeue(["t"], 12, wait_ms=20_000, lease_ms=300_000)
         assert items
@@ -140,10 +141,11 @@ def test_they_stop_one_after_another_and_nothing_is_lost(
     with Crew(ports(host), tmp_path, "stopped", CREW) as crew:
         work(crew, cluster.shards, 50)
         began = monotonic_ns()
+        # As a service manager does; before the supervisor hears of it, as the first may be gone soon after.
+        for pid in started.values():
+            os.kill(pid, signal.SIGTERM)
         host.signal(signal.SIGINT)
         host.signal(signal.SIGTERM)
-        for pid in started.values():  # as a service manager does
-            os.kill(pid, signal.SIGTERM)
         assert host.stop() == 0
         assert all(map(gone, started.values()))
         said = text(host)

@@ -47,8 +47,10 @@ class Registry:
         found: list[Facts] = []
 
         def is_so() -> bool:
+            # In this order: facts that were read first may be of a connection before the one that made others fresh.
+            fresh = self._fresh
             found[:] = [self.facts]
-            return self._fresh and bool(reached(found[0]))
+            return fresh and bool(reached(found[0]))
 
         if not wait_until(is_so, timeout_ms=timeout_ms):
             raise TimeoutError(f"the facts did not come to that in {timeout_ms} ms: {self.facts}")

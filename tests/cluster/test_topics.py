@@ -78,16 +78,29 @@ def test_any_host_tells_the_active_topics_of_all(new_cluster: NewCluster, tmp_pa
         wire.enqueue([ItemSpec("shared", b"x"), ItemSpec(f"of-{name}", b"x")])
         wire.close()
     everywhere = {f"127.0.0.1:{host.port}" for host in cluster.hosts.values()}
+    wanted = [
+        *((f"of-{name}", 1, {f"127.0.0.1:{cluster.hosts[name].port}"}) for name in "abc"),
+        ("shared", 3, everywhere),
+    ]
     for host in cluster.hosts.values():
-        wire = ServiceWire(("127.0.0.1", host.port))
-        found, cursor = [], None
-        while True:
-            answer = wire.ask("GetActiveTopics", limit=1, cursor=cursor)
-            found += [(one.topic, one.ready, set(one.hosts)) for one in answer.topics]
-            if (cursor := answer.cursor) is None:
-                break
-        wire.close()
-        assert found == [
-            *((f"of-{name}", 1, {f"127.0.0.1:{cluster.hosts[name].port}"}) for name in "abc"),
-            ("shared", 3, everywhere),
-        ]
+        found: list[tuple[str, int, set[str]]] = []
+
+        def told(port: int = host.port, found: list[tuple[str, int, set[str]]] = found) -> bool:
+            """A host hears of the others in its own time, and leaves out who does not answer soon."""
+            found[:] = active_topics(port)
+            return found == wanted
+
+        assert wait_until(told, timeout_ms=60_000), found
+
+
+def active_topics(port: int) -> list[tuple[str, int, set[str]]]:
+    """All of them, page by page: topic, ready items, hosts."""
+    wire, cursor = ServiceWire(("127.0.0.1", port)), None
+    found: list[tuple[str, int, set[str]]] = []
+    while True:
+        answer = wire.ask("GetActiveTopics", limit=1, cursor=cursor)
+        found += [(one.topic, one.ready, set(one.hosts)) for one in answer.topics]
+        if (cursor := answer.cursor) is None:
+            break
+    wire.close()
+    return found

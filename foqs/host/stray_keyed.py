@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.keys import Keyed
 from foqs.dedup import Duplicate
-from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
+from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.host import keyed
 from foqs.host.requests import EnqueueCall
 from foqs.host.shard import Shard
@@ -57,7 +57,7 @@ class StrayKeyed:
         for number, part in keyed.by_shard(routing.slots.shards, astray).items():
             owner = routing.owners.get(number)
             if forwarder.has(number):
-                away = keyed.place(forwarder.host, self._call, number, part, forwarder.now_ms())
+                away = self._place(number, part)
                 if away:  # rows of their slots are on their way, or the shard is about to have them
                     self._astray += away
                     forwarder.slot_moves.adopt()
@@ -76,6 +76,26 @@ class StrayKeyed:
             self._settle(one, Unavailable(NO_OWNER, RETRY_MS))
         if not self._under_way:
             self._end()
+
+    def _place(self, number: int, part: Sequence[Keyed]) -> list[Keyed]:
+        """The shard is here; as `keyed.place`."""
+        host, now_ms = self._forwarder.host, self._forwarder.now_ms()
+        away = keyed.place(host, self._call, number, [one for one in part if one.at not in self._doubtful], now_ms)
+        for one in part:
+            if one.at in self._doubtful:
+                away += keyed.place(host, self._call_of(one), number, [one], now_ms)
+        return away
+
+    def _call_of(self, one: Keyed) -> EnqueueCall:
+        """For one that may be stored already, whatever this host says of it."""
+
+        def reply(outcomes: list[int | FoqsError]) -> None:
+            if not self._call.done:
+                self._settle(one, outcomes[one.at])
+
+        call = EnqueueCall(one.at + 1, reply)
+        call.left = 1
+        return call
 
     def _send(self, number: int, owner: Route, part: Sequence[Keyed]) -> None:
         self._under_way += 1
@@ -113,7 +133,7 @@ class StrayKeyed:
             self._end()
 
     def _settle(self, one: Keyed, outcome: int | FoqsError) -> None:
-        if isinstance(outcome, Unavailable) and one.at in self._doubtful:
+        if isinstance(outcome, Overloaded | Unavailable) and one.at in self._doubtful:
             outcome = OutcomeUnknown("the host that was asked may have stored it")
         self._call.settled([one.at], [outcome])
 

@@ -1,14 +1,18 @@
 """Deduplication keys in a cluster: whichever host is asked, the shard of the key decides."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from foqs.dedup import SLOTS, digest_of, slot_of
-from foqs.errors import Code
+from foqs.errors import Code, FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.host.requests import EnqueueCall
+from foqs.host.stray_keyed import StrayKeyed
 from foqs.ids import shard_of
+from foqs.rpc.peer import Done, LostReply, NotSent
 from foqs.shardmgr.facts import Slots
-from foqs.shardmgr.routing import Routing, make_routing
+from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.forward.nodes import Cluster, Member
 from tests.service.wire import spec
 
@@ -84,6 +88,43 @@ def test_they_wait_for_a_shard_that_is_being_moved(cluster: Cluster, two: tuple[
     assert [outcome.id for outcome in made[:50]] == [outcome.id for outcome in before]
     assert all(outcome.id for outcome in made[50:])
     assert {outcome.duplicate for outcome in made[50:]} == {None}
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full", 100), Unavailable("down", 100)], ids=["full", "down"])
+def test_what_may_be_stored_is_not_said_to_be_refused(refusal: FoqsError) -> None:
+    """The reply was lost, and the next answer says that nothing is stored: by the second asking."""
+    asked: list[Done] = []
+    told: list[int | FoqsError] = []
+    lost_once(asked, told)
+    asked.pop()(None, refusal)
+    assert [type(outcome) for outcome in told] == [OutcomeUnknown]
+
+
+def test_nor_by_this_host_when_the_shard_came_here() -> None:
+    asked: list[Done] = []
+    told: list[int | FoqsError] = []
+    stray, forwarder = lost_once(asked, told)
+    asked.pop()(None, NotSent("gone"))
+    forwarder.has.return_value = True
+    forwarder.host.shards = {}  # it is refused
+    stray.route()
+    assert [type(outcome) for outcome in told] == [OutcomeUnknown]
+
+
+def lost_once(asked: list[Done], told: list[int | FoqsError]) -> tuple[StrayKeyed, Mock]:
+    """An item of which another host was asked twice, and whose first reply was lost."""
+    forwarder = Mock(host_id="a")
+    forwarder.has.return_value = False
+    owners = {2: Route("b:1", 1, "b")}
+    forwarder.routing.return_value = make_routing(owners, {"b": "b:1"}, [2], Slots(shards=(2,) * SLOTS, stamp=1))
+    forwarder.send.side_effect = lambda address, method, request, origin, deadline_ms, done: asked.append(done)
+    item = Mock(at=0)
+    item.dedup.digest = digest_of("test", "k")
+    stray = StrayKeyed(forwarder, EnqueueCall(1, told.extend), [item], Mock(ns="test", items=keyed(1)), 1_000)
+    stray.route()
+    asked.pop()(None, LostReply("lost"))
+    stray.route()
+    return stray, forwarder
 
 
 def test_they_wait_until_the_slots_are_shared_out(cluster: Cluster) -> None:

@@ -32,7 +32,8 @@ class Player:
         self.store = rig.store()
         self.store.start(self._changed, lambda _: None)
         self.join()
-        rig.until(lambda: name in self.facts.hosts)
+        # A candidate, too: the next one would else be the controller, if it is faster.
+        rig.until(lambda: name in self.facts.hosts and self.facts.controller is not None)
 
     def join(self, *, leaving: bool = False) -> None:
         self.store.join(HostFact(self.name, f"{self.name}:7707", "run", leaving))

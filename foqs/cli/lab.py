@@ -62,8 +62,8 @@ def demo(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first signal raises KeyboardInterrupt, the others are ignored: they must not keep the command from ending
-    what it started."""
+    """The first signal raises KeyboardInterrupt, the others are ignored until the process has ended: they must not keep
+    the command from ending what it started, nor from saying that it was interrupted."""
 
     def interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
         for number in _SIGNALS:
@@ -75,4 +75,5 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is interrupted:
+                signal.signal(number, handler)

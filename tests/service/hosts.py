@@ -113,8 +113,11 @@ class HostProcess:
         return found[1], int(found[2])
 
     def said(self) -> str:
-        """What it wrote to stderr so far."""
-        return self.log.read_bytes()[self._begun :].decode(errors="replace")
+        """What it wrote to stderr so far; while it runs, whole lines: one that crosses a page of the file is there in
+        part for a moment."""
+        running = self.running
+        written = self.log.read_bytes()[self._begun :]
+        return written[: written.rfind(b"\n") + 1 if running else None].decode(errors="replace")
 
     def faults(self) -> list[str]:
         """Lines of its log that should never be there."""

@@ -16,7 +16,7 @@ from foqs.host.node import Node
 from foqs.keys import keys
 from foqs.running import change
 from foqs.store.sql import SqlStore
-from tests.service.hosts import HostProcess, dev, foqs, until
+from tests.service.hosts import PATIENT, HostProcess, dev, foqs, until
 from tests.service.wire import Wire, spec
 
 SECRET = "hunter2-the-secret"
@@ -52,7 +52,7 @@ def start(write: Write, shards: str, serve: Serve) -> Callable[..., HostProcess]
 
 
 def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
-    host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9")
+    host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9", **PATIENT)
     with Wire(host.address) as wire:
         wire.put("t", b"x" * 100)
         write(

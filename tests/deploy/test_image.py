@@ -105,7 +105,7 @@ def test_what_is_built_serves(installed: Path, address: str, tmp_path: Path) -> 
 
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", foqs("--version"))
     foqs("enqueue", "t", "--raw", "--address", address, stdin="hello\n")
-    assert "hello" in foqs("dequeue", "t", "--address", address)
+    assert "hello" in foqs("dequeue", "t", "--wait-ms", "30000", "--address", address)
 
 
 @pytest.mark.slow

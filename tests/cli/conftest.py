@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.hosts import HostProcess
+from tests.service.hosts import PATIENT, HostProcess
+
+_PATIENT = {name: value for name, value in PATIENT.items() if name != "FOQS_SERVER__GRACE_MS"}  # a live key of theirs
 
 
 @pytest.fixture
@@ -28,12 +30,12 @@ def shards(tmp_path: Path) -> str:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., HostProcess]]:
-    """`serve(*options, **env)`."""
+    """`serve(*options, **env)`. A first look at a shard may take long: no host refuses an item for that."""
     started: list[HostProcess] = []
 
     def start(*options: object, **env: str) -> HostProcess:
         log = tmp_path / f"log-{len(started)}"
-        started.append(HostProcess(log, ["serve", *map(str, options)], env))
+        started.append(HostProcess(log, ["serve", *map(str, options)], {**_PATIENT, **env}))
         return started[-1]
 
     yield start

@@ -52,7 +52,7 @@ def start(write: Write, shards: str, serve: Serve) -> Callable[..., HostProcess]
 
 
 def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
-    host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9", **PATIENT)
+    host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9")
     with Wire(host.address) as wire:
         wire.put("t", b"x" * 100)
         write(
@@ -136,7 +136,7 @@ def test_a_hangup_that_comes_while_the_first_configuration_is_read(
 
 
 def test_dev_has_nothing_to_read(tmp_path: Path) -> None:
-    with dev(tmp_path) as host:
+    with dev(tmp_path, **PATIENT) as host:
         with Wire(host.address) as wire:
             assert "there is no file" in hang_up(host)
             wire.put("t", b"")

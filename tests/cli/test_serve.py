@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.hosts import HostProcess, dev, foqs, until
+from tests.service.hosts import PATIENT, HostProcess, dev, foqs, until
 from tests.service.wire import Wire
 
 SECRET = "hunter2-the-secret"
@@ -264,7 +264,7 @@ def test_serve_shows_no_password_either(
 
 def test_dev_makes_its_directory(tmp_path: Path) -> None:
     """With as many shards as asked for, WAL and synchronous=FULL; and says where it listens."""
-    with dev(tmp_path / "a b%20c?d#e", "--shards", "2", "--host", "localhost") as host:
+    with dev(tmp_path / "a b%20c?d#e", "--shards", "2", "--host", "localhost", **PATIENT) as host:
         with Wire(host.address) as wire:
             wire.put("t", b"")
         databases = sorted((tmp_path / "a b%20c?d#e" / "data").glob("*.db"))

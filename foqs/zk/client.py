@@ -172,5 +172,6 @@ class ZkFactStore:
 
     def _tell(self) -> None:
         self._telling = False
-        if all(folder.loaded for folder in self._folders):
+        # The connection may have been lost since the last of it was read.
+        if self._told is Session.CONNECTED and all(folder.loaded for folder in self._folders):
             self._changed(self._view.facts)

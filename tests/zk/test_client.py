@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from kazoo.client import KazooClient
 
-from foqs.shardmgr.facts import Assignment, OwnerFact, ShardFact, encode_shard
+from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, ShardFact, encode_shard
 from foqs.zk.handler import LoopHandler
 from foqs.zk.protocol import Session, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 from tests.zk.contract import CONNECTED, EXPIRED, SUSPENDED, Client, FactStoreContract, Rig, host
@@ -108,6 +108,16 @@ def test_what_was_under_way_when_the_server_hung_is_unknown(own_rig: ZookeeperRi
     own_rig.server.resume()
     own_rig.until(lambda: a.sessions[-1] is CONNECTED)
     a.sees(lambda facts: set(facts.shards) <= set(range(1, 301)))
+
+
+def test_what_was_read_as_the_connection_was_lost_is_not_told(zk_rig: ZookeeperRig) -> None:
+    """The last answer and the end of the connection come in one turn of the loop; facts are told of in the next."""
+    a = Client(zk_rig)
+    zk_rig.loop.call_soon(a.store._view.shards.put, "1", encode_shard(ShardFact(1, "x")), 0)
+    zk_rig.loop.call_soon(a.store._down, False)
+    zk_rig.until(lambda: a.sessions == [CONNECTED, SUSPENDED])
+    zk_rig.loop.run_until_complete(asyncio.sleep(0.01))
+    assert a.told == [Facts()]
 
 
 def test_it_goes_on_trying_before_the_first_connection(own_rig: ZookeeperRig) -> None:

@@ -197,6 +197,7 @@ def test_what_cannot_be_read_leaves_what_was_before(zk_rig: ZookeeperRig, capsys
     a.join(host("a"))
     assert a.assign({1: "a"}, -1) is None
     assert a.put(ShardFact(1, "x"), new=True) is None
+    a.sees(lambda facts: facts.assignment.version == 0 and 1 in facts.shards)
     by_hand = KazooClient(f"{zk_rig.server.hosts}{zk_rig.root}")
     by_hand.start()
     try:

@@ -34,6 +34,9 @@ class Rig(Protocol):
     def expire(self, store: FactStore) -> None:
         """The servers end its session."""
 
+    def stands(self, store: FactStore, host: str) -> bool:
+        """Whether the host is known there as a candidate for controller."""
+
 
 class Client:
     """A store, and all that it said."""
@@ -80,8 +83,10 @@ class Client:
         return self.did(lambda done: self.store.put_shard(fact, new=new, done=done))
 
     def join(self, host: HostFact) -> None:
+        """Until all of it is done: the candidacy is made after the record, and facts name the first candidate only."""
         self.store.join(host)
         self.sees(lambda facts: facts.hosts.get(host.id) == host and facts.controller is not None)
+        self.rig.until(lambda: self.rig.stands(self.store, host.id))
 
     def close(self) -> None:
         closed: list[bool] = []

@@ -70,6 +70,9 @@ class ZookeeperRig:
         with_it.close()
         client.set_hosts(before)
 
+    def stands(self, store: ZkFactStore, host: str) -> bool:
+        return host in store._view.election.values.values()
+
     def close(self) -> None:
         closed: list[bool] = []
         for store in self.stores:

@@ -25,7 +25,7 @@ class As:
     """A rig whose stores have other settings."""
 
     def __init__(self, rig: ZookeeperRig, **settings: object) -> None:
-        self.rig, self.settings, self.until = rig, settings, rig.until
+        self.rig, self.settings, self.until, self.stands = rig, settings, rig.until, rig.stands
 
     def store(self, session_ms: int = 60_000) -> object:
         return self.rig.store(session_ms, **self.settings)

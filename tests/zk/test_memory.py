@@ -35,6 +35,9 @@ class MemoryRig:
     def expire(self, store: MemoryFactStore) -> None:
         store.expire()
 
+    def stands(self, store: MemoryFactStore, host: str) -> bool:
+        return any(id_ == host for _, id_ in self.ensemble.candidates.values())
+
 
 class TestMemory(FactStoreContract):
     @pytest.fixture(params=range(5))

@@ -166,9 +166,31 @@ class QuotaHomes:
         if shard.confirmed(self._now_ms()) or len(shard.confirming) >= _MOST_CONFIRMING:
             then()
         else:
-            shard.confirm_wanted = True
-            shard.confirming.append(then)
-            self._host.touch(shard)
+            self._after_trip(shard, then)
+
+    def _after_trip(self, shard: Shard, then: Callable[[], None]) -> None:
+        """Calls `then` after the shard's next trip, which asks whose it is, or when it is closed."""
+        shard.confirm_wanted = True
+        shard.confirming.append(then)
+        self._host.touch(shard)
+
+    def _owned(self, shard: Shard, then: Callable[[bool], None]) -> None:
+        """Tells `then` whether the shard's database says that it is this host's, asked from now on: by what it said
+        before another owner may have come since, who has stored more."""
+        if len(shard.confirming) >= _MOST_CONFIRMING:
+            then(False)
+            return
+        asked_ms, before = self._now_ms(), shard.flight
+
+        def told() -> None:
+            nonlocal before
+            if before is not None and shard.state is not ShardState.CLOSED:
+                before = None
+                self._after_trip(shard, told)
+            else:
+                then(shard.confirmed_ms >= asked_ms)
+
+        self._after_trip(shard, told)
 
     # ------------------------------------------------------------------------------------- what is stored
 
@@ -204,20 +226,15 @@ class QuotaHomes:
 
     def count_here(self, ns: str, answer: Callable[[dict[int, int]], None]) -> None:
         """Says, within `COUNT_MS`, how many items the shards here hold, those on their way in included. A shard whose
-        database does not confirm in time that it is this host's is left out."""
+        database does not say in time that it still is this host's is left out."""
         census = _Census(self._host.serving, ns, answer)
         for shard in self._host.serving:
             if self._ask is None:
-                census.add(shard)
-            elif shard.state is ShardState.SERVING:
-                self._confirmed(shard, partial(self._add_confirmed, census, shard))
+                census.add(shard, counts=True)
             else:
-                self._add_confirmed(census, shard)
+                self._owned(shard, partial(census.add, shard))
         if census.left:
             self._later(COUNT_MS // 2, census.end)
-
-    def _add_confirmed(self, census: _Census, shard: Shard) -> None:
-        census.add(shard, counts=shard.confirmed(self._now_ms()))
 
 
 class _Count:
@@ -258,7 +275,7 @@ class _Census:
         if not shards:
             self.end()
 
-    def add(self, shard: Shard, *, counts: bool = True) -> None:
+    def add(self, shard: Shard, counts: bool) -> None:
         if counts and shard.state in (ShardState.SERVING, ShardState.DRAINING):
             self._found[shard.number] = held_of(shard, self._ns)
         self.left -= 1

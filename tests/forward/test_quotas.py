@@ -166,6 +166,22 @@ def test_a_shard_that_moves_is_not_forgotten(cluster: Cluster, two: Two) -> None
     assert stored(two, "stored") == STORED
 
 
+def test_an_owner_that_was_replaced_and_does_not_know_counts_nothing(
+    cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was confirmed only just, but the next owner may have stored more since."""
+    monkeypatch.setattr(quota_homes, "COUNT_MS", 60_000)  # a database that is slow to say so leaves a shard out as well
+    home, other = home_first(two, "stored")
+    number = next(iter(other.host.shards))
+    cluster.wire(other).put("t", b"x", ns="free")
+    cluster.move(number, home)
+    counts = [
+        cluster.wire(member).ask("CountItems", ns="free", context=idl.RequestContext()).shards
+        for member in (other, home)
+    ]
+    assert counts == [{}, {**dict.fromkeys(home.host.shards, 0), number: 1}]
+
+
 def test_duplicates_and_refused_items_cost_nothing_and_forwarded_ones_once(cluster: Cluster, two: Two) -> None:
     items = [spec("t", b"x", dedup_key=f"k{n}") for n in range(STORED - 100)]
     wires = [cluster.wire(member) for member in two]

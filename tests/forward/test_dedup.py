@@ -23,9 +23,14 @@ SLOTS_OF = tuple(1 + slot % 2 for slot in range(SLOTS))
 def two(cluster: Cluster) -> tuple[Member, Member]:
     """Shard 1 is on the first, shard 2 on the second; each has every other slot."""
     members = cluster.add("a", 1), cluster.add("b", 2)
+    share_out(cluster, *members)
+    return members
+
+
+def share_out(cluster: Cluster, *members: Member) -> None:
+    """Each has a shard, which has its slots then."""
     cluster.tell(with_slots(cluster.routing()))
     cluster.until(lambda: all(member.host.shards[n].keys.held.bits for n, member in enumerate(members, 1)), "slots")
-    return members
 
 
 def with_slots(routing: Routing) -> Routing:
@@ -64,7 +69,9 @@ def test_one_hop_and_no_more(cluster: Cluster, two: tuple[Member, Member]) -> No
 
 def test_no_other_shard_takes_them_while_theirs_is_down(cluster: Cluster) -> None:
     a, b = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
-    cluster.tell(with_slots(cluster.routing()))
+    share_out(
+        cluster, a, b
+    )  # the keys of a shard that has no slots yet are held no longer than those of one that is down
     cluster.on_loop(b.die)
     cluster.tell(with_slots(cluster.routing(a)))
     made = cluster.wire(a).outcomes(*keyed(50))

@@ -247,9 +247,10 @@ def test_nothing_is_stored_before_every_shard_was_counted_unless_it_is_disabled(
     home = cluster.wire(home_first(two, "stored")[0])
     while asked < 5:
         number += 1
-        grant = home.ask("TakeTokens", ns="stored", holder="x", number=number, wanted=1, held=0, back=0)
-        assert grant.granted == 0
-        asked += grant.kept  # not refused for being new
+        with suppress(Refused):  # its database took longer than `confirm_ms` to say whose the shard is
+            grant = home.ask("TakeTokens", ns="stored", holder="x", number=number, wanted=1, held=0, back=0)
+            assert grant.granted == 0
+            asked += grant.kept  # not refused for being new
     assert admitted(wire.outcomes(spec("t"), ns="stored")) == 0
     cluster.tell(replace(with_slots(cluster.routing()), disabled=frozenset({9})))
     until_admitted(wire, "stored")

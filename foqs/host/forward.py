@@ -218,11 +218,16 @@ class Forwarder:
         self._held.pop(stray, None)
 
     def again(self, stray: _Stray, pause_ms: int) -> None:
-        """Routes `stray` again after a pause; 0: at once."""
-        if pause_ms:
-            self.ring(self.now_ms() + pause_ms, _Again(stray))
-        else:
+        """Routes `stray` again after a pause; 0: at once.
+
+        The shortest pause counts: were each to end by itself, its parts would be tried more and more often."""
+        if not pause_ms:
             self.soon(stray.route)
+            return
+        at_ms = self.now_ms() + pause_ms
+        if not stray.again_ms or at_ms < stray.again_ms:
+            stray.again_ms = at_ms
+            self.ring(at_ms, _Again(stray))
 
     def ring(self, at_ms: int, what: Timed) -> None:
         self.host.deadlines.push(at_ms, what)
@@ -253,16 +258,18 @@ class Forwarder:
 
 
 class _Again:
-    """Routes a stray when its time comes."""
+    """Routes a stray when its time comes, unless an earlier one was set since."""
 
-    __slots__ = ("_stray",)
+    __slots__ = ("_at_ms", "_stray")
 
     def __init__(self, stray: _Stray) -> None:
+        self._at_ms = stray.again_ms
         self._stray = stray
 
     @property
     def done(self) -> bool:
-        return self._stray.done
+        return self._stray.done or self._stray.again_ms != self._at_ms
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self._stray.again_ms = 0
         self._stray.route()

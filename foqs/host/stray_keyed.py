@@ -29,7 +29,7 @@ class StrayKeyed:
     """In `_astray` are those to be sent, or held for an owner of their shard; `_under_way` counts requests."""
 
     __slots__ = (
-        "_astray", "_call", "_deadline_ms", "_doubtful", "_forwarder", "_request", "_under_way", "done",
+        "_astray", "_call", "_deadline_ms", "_doubtful", "_forwarder", "_request", "_under_way", "again_ms", "done",
         "hold_until_ms",
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ class StrayKeyed:
         self._deadline_ms = deadline_ms
         self._doubtful: set[int] = set()  # indices of those that may be stored
         self._under_way = 0
-        self.hold_until_ms = 0
+        self.again_ms = self.hold_until_ms = 0
         self.done = False
 
     def route(self) -> None:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class StrayLook:
     """A GetItem whose shard is not served here. `here` looks in this host's own shards."""
 
-    __slots__ = ("_call", "_deadline_ms", "_forwarder", "_here", "_item_id", "_tried", "done", "hold_until_ms")
+    __slots__ = (
+        "_call", "_deadline_ms", "_forwarder", "_here", "_item_id", "_tried", "again_ms", "done", "hold_until_ms",
+    )  # fmt: skip
 
     def __init__(self, forwarder: Forwarder, call: Call, here: Callable[[], None], deadline_ms: int) -> None:
         self._forwarder = forwarder
@@ -28,7 +30,7 @@ class StrayLook:
         self._here = here
         self._item_id = call.request.id
         self._deadline_ms = deadline_ms
-        self.hold_until_ms = 0
+        self.again_ms = self.hold_until_ms = 0
         self._tried: Route | None = None
         self.done = False
         forwarder.ring(deadline_ms, self)

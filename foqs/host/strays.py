@@ -65,7 +65,7 @@ class Strays:
 
     __slots__ = (
         "_astray", "_call", "_deadline_ms", "_doubtful", "_forwarder", "_ids", "_kind", "_op", "_request",
-        "_routing_due", "_tried", "hold_until_ms",
+        "_routing_due", "_tried", "again_ms", "hold_until_ms",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +87,7 @@ class Strays:
         self._op = op
         self._deadline_ms = deadline_ms
         self.hold_until_ms = 0  # set when something is held for the first time
+        self.again_ms = 0  # when it is routed again, if it is
         self._astray: list[int] = []
         self._routing_due = False
         self._doubtful: set[int] = set()  # sent once with an outcome that nobody knows

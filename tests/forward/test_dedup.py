@@ -5,13 +5,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from foqs.dedup import SLOTS, digest_of, slot_of
+from foqs.buffers.keys import Give
+from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.host.forward import _Again
 from foqs.host.requests import EnqueueCall
 from foqs.host.stray_keyed import StrayKeyed
 from foqs.ids import shard_of
 from foqs.rpc.peer import Done, LostReply, NotSent
-from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.forward.nodes import Cluster, Member
 from tests.service.wire import spec
@@ -147,3 +149,34 @@ def test_they_wait_until_the_slots_are_shared_out(cluster: Cluster) -> None:
     routing = cluster.on_loop(lambda: make_routing(a.routing.owners, a.routing.hosts, a.routing.shards, slots))
     cluster.tell(routing)
     assert all(outcome.id for outcome in wire.receive("Enqueue").outcomes)
+
+
+def test_what_is_held_is_tried_again_at_one_pace(cluster: Cluster, nowhere: str) -> None:
+    """Parts that wait for different things do not multiply the tries: here one for a slot that is being moved, and one
+    for a host that cannot be reached."""
+    a, slot, given = cluster.add("a", 1), SLOTS_OF.index(1), []
+    routing = cluster.routing(p=(nowhere, 2))
+
+    def told(slots: Slots) -> Routing:
+        return cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, slots))
+
+    def give() -> None:
+        shard = a.host.shards[1]
+        shard.keys.gives.append(Give(slot, 2, bounds_of(slot)[0], 1, given.append))
+        a.host.touch(shard)
+
+    told(Slots(shards=SLOTS_OF, stamp=1))
+    cluster.until(lambda: bool(a.host.shards[1].keys.held.bits), "slots")
+    told(Slots(0, SLOTS_OF, {slot: SlotMove(2, 2)}, 2))
+    cluster.on_loop(give)
+    cluster.until(lambda: bool(given), "the slot to be given away")
+    moved = next(f"k{n}" for n in range(100_000) if slot_of(digest_of("test", f"k{n}")) == slot)
+    away = next(f"k{n}" for n in range(100) if shard_of_key(n) == 2)
+    wire = cluster.wire(a)
+    wire.send_call("Enqueue", ns="test", items=[spec("t", dedup_key=moved), spec("t", dedup_key=away)])
+    cluster.until(lambda: a.counters.forwarded > 10, "some tries")
+    assert cluster.on_loop(lambda: sum(type(what) is _Again and not what.done for what in pending(a))) <= 1
+
+
+def pending(member: Member) -> list[Any]:
+    return [what for _, _, what in member.host.deadlines._heap]

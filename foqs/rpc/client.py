@@ -180,7 +180,10 @@ class Caller:
         finally:
             peer.connecting -= 1
         if why and peer.connections:
-            return  # those that wait get the next connection that is free: another try at once could go on for ever
+            # Those that wait get the next connection that is free, which may take as long as what is in hand there. So
+            # another one is tried, but not at once: that could go on for ever.
+            self._loop.call_later(_RETRY_MS / 1000, self._serve, peer)
+            return
         if why:
             self._tell_waiting(peer, f"cannot connect to {peer.address}: {why}")
         elif peer.gone:

@@ -183,6 +183,25 @@ def test_a_reply_to_a_call_that_was_given_up_reaches_nobody(calling: Calling, se
     assert held.result(PATIENCE_S).items[0].ns == "next"
 
 
+def test_a_connection_that_was_not_made_is_tried_again_while_another_is_busy(
+    calling: Calling, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question may wait for half a minute there: an ack must not wait for that."""
+    held = calling.begin(of(served), "Dequeue", idl.DequeueRequest("n"))
+    served.until(lambda: len(served.held) == 1)
+    connected, faults = calling.caller._open, [TimeoutError()]
+
+    async def fails_once(*where: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return await connected(*where)
+
+    monkeypatch.setattr(calling.caller, "_open", fails_once)
+    assert ids(calling.ask(of(served), "Enqueue", enqueue(1), timeout_ms=20_000)) == [1]
+    assert (faults, held.done()) == ([], False)
+    served.on_loop(served.release)
+
+
 def test_what_waits_for_a_connection_was_not_sent(start: Callable[..., Calling], served: Served) -> None:
     calling = start(connections=1)
     calling.begin(of(served), "Dequeue", idl.DequeueRequest("n"))

@@ -26,7 +26,10 @@ from foqs.shardmgr.routing import Routing
 from foqs.shardmgr.slots import has
 
 COUNT_MS = 500
-"""How long shards have to say what they store; of one that does not the last count stands."""
+"""How long a question waits for counts; of a shard that was not counted by then the last count stands."""
+CENSUS_MS = 2_000
+"""How long shards have to say what they store: what comes later than a question waits is there for the next one."""
+_MARGIN_MS = 500
 _COUNT_PAUSE_MS = 250
 _KEEP_CONFIRMED_SHARE = 3
 _MOST_CONFIRMING = 1_000
@@ -203,8 +206,11 @@ class QuotaHomes:
         now_ms = monotonic_ms()
         count = self._counts.get(ns)
         if count is not None and count.home is home:
-            if count.open:
+            if count.open and now_ms < count.begun_ms + COUNT_MS:
                 count.then.append(then)
+                return
+            if count.open:
+                then()
                 return
             if now_ms < count.begun_ms + _COUNT_PAUSE_MS:
                 then()
@@ -221,11 +227,13 @@ class QuotaHomes:
         count.open = 1 + len(by_address)
         for address in by_address:
             assert self._ask is not None
-            self._ask(address, "CountItems", idl.CountItemsRequest(ns), COUNT_MS, count.answered)
+            self._ask(address, "CountItems", idl.CountItemsRequest(ns), CENSUS_MS + _MARGIN_MS, count.answered)
         self.count_here(ns, count.add)
+        if count.open:
+            self._later(COUNT_MS, count.go_on)
 
     def count_here(self, ns: str, answer: Callable[[dict[int, int]], None]) -> None:
-        """Says, within `COUNT_MS`, how many items the shards here hold, those on their way in included. A shard whose
+        """Says, within `CENSUS_MS`, how many items the shards here hold, those on their way in included. A shard whose
         database does not say in time that it still is this host's is left out."""
         census = _Census(self._host.serving, ns, answer)
         for shard in self._host.serving:
@@ -234,7 +242,7 @@ class QuotaHomes:
             else:
                 self._owned(shard, partial(census.add, shard))
         if census.left:
-            self._later(COUNT_MS // 2, census.end)
+            self._later(CENSUS_MS, census.end)
 
 
 class _Count:
@@ -257,9 +265,13 @@ class _Count:
             self.home.counted(shard, count, self._mark)
         self.open -= 1
         if not self.open:
-            then, self.then = self.then, []
-            for one in then:
-                one()
+            self.go_on()
+
+    def go_on(self) -> None:
+        """With what is there."""
+        then, self.then = self.then, []
+        for one in then:
+            one()
 
 
 class _Census:

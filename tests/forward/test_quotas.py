@@ -170,7 +170,9 @@ def test_an_owner_that_was_replaced_and_does_not_know_counts_nothing(
     cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was confirmed only just, but the next owner may have stored more since."""
-    monkeypatch.setattr(quota_homes, "COUNT_MS", 60_000)  # a database that is slow to say so leaves a shard out as well
+    monkeypatch.setattr(
+        quota_homes, "CENSUS_MS", 60_000
+    )  # a database that is slow to say so leaves a shard out as well
     home, other = home_first(two, "stored")
     number = next(iter(other.host.shards))
     cluster.wire(other).put("t", b"x", ns="free")
@@ -225,7 +227,7 @@ def test_nothing_is_admitted_while_the_home_cannot_be_reached(cluster: Cluster, 
 
 
 def test_a_host_that_is_no_home_says_so(cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_homes, "COUNT_MS", 60_000)  # a shard that is not confirmed in time would be left out
+    monkeypatch.setattr(quota_homes, "CENSUS_MS", 60_000)  # a shard that is not confirmed in time would be left out
     home, other = home_first(two, "rated")
     with pytest.raises(Refused) as refused:
         cluster.wire(other).ask("TakeTokens", ns="rated", holder="x", number=1, wanted=5, held=0, back=0)

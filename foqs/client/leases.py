@@ -63,10 +63,10 @@ class Held:
         return self.lost
 
     def tell(self) -> None:
+        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
+            self.traced.lease_lost()
         if self.lost is not None:
             self.lost.set()
-        if self.traced is not None:
-            self.traced.lease_lost()
 
     def __repr__(self) -> str:
         return f"Held({self.item!r} {'gone' if self.gone else 'until'} {self.expires:.3f})"

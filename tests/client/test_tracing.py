@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from foqs.client import Backoff, Client, FoqsError, Invalid, ItemSpec, Producer, Retry, Worker, tracing
+from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
+from foqs.client.leases import Held
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, Peer, eventually, failed, refused, script
 from tests.service.hosts import HostProcess, dev, environment, locked
@@ -276,6 +278,20 @@ def test_a_lease_that_is_lost(new_peer: NewPeer, client_of: ClientOf, ended: End
     with Worker(client, "b", lambda item: None, wait_ms=100) as worker:
         eventually(lambda: worker.counts.lost == 1)
     assert names(ended("process b")) == [[("ack", "StaleLease")]]
+
+
+def test_a_loss_is_in_the_span_before_the_handler_hears_of_it(ended: Ended, tracer: trace.Tracer) -> None:
+    held = Held(Item(), inf, inf)
+    held.traced = tracing.Traced(tracer.start_span("work"))
+
+    class Returns(threading.Event):
+        def set(self) -> None:
+            assert held.traced is not None
+            held.traced.end()
+
+    held.lost = Returns()
+    held.tell()
+    assert names(ended("work")) == [[("lease_lost", None)]]
 
 
 def test_a_lease_that_cannot_be_extended_in_time(new_peer: NewPeer, client_of: ClientOf, ended: Ended) -> None:

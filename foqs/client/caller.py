@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tenacity import RetryCallState, Retrying, retry_if_result
 
-from foqs.client.codec import Malformed, Method
+from foqs.client.codec import Goodbye, Malformed, Method
 from foqs.client.connection import Address, Connection, LostReply, NotSent
 from foqs.client.forks import renew_after_fork
 from foqs.client.pool import Pool
@@ -147,7 +147,8 @@ class Caller:
             if isinstance(answered, Unavailable) and self.pool.has_others:
                 self.pool.avoid(connection.address)
             else:
-                usable = True
+                # Its end may not have come yet: an enqueue of another thread would be dropped there unanswered.
+                usable = not isinstance(answered, Goodbye)
             raise
         finally:
             self.pool.give(connection, usable=usable)

@@ -33,6 +33,10 @@ class Malformed(Exception):
     """The reply is not one of the protocol."""
 
 
+class Goodbye(Unavailable):
+    """The host began nothing of the request, and begins nothing more on that connection."""
+
+
 class Unencodable(Invalid):
     """A value of the wrong type or size; found before anything was sent."""
 
@@ -105,7 +109,7 @@ class Method:
         except Exception as error:
             raise Malformed(f"the reply to {self.name} cannot be read") from error
         if kind == TMessageType.EXCEPTION and name == GOODBYE:
-            raise Unavailable(str(reply))
+            raise Goodbye(str(reply))
         if answered != sequence or name != self.name:
             raise Malformed(f"a reply to {name} number {answered} instead of {self.name} number {sequence}")
         if kind == TMessageType.EXCEPTION:

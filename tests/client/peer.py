@@ -36,7 +36,7 @@ class Act(Enum):
     SERVE = "carry it out and answer"
     CLOSE_BEFORE = "close the connection instead of carrying it out"
     LAST = "carry it out, answer, and say goodbye behind it"
-    GOODBYE = "say goodbye instead of carrying it out"
+    GOODBYE = "say goodbye instead of carrying it out, and let the client close"
     CLOSE_AFTER = "carry it out, then close without an answer"
     HALF = "carry it out, then send half of the answer and close"
     SILENT = "carry it out, never answer"
@@ -194,6 +194,7 @@ class Peer:
             return False
         if act is Act.GOODBYE:
             connection.sendall(Encoder(1000).goodbye())
+            connection.recv(1)  # as a server does: what comes now is not read
             return False
         if act is Act.IGNORE:
             return bool(connection.recv(1))

@@ -18,6 +18,7 @@ from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TMemoryBu
 
 from foqs.idl import idl
 from foqs.rpc.encode import Encoder
+from tests.ports import held_port
 
 LATER = 30.0
 """Seconds until a test gives up waiting."""
@@ -81,8 +82,10 @@ class Peer:
         self._ids_of_routing = itertools.count(2)
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port = self._listener.getsockname()[1]
+        # Clients go on trying a peer that is closed, and some are started again: nobody else is to be found there.
+        self._held = held_port(port)
+        self.port = self._held.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self.address = f"127.0.0.1:{self.port}"
         self._closing = False
         self._accepting = threading.Thread(target=self._accept, daemon=True)
@@ -119,6 +122,7 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        self._held.close()
 
     # ------------------------------------------------------------------------------------- sockets
 
@@ -311,7 +315,8 @@ class Peer:
         return idl.GetServerInfoResponse(version="test", limits={"request_items": 10_000})
 
     def GetActiveTopics(self, request: Any) -> Any:
-        topics = sorted({item.topic for item in self.items.values()})
+        with self._lock:
+            topics = sorted({item.topic for item in self.items.values()})
         start = int(request.cursor or 0)
         page = [
             idl.ActiveTopic(ns=request.ns, topic=topic, ready=1, oldest_ready_at_ms=1, hosts=[self.address])
@@ -321,7 +326,8 @@ class Peer:
         return idl.GetActiveTopicsResponse(topics=page, cursor=str(start + request.limit) if more else None)
 
     def ListItems(self, request: Any) -> Any:
-        items = [item for item in self.items.values() if item.topic == request.topic]
+        with self._lock:
+            items = [item for item in self.items.values() if item.topic == request.topic]
         start = int(request.cursor or 0)
         more = start + request.limit < len(items)
         return idl.ListItemsResponse(

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -30,6 +29,7 @@ from foqs.client import (
     Worker,
 )
 from tests.client.peer import LATER, eventually
+from tests.ports import held_port
 
 FOQS = [sys.executable, "-c", "from foqs.cli.main import app; app()"]
 ENVIRONMENT = {
@@ -47,9 +47,7 @@ class Server:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._held = socket.socket()
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: it may listen there
-        self._held.bind(("127.0.0.1", 0))
+        self._held = held_port()
         self._port = str(self._held.getsockname()[1])
         self.start()
 

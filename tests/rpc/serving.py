@@ -19,6 +19,7 @@ from foqs.errors import NotFound
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rpc import Call, ThriftServer
+from tests.ports import held_port
 
 PATIENCE_S = 60.0
 ENQUEUE_HEAD = b"\x80\x01\x00\x01\x00\x00\x00\x07Enqueue\x00\x00\x00\x07"
@@ -177,7 +178,8 @@ class Served:
         self.loop.set_exception_handler(lambda _, context: self.loop_errors.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.address = self.wait(self.server.listen("127.0.0.1", 0))
+        self._held = held_port()  # nobody else is to be found there when the server has stopped
+        self.address = self.wait(self.server.listen(*self._held.getsockname()))
 
     def wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
@@ -224,6 +226,7 @@ class Served:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
+        self._held.close()
 
     def enqueue(self, call: Call) -> None:
         sizes = [len(item.payload) if item.payload is not None else -1 for item in call.request.items or ()]

@@ -15,6 +15,7 @@ from foqs.limits import Limits
 from foqs.rpc.outgoing import RequestTooLarge
 from foqs.rpc.peer import LostReply, NotSent
 from tests.client.peer import Act, Meddle, Peer, encode_reply, script
+from tests.ports import held_port
 from tests.rpc.calling import Calling, RawPeer
 from tests.rpc.serving import PATIENCE_S, Served
 
@@ -124,11 +125,11 @@ def test_a_fault_of_the_receiver_costs_nobody_else(calling: Calling, served: Ser
 
 
 def test_nobody_listens(calling: Calling) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    futures = [calling.begin(address, "Enqueue", enqueue(1)) for _ in range(100)]
-    for future in futures:
-        assert isinstance(future.exception(PATIENCE_S), NotSent)
+    with held_port() as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        futures = [calling.begin(address, "Enqueue", enqueue(1)) for _ in range(100)]
+        for future in futures:
+            assert isinstance(future.exception(PATIENCE_S), NotSent)
     calling.until(calling.is_empty)
 
 

@@ -1,9 +1,10 @@
 """Values are counted under the smallest bound that holds them."""
 
-from bisect import bisect_left
+from bisect import bisect_right
+from math import inf, nextafter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foqs.histogram import ROWS, SECONDS, Histogram
@@ -22,12 +23,13 @@ def test_a_value_on_a_bound_belongs_below_it(value: float, at: int) -> None:
 
 
 @given(st.lists(st.floats(0, 100)))
+@example([nextafter(BOUNDS[-1], inf)])
 def test_every_value_is_counted_once(values: list[float]) -> None:
     histogram = Histogram(BOUNDS)
     for value in values:
         histogram.observe(value)
     at_most = [sum(histogram.counts[: at + 1]) for at in range(len(BOUNDS))]
-    assert at_most == [bisect_left(sorted(values), bound + 1e-12) for bound in BOUNDS]
+    assert at_most == [bisect_right(sorted(values), bound) for bound in BOUNDS]
     assert sum(histogram.counts) == len(values)
     assert histogram.total == pytest.approx(sum(values))
 

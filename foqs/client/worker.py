@@ -7,9 +7,9 @@ import random
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
 
@@ -232,9 +232,8 @@ class Worker:
 
     def _wind_up(self) -> None:
         """Gives back what was not begun, waits for what was, and tells the server the rest."""
-        while not self._queue.empty():
-            held = self._queue.get()
-            if held is not None:
+        with suppress(Empty):  # handlers take from it as well: to wait for what was just there could last for ever
+            while (held := self._queue.get_nowait()) is not None:
                 self._release(held)
         for _ in self._handlers:
             self._queue.put(None)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from queue import SimpleQueue
 
 import pytest
 
@@ -273,6 +274,35 @@ def test_a_stop_gives_back_what_was_not_begun_and_waits_for_the_rest(peer, clien
     assert worker.counts.done == 2
     assert all(entry.release for entry in peer.nacked)
     assert [(item.lease, item.attempt) for item in peer.items.values()] == [(0, 0)] * 8
+
+
+def test_a_stop_waits_for_nothing_that_a_handler_took_meanwhile(peer, client_of, gate):
+    client = client_of(peer)
+    enqueue(client, 2)
+
+    class Raced(SimpleQueue):
+        """The handler comes first, whenever the worker's own thread goes to take something out."""
+
+        def get(self, *args):
+            self._let_the_handler()
+            return super().get(*args)
+
+        def get_nowait(self):
+            self._let_the_handler()
+            return super().get_nowait()
+
+        def _let_the_handler(self):
+            if threading.current_thread().name == "foqs-worker":
+                gate.set()
+                eventually(self.empty)
+
+    worker = Worker(client, "t", lambda item: gate.wait(LATER), concurrency=1, prefetch=1, wait_ms=10)
+    worker._queue = Raced()
+    worker.start()
+    eventually(lambda: len(worker._leases) == 2 and worker._queue.qsize() == 1)
+    worker.stop()
+    assert worker.join(LATER * 1000)
+    assert (worker.counts.done, worker.counts.released) == (1, 1)
 
 
 def test_a_handler_that_does_not_end_is_left_after_the_grace(peer, client_of, gate):

@@ -71,10 +71,11 @@ class Topics:
                 self._having = {}
                 log.debug("which hosts have which topics is not known: %s", error)
             self._closed.wait(FRESH_S)
-        self._having = {}
 
     def _still_wanted(self) -> bool:
         with self._change:
             self._running = self._wanted and not self._closed.is_set()
             self._wanted = False
+            if not self._running:
+                self._having = {}  # before another thread may begin, and learn
             return self._running

@@ -1,0 +1,34 @@
+"""Which hosts have which topics, as long as somebody wants to know."""
+
+import itertools
+import threading
+
+import pytest
+
+from foqs.client import topics
+from foqs.client.topics import Topics
+from foqs.idl import idl
+from tests.client.peer import LATER, eventually
+
+
+def test_a_thread_that_ends_does_not_forget_what_the_next_one_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, ended = itertools.count(1), list[threading.Thread]()
+
+    class Wanted(Topics):
+        """Again, in the moment in which nobody wanted it any more."""
+
+        def _still_wanted(self) -> bool:
+            still = super()._still_wanted()
+            if not still and not ended:
+                monkeypatch.setattr(topics, "FRESH_S", LATER)
+                asked = next(asks)
+                eventually(lambda: any(host.port > asked for host in self.having(["t"])))
+                ended.append(threading.current_thread())
+            return still
+
+    monkeypatch.setattr(topics, "FRESH_S", 0.0)
+    wanted = Wanted(lambda: [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])])
+    wanted.having(["t"])
+    eventually(lambda: ended and not ended[0].is_alive())
+    assert wanted.having(["t"])
+    wanted.close()

@@ -1,7 +1,6 @@
 """Dequeue: order over shards and topics, what an answer holds at most, and who waits how long."""
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ def test_priorities_over_several_shards_in_exact_order(wire: Wire, topic: str) -
     """Items enqueued one by one land on all shards; one dequeue gets them by (priority, deliver_after, id)."""
     dice = random.Random(3)
     given = [wire.put(topic, b"", priority=dice.randint(-3, 3))[0] for _ in range(200)]
+    wire.hold_nothing_back(topic)
     found = wire.dequeue(topic, 200, wait_ms=30_000)
     assert len({item.id >> 48 for item in found}) == 4
     keys = [(item.priority, item.deliver_after_ms, item.id) for item in found]
@@ -45,6 +45,7 @@ def test_topics_in_the_order_of_wants(wire: Wire, topics: list[str]) -> None:
     """Each with its own count; priorities do not reach over topics; a topic that holds nothing is no hindrance."""
     for number, topic in enumerate(topics):
         wire.put(topic, *(b"%d" % n for n in range(4)), priority=-number)
+    wire.hold_nothing_back(*topics)
     items = wire.take([(topics[2], 2), ("nothing-here", 5), (topics[0], 10), (topics[1], 1)])
     assert [item.topic for item in items] == [topics[2]] * 2 + [topics[0]] * 4 + [topics[1]]
     assert [item.payload for item in items] == [b"0", b"1", b"0", b"1", b"2", b"3", b"0"]
@@ -143,6 +144,7 @@ def test_max_bytes_bounds_the_bodies(wire: Wire, topic: str) -> None:
     """Payloads, metadata and headers together; what fits exactly is given, and the first item always is."""
     for _ in range(3):
         wire.put(topic, *[b"x" * 90] * 10, metadata=b"y" * 10)
+    wire.hold_nothing_back(topic)
 
     def sizes(max_bytes: int) -> list[int]:
         items = wire.dequeue(topic, 100, max_bytes=max_bytes)
@@ -326,62 +328,6 @@ def test_the_longest_wait(connect: Callable[..., Wire], topic: str) -> None:
     producer.put(topic, b"x")
     (item,) = consumer.receive("Dequeue").items
     consumer.ack(item)
-
-
-# -------------------------------------------------------------------------------- consumers that go away
-
-
-@pytest.mark.parametrize("delivery", [Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE])
-def test_a_consumer_that_died_in_a_long_poll_gets_nothing(
-    connect: Callable[..., Wire], topic: str, delivery: int
-) -> None:
-    """What comes afterwards goes to the next consumer, at its first attempt."""
-    for end in ("reset", "close"):
-        gone, wire = connect(), connect()
-        gone.send_call("Dequeue", ns="test", wants=[idl.TopicCount(topic, 10)], wait_ms=60_000)
-        wire.server_has_seen(gone)
-        getattr(gone, end)()
-        (item_id,) = wire.put(topic, b"x", delivery=delivery)
-        item = wire.one(topic, wait_ms=10_000)
-        assert (item.id, item.attempt) == (item_id, 1)
-        wire.ack(item)
-
-
-@pytest.mark.parametrize("delivery", [Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE])
-def test_a_consumer_that_dies_as_its_item_comes(connect: Callable[..., Wire], topic: str, delivery: int) -> None:
-    """However the two meet: if the item was written to the dying connection its lease has to run out (or, at most
-    once, it is gone); else it is there for the next consumer at once. It never comes twice at one time."""
-    producer, wire = connect(), connect()
-    for n in range(30):
-        gone = connect()
-        gone.send_call("Dequeue", ns="test", wants=[idl.TopicCount(topic, 1)], wait_ms=60_000, lease_ms=300)
-        wire.server_has_seen(gone)
-        closer = threading.Timer(n % 5 / 2000, gone.reset)
-        closer.start()
-        (item_id,) = producer.put(topic, b"x", delivery=delivery)
-        closer.join()
-        items = wire.dequeue(topic, wait_ms=2_000 if delivery == Delivery.AT_MOST_ONCE else 30_000)
-        if delivery == Delivery.AT_MOST_ONCE:
-            assert [(item.id, item.attempt) for item in items] in ([], [(item_id, 1)])
-        else:
-            assert [item.id for item in items] == [item_id]
-            assert items[0].attempt <= 2
-        if items:
-            wire.ack(*items)
-        until(lambda item_id=item_id: wire.state(item_id) is None, "the end of the item")  # type: ignore[misc]
-
-
-def test_a_connection_that_closes_its_sending_side_is_gone(connect: Callable[..., Wire], topic: str) -> None:
-    """Its waiting call is lost: the item goes to another consumer at once, without a lease to run out."""
-    gone, wire = connect(), connect()
-    gone.send_call("Dequeue", ns="test", wants=[idl.TopicCount(topic, 1)], wait_ms=60_000)
-    wire.server_has_seen(gone)
-    gone.socket.shutdown(1)
-    assert gone.is_closed()
-    wire.put(topic, b"x")
-    item = wire.one(topic)
-    assert item.attempt == 1
-    wire.ack(item)
 
 
 def test_requests_behind_a_long_poll_are_answered_in_order(connect: Callable[..., Wire], topic: str) -> None:

@@ -203,6 +203,7 @@ def test_list_items_in_all_states(wire: Wire, topic: str) -> None:
     for priority in (2, 1):
         wire.enqueue(*(spec(topic, b"ready", priority=priority) for _ in range(5)))
     wire.put(topic, *[b"delayed"] * 7, delay_ms=HOUR_MS, priority=0)
+    wire.hold_nothing_back(topic)
     held = wire.dequeue(topic, 12, wait_ms=30_000, lease_ms=HOUR_MS)
     for limit in (1, 3, 50, 1000, None):
         by_state = {state: wire.listed(topic, limit, state) for state in (State.READY, State.DELAYED, State.LEASED)}

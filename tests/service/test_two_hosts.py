@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from foqs.idl import idl
+from foqs.ids import shard_of
 from tests.service.hosts import HostProcess, foqs, until
 from tests.service.wire import Code, Refused, Wire, spec
 
@@ -49,6 +50,13 @@ Start = Callable[..., HostProcess]
 def serves(host: HostProcess) -> None:
     """Returns when it serves both shards: it listens before that."""
     until(lambda: host.said().count("shard.serving") >= SHARDS, "both shards")
+
+
+def nothing_to_write(wire: Wire) -> None:
+    """Returns when the host that serves both shards writes to neither. It shares out the slots of keys when both are
+    open: what is stored on a shard afterwards comes behind that."""
+    written: set[int] = set()
+    until(lambda: written.update(shard_of(i) for i in wire.put("warm", b"")) or len(written) == SHARDS, "both shards")
 
 
 def found(wire: Wire, topic: str, count: int) -> list[bytes]:
@@ -180,6 +188,7 @@ def test_taking_over_from_a_frozen_host(start: Start, topic: str) -> None:
     serves(first)
     with Wire(first.address) as old:
         (item_id,) = old.put(topic, b"1")
+        nothing_to_write(old)  # frozen amid a transaction it would keep the lock of SQLite, and nobody could take over
         first.send_signal(signal.SIGSTOP)
         old.send_call("Enqueue", ns="test", items=[spec(topic, b"from the frozen one")])
         second = start("b", "--take-over")

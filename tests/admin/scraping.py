@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.service.hosts import HostProcess, until
 
 Address = tuple[str, int]
-_LISTENING = re.compile(r"admin\.listening +address=([\d.]+):(\d+)")
+# With the end of the line: what is written just now may be read in part.
+_LISTENING = re.compile(r"admin\.listening +address=([\d.]+):(\d+)\s")
 PATIENCE_S = 30.0
 
 

@@ -99,8 +99,8 @@ def test_counts_are_what_the_load_did(start_whole: Start, stack: ExitStack) -> N
     assert host.stop() == 0
 
 
-def test_what_went_wrong_is_counted(start_dev: Start) -> None:
-    host = start_dev("--shards", "1")
+def test_what_went_wrong_is_counted(start_whole: Start) -> None:
+    host = start_whole("--shards", "1")
     with Wire(host.address, ns="ns") as wire:
         (item_id,) = wire.put("t", b"x", ttl_ms=600_000)
         item = wire.one("t")
@@ -123,8 +123,8 @@ def test_what_went_wrong_is_counted(start_dev: Start) -> None:
 # --------------------------------------------------------------------------------------------------- bounds
 
 
-def test_namespaces_beyond_the_bound_are_told_as_one(start_dev: Start) -> None:
-    host = start_dev("--shards", "1", FOQS_ADMIN__NAMESPACES="3")
+def test_namespaces_beyond_the_bound_are_told_as_one(start_whole: Start) -> None:
+    host = start_whole("--shards", "1", FOQS_ADMIN__NAMESPACES="3")
     with Wire(host.address) as wire:
         for number in range(8):
             wire.put("t", b"x", b"y", ns=f"ns-{number}")
@@ -135,9 +135,9 @@ def test_namespaces_beyond_the_bound_are_told_as_one(start_dev: Start) -> None:
     assert {labels["namespace"]: value for labels, value in calls} == {"ns-0": 1, "ns-1": 1, "ns-2": 1, "other": 5}
 
 
-def test_topics_beyond_the_bound_are_told_as_one(start_dev: Start) -> None:
-    """Ten times as many of them make no longer answer."""
-    host = start_dev("--shards", "2", FOQS_ADMIN__TOPICS="5")
+def test_topics_beyond_the_bound_are_told_as_one(start_whole: Start) -> None:
+    """Ten times as many of them make no longer answer. (A shard that was opened in between would.)"""
+    host = start_whole("--shards", "2", FOQS_ADMIN__TOPICS="5")
     address = admin(host)
     lines = []
     with Wire(host.address) as wire:

@@ -22,8 +22,8 @@ GROWTH = 4 * BUDGET
 Start = Callable[..., HostProcess]
 
 
-def small(start_dev: Start, **env: str) -> HostProcess:
-    return start_dev("--shards", "2", FOQS_HOST__BUDGET_BYTES=str(BUDGET), **env)
+def small(start_whole: Start, **env: str) -> HostProcess:
+    return start_whole("--shards", "2", FOQS_HOST__BUDGET_BYTES=str(BUDGET), **env)
 
 
 class Producer:
@@ -58,9 +58,9 @@ class Producer:
             self.failure = failure
 
 
-def test_producers_that_are_faster_than_the_shards(start_dev: Start) -> None:
+def test_producers_that_are_faster_than_the_shards(start_whole: Start) -> None:
     """Ten of them with 6 MB a request: everything accepted is delivered, intact, and the host stays small."""
-    host = small(start_dev)
+    host = small(start_whole)
     with Wire(host.address) as wire:
         wire.put("warm", b"x")
         idle_bytes = host.rss_bytes()
@@ -89,10 +89,10 @@ def test_producers_that_are_faster_than_the_shards(start_dev: Start) -> None:
         assert peak_bytes - idle_bytes < GROWTH, (idle_bytes // MiB, peak_bytes // MiB)
 
 
-def test_consumers_that_do_not_read_their_answers(start_dev: Start) -> None:
+def test_consumers_that_do_not_read_their_answers(start_whole: Start) -> None:
     """Thirty of them ask for all they can get and take nothing: the host holds no more than its budget for them, goes
     on for others, and what did not reach anybody is delivered in the end."""
-    host = small(start_dev)
+    host = small(start_whole)
     with Wire(host.address) as wire:
         idle_bytes = host.rss_bytes()
         ids = set()
@@ -117,9 +117,9 @@ def test_consumers_that_do_not_read_their_answers(start_dev: Start) -> None:
         assert not ids
 
 
-def test_operators_that_do_not_read_their_answers(start_dev: Start) -> None:
+def test_operators_that_do_not_read_their_answers(start_whole: Start) -> None:
     """The same with ListItems, whose answers are as long."""
-    host = small(start_dev)
+    host = small(start_whole)
     with Wire(host.address) as wire:
         for _ in range(20):
             wire.put("big", b"x" * 1_000_000)
@@ -147,9 +147,9 @@ def test_operators_that_do_not_read_their_answers(start_dev: Start) -> None:
         until(listed, "an answer")
 
 
-def test_frames_that_are_never_finished(start_dev: Start) -> None:
+def test_frames_that_are_never_finished(start_whole: Start) -> None:
     """Forty connections send most of a 15 MB frame each, and wait: the host does not read them all, and goes on."""
-    host = small(start_dev, FOQS_SERVER__FRAME_READ_MS="2000")
+    host = small(start_whole, FOQS_SERVER__FRAME_READ_MS="2000")
     frame = framed(message("Enqueue", idl.EnqueueRequest("test", [spec("big", b"x" * 1_000_000)] * 15)))
     with Wire(host.address) as wire:
         wire.put("warm", b"x")
@@ -179,9 +179,9 @@ def _send(wire: Wire, data: bytes) -> None:
         return
 
 
-def test_a_full_queue_of_changes_is_overloaded(start_dev: Start) -> None:
+def test_a_full_queue_of_changes_is_overloaded(start_whole: Start) -> None:
     """More rows wait for a shard than may: typed, with the time after which to try again; nothing of it is done."""
-    host = start_dev("--shards", "1", FOQS_HOST__PENDING_ROWS="100")
+    host = start_whole("--shards", "1", FOQS_HOST__PENDING_ROWS="100")
     with Wire(host.address) as wire:
         made = wire.outcomes(*(spec("t", b"%d" % n) for n in range(5000)))
         errors = [outcome.error for outcome in made if outcome.error is not None]

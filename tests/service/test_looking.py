@@ -311,9 +311,9 @@ def test_server_info(wire: Wire) -> None:
     assert info.limits == Limits().as_map()
 
 
-def test_limits_are_configurable(start_dev: Callable[..., HostProcess]) -> None:
+def test_limits_are_configurable(start_whole: Callable[..., HostProcess]) -> None:
     """What is configured is told, and held."""
-    host = start_dev(FOQS_LIMITS__PAYLOAD_BYTES="10", FOQS_LIMITS__REQUEST_ITEMS="3", FOQS_LIMITS__LEASE_MIN_MS="5000")
+    host = start_whole(FOQS_LIMITS__PAYLOAD_BYTES="10", FOQS_LIMITS__REQUEST_ITEMS="3", FOQS_LIMITS__LEASE_MIN_MS="5000")
     with Wire(host.address) as wire:
         limits = wire.ask("GetServerInfo").limits
         assert (limits["payload_bytes"], limits["request_items"], limits["lease_min_ms"]) == (10, 3, 5000)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from foqs.idl import idl
-from tests.service.hosts import HostProcess, until
+from tests.service.conftest import whole
+from tests.service.hosts import PATIENT, HostProcess, until
 from tests.service.wire import Wire
 
 COUNT = 2_000
@@ -24,10 +25,10 @@ def host_with_few_files(start_dev: Callable[..., HostProcess]) -> Iterator[HostP
         pytest.skip(f"only {hard} open files are allowed here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        host = start_dev()
+        host = start_dev(**PATIENT)
         assert host.address
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-        yield host
+        yield whole(host)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

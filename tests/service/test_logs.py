@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from foqs.idl import idl
-from tests.service.hosts import dev, locked
+from tests.service.hosts import PATIENT, dev, locked
 from tests.service.wire import Code, Wire, spec
 
 SECRET = b"a payload that nobody may read"
@@ -12,7 +12,7 @@ SECRET = b"a payload that nobody may read"
 
 def test_every_line_is_an_object_and_a_slow_request_is_found_by_its_id(tmp_path: Path) -> None:
     settings = {"FOQS_LOG__FORMAT": "json", "FOQS_LOG__LEVEL": "debug", "FOQS_LOG__SLOW_REQUEST_MS": "200"}
-    with dev(tmp_path, "--shards", "1", **settings) as host, Wire(host.address) as wire:
+    with dev(tmp_path, "--shards", "1", **PATIENT, **settings) as host, Wire(host.address) as wire:
         context = idl.RequestContext(request_id="find-me-42", timeout_ms=1_000)
         with locked(tmp_path, 1):
             (outcome,) = wire.outcomes(spec("t", SECRET), context=context)

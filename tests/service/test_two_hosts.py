@@ -48,15 +48,20 @@ Start = Callable[..., HostProcess]
 
 
 def serves(host: HostProcess) -> None:
-    """Returns when it serves both shards: it listens before that."""
+    """Returns when it serves both shards (it listens before that), takes items for both, and has nothing more to write:
+    it shares out the slots of keys when both are open. Until then there may be no shard that takes items; and a host
+    that is frozen amid a transaction keeps SQLite's lock, so nobody could take over."""
     until(lambda: host.said().count("shard.serving") >= SHARDS, "both shards")
-
-
-def nothing_to_write(wire: Wire) -> None:
-    """Returns when the host that serves both shards writes to neither. It shares out the slots of keys when both are
-    open: what is stored on a shard afterwards comes behind that."""
     written: set[int] = set()
-    until(lambda: written.update(shard_of(i) for i in wire.put("warm", b"")) or len(written) == SHARDS, "both shards")
+
+    def all_written() -> bool:
+        (outcome,) = wire.outcomes(spec("warm"))
+        if outcome.id is not None:
+            written.add(shard_of(outcome.id))
+        return len(written) == SHARDS
+
+    with Wire(host.address) as wire:
+        until(all_written, "both shards to take items")
 
 
 def found(wire: Wire, topic: str, count: int) -> list[bytes]:
@@ -188,7 +193,6 @@ def test_taking_over_from_a_frozen_host(start: Start, topic: str) -> None:
     serves(first)
     with Wire(first.address) as old:
         (item_id,) = old.put(topic, b"1")
-        nothing_to_write(old)  # frozen amid a transaction it would keep the lock of SQLite, and nobody could take over
         first.send_signal(signal.SIGSTOP)
         old.send_call("Enqueue", ns="test", items=[spec(topic, b"from the frozen one")])
         second = start("b", "--take-over")

@@ -10,7 +10,7 @@ import pytest
 from foqs.idl import idl
 from tests.rpc.serving import framed, message
 from tests.service.hosts import HostProcess, until
-from tests.service.wire import Code, Delivery, Refused, State, Wire, now_ms, spec
+from tests.service.wire import Code, Refused, State, Wire, now_ms, spec
 
 HOUR_MS = 3_600_000
 FRAME_BYTES = 16_384_000

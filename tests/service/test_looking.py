@@ -313,10 +313,11 @@ def test_server_info(wire: Wire) -> None:
 
 def test_limits_are_configurable(start_whole: Callable[..., HostProcess]) -> None:
     """What is configured is told, and held."""
-    host = start_whole(FOQS_LIMITS__PAYLOAD_BYTES="10", FOQS_LIMITS__REQUEST_ITEMS="3", FOQS_LIMITS__LEASE_MIN_MS="5000")
+    limits = {"PAYLOAD_BYTES": "10", "REQUEST_ITEMS": "3", "LEASE_MIN_MS": "5000"}
+    host = start_whole(**{f"FOQS_LIMITS__{name}": value for name, value in limits.items()})
     with Wire(host.address) as wire:
-        limits = wire.ask("GetServerInfo").limits
-        assert (limits["payload_bytes"], limits["request_items"], limits["lease_min_ms"]) == (10, 3, 5000)
+        told = wire.ask("GetServerInfo").limits
+        assert (told["payload_bytes"], told["request_items"], told["lease_min_ms"]) == (10, 3, 5000)
         good, long, short = wire.outcomes(spec("t", b"x" * 10), spec("t", b"x" * 11), spec("t", lease_ms=4999))
         assert (good.error, long.error.code, short.error.code) == (None, Code.INVALID, Code.INVALID)
         with pytest.raises(Refused) as refused:

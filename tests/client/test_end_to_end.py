@@ -37,7 +37,10 @@ ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": ":".join(filter(None, sys.path)),
     "FOQS_LOG__LEVEL": "warning",
-    "FOQS_HOST__MERGE_WAIT_MS": "30000",  # the order over two shards holds however slow one is
+    # What is stored where, and the order over two shards, hold however slow one is.
+    "FOQS_HOST__MERGE_WAIT_MS": "30000",
+    "FOQS_BREAKER__HANG_MS": "60000",
+    "FOQS_BREAKER__MEAN_LATENCY_MS": "60000",
 }
 PATIENT_MS = 60_000
 """For a dequeue that will find something, and for a call over a restart."""

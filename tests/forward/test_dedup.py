@@ -71,9 +71,8 @@ def test_one_hop_and_no_more(cluster: Cluster, two: tuple[Member, Member]) -> No
 
 def test_no_other_shard_takes_them_while_theirs_is_down(cluster: Cluster) -> None:
     a, b = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
-    share_out(
-        cluster, a, b
-    )  # the keys of a shard that has no slots yet are held no longer than those of one that is down
+    # The keys of a shard that has no slots yet are held no longer than those of one that is down.
+    share_out(cluster, a, b)
     cluster.on_loop(b.die)
     cluster.tell(with_slots(cluster.routing(a)))
     made = cluster.wire(a).outcomes(*keyed(50))

@@ -170,9 +170,8 @@ def test_an_owner_that_was_replaced_and_does_not_know_counts_nothing(
     cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was confirmed only just, but the next owner may have stored more since."""
-    monkeypatch.setattr(
-        quota_homes, "CENSUS_MS", 60_000
-    )  # a database that is slow to say so leaves a shard out as well
+    # A database that is slow to say so leaves a shard out as well.
+    monkeypatch.setattr(quota_homes, "CENSUS_MS", 60_000)
     home, other = home_first(two, "stored")
     number = next(iter(other.host.shards))
     cluster.wire(other).put("t", b"x", ns="free")

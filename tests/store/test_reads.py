@@ -158,7 +158,7 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
     link = store._link
     assert link is not None
     with connect(shard) as keeper, keeper.cursor() as cursor:
-        for table in ("item", "ready", "timer", "expiry"):  # or the server counts, at a moment of its own, what is there
+        for table in ("item", "ready", "timer", "expiry"):  # or it counts what is there, at a moment of its own
             cursor.execute(f"ALTER TABLE {table} STATS_AUTO_RECALC = 0")
     items = [new_item(number, expires_at_ms=NOW_MS, due_ms=NOW_MS * (number % 2)) for number in range(1, 3_001)]
     insert(store, *items)

@@ -44,7 +44,8 @@ def apply(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None
             _known_before_the_break(shard, round_, result, now_ms)
         else:
             _apply_batch(shard, round_, result, now_ms)
-    if ok and (round_.batch is not None or result.confirmed):
+    # A batch of which all was refused may have been refused before the database was asked.
+    if ok and (result.saved or result.confirmed):
         shard.confirmed_ms = round_.begun_ms
     _apply_reads(shard, round_, result, now_ms)
     if shard.confirming:

@@ -62,7 +62,8 @@ class Keys:
     """Of one shard. `pending` are those on their way, by digest.
 
     `scan` finds rows that have expired; `gone` is the range of those that the next transaction deletes. `held` are the
-    shard's slots; `wanted`, where they are set, are to replace them.
+    shard's slots; `flying` are those that the transaction under way writes, and `wanted`, where they are set, are to
+    replace them.
     """
 
     def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
@@ -70,9 +71,15 @@ class Keys:
         self.gone: tuple[int, int] | None = None
         self.held = held or Holding()
         self.wanted: Holding | None = None
+        self.flying: Holding | None = None
         self.gives: list[Give] = []
         self.copies: list[Copy] = []
         self.pending: dict[bytes, Keyed] = {}
+
+    @property
+    def last(self) -> Holding:
+        """What the next change of slots has to begin with."""
+        return self.wanted or self.flying or self.held
 
     def takes(self, digest: bytes) -> bool:
         """Whether the shard has the key's slot, and is not about to give it away."""

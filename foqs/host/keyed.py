@@ -108,6 +108,7 @@ def fill_batch(shard: Shard, round_: Round, batch: Batch) -> bool:
     slot_rows.fill_batch(shard, round_, batch)
     batch.dedup_gone, shard.keys.gone = shard.keys.gone, None
     batch.slots, shard.keys.wanted = shard.keys.wanted, None
+    shard.keys.flying = batch.slots
     return batch.dedup_gone is not None or batch.slots is not None or bool(batch.dedup_copied)
 
 
@@ -125,6 +126,7 @@ def batch_applied(shard: Shard, batch: Batch | None, now_ms: int, *, committed: 
     if batch is None:
         return
     if batch.slots is not None:
+        shard.keys.flying = None
         if committed:
             shard.keys.held = batch.slots
         elif shard.keys.wanted is None:

@@ -129,7 +129,7 @@ class SlotMoves:
                 self._adopt(shard, staying.get(shard.number, ()), slots.stamp)
 
     def _adopt(self, shard: Shard, slots: Iterable[int], stamp: int) -> None:
-        last = shard.keys.wanted or shard.keys.held
+        last = shard.keys.last
         new = [slot for slot in slots if not has(last.bits, slot)]
         if new and stamp >= last.stamp:
             shard.keys.wanted = Holding(stamp, bits_of(new, last.bits))

@@ -31,7 +31,7 @@ def fill_batch(shard: Shard, round_: Round, batch: Batch) -> None:
     give = _next_give(shard)
     if give is None:
         return
-    last = keys.wanted or keys.held
+    last = keys.last
     if give.stamp < last.stamp:
         keys.gives.remove(give)
         give.done(Unavailable("the shard was given slots by a later record", RETRY_MS))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from foqs.buffers.keys import Give
+from foqs.dedup import bounds_of
 from foqs.errors import FoqsError
+from foqs.host.slot_moves import SlotMoves
+from foqs.rows import DedupRow, Holding
+from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.routing import Routing
+from foqs.shardmgr.slots import bits_of, has
 from foqs.store.protocol import RowRejected
 from tests.host.laboratory import Laboratory
 
@@ -25,3 +32,32 @@ def test_a_refused_item_does_not_confirm_the_owner() -> None:
     store.commit = commit  # type: ignore[method-assign]
     assert isinstance(refused[0], FoqsError)
     assert not shard.confirmed(lab.now_ms)
+
+
+def test_a_slot_that_is_just_given_away_does_not_come_back_with_another() -> None:
+    lab = Laboratory(1, 2)
+    shard = lab.host.shards[1]
+    mine, other = range(512), 900
+    shard.keys.wanted = Holding(1, bits_of(mine))
+    lab.host.touch(shard)
+    lab.settle()
+    given: list[list[DedupRow] | FoqsError] = []
+    stamp = shard.keys.held.stamp + 1
+    shards = tuple(1 if slot in (*mine, other) else 2 for slot in range(1024))
+    routing = Routing(slots=Slots(0, shards, {}, stamp))
+    moves = SlotMoves(lab.host, lambda: routing, lambda *asked: None, lambda after_ms, do: None)
+    shard.keys.gives.append(Give(mine[0], stamp, bounds_of(mine[0])[0], 10, given.append))
+    lab.host.touch(shard)
+    sent = lab.send()
+    # The record that comes now: another slot is here.
+    without = tuple(2 if slot == mine[0] else number for slot, number in enumerate(shards))
+    routing = Routing(slots=Slots(0, without, {}, stamp + 1))
+    moves.adopt()
+    for each in sent:
+        lab.arrive(*each)
+    assert given == [[]]
+    lab.settle()
+    held = shard.keys.held
+    assert has(held.bits, other)
+    assert not has(held.bits, mine[0])
+    assert lab.dbs[1].slots == held

@@ -342,10 +342,7 @@ class Host:
             keyed.share_out(self)
         if not was_healthy and shard.healthy(now_ms):
             shard.woken.update(dict.fromkeys(self.waiting))  # its items can be merged again
-        if shard.returned:
-            returned, shard.returned = shard.returned, []
-            for chunk in returned:
-                placing.place(self, chunk, now_ms)
+        life.place_again(self, shard, now_ms)
         self.touch(shard)
         self._wake_consumers(shard, now_ms)
 

@@ -83,6 +83,18 @@ def check_hang(host: Host, shard: Shard, now_ms: int) -> None:
         placing.place(host, chunk, now_ms)
 
 
+def place_again(host: Host, shard: Shard, now_ms: int) -> None:
+    """What a trip brought back unstored. When the connection was lost with it, what waits behind it goes, too, where it
+    need not wait for the next one."""
+    chunks, shard.returned = shard.returned, []
+    if shard.lost and shard.chunks and host.stores(now_ms):
+        chunks += [chunk for chunk in shard.chunks if chunk.dedup is None]
+        shard.chunks = deque(chunk for chunk in shard.chunks if chunk.dedup is not None)
+        shard.chunk_rows = sum(len(chunk.items) for chunk in shard.chunks)
+    for chunk in chunks:
+        placing.place(host, chunk, now_ms)
+
+
 def close_shard(shard: Shard) -> Abandoned:
     """Drops everything; what was waiting is the caller's to answer."""
     shard.to(ShardState.CLOSED)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from foqs.buffers.keys import Give
+from foqs.buffers.round import RoundResult
 from foqs.dedup import bounds_of
 from foqs.errors import FoqsError
 from foqs.host.slot_moves import SlotMoves
+from foqs.ids import shard_of
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing
@@ -61,3 +63,19 @@ def test_a_slot_that_is_just_given_away_does_not_come_back_with_another() -> Non
     assert has(held.bits, other)
     assert not has(held.bits, mine[0])
     assert lab.dbs[1].slots == held
+
+
+def test_what_waits_behind_a_lost_connection_goes_to_another_shard() -> None:
+    lab = Laboratory(1, 2)
+    shard = lab.host.shards[1]
+    lab.host.shards[2].takes_new = False
+    lab.enqueue()
+    ((_, round_),) = lab.send()
+    behind = lab.enqueue()
+    assert len(shard.chunks) == 1
+    lab.host.shards[2].takes_new = True
+    lab.arrive(shard, round_, RoundResult(down=True, error="gone"))
+    for each in lab.send():
+        if each[0] is not shard:
+            lab.arrive(*each)
+    assert [shard_of(found) for found in behind] == [2]

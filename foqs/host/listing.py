@@ -229,6 +229,8 @@ class Listing:
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self._end()
+        for shard in shards.values():  # one whose database is away would keep it, and those that come after it
+            shard.lists = [read for read in shard.lists if read.done != self._listed]
         self._call.fail(Unavailable("a shard did not answer in time"))
 
 

@@ -6,6 +6,7 @@ from foqs.buffers.keys import Give
 from foqs.buffers.round import RoundResult
 from foqs.dedup import bounds_of
 from foqs.errors import FoqsError
+from foqs.host.listing import Listing
 from foqs.host.slot_moves import SlotMoves
 from foqs.ids import shard_of
 from foqs.rows import DedupRow, Holding
@@ -13,7 +14,7 @@ from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing
 from foqs.shardmgr.slots import bits_of, has
 from foqs.store.protocol import RowRejected
-from tests.host.laboratory import Laboratory
+from tests.host.laboratory import KEY, Laboratory
 
 
 def test_a_refused_item_does_not_confirm_the_owner() -> None:
@@ -79,3 +80,23 @@ def test_what_waits_behind_a_lost_connection_goes_to_another_shard() -> None:
         if each[0] is not shard:
             lab.arrive(*each)
     assert [shard_of(found) for found in behind] == [2]
+
+
+def test_a_listing_that_ended_leaves_nothing_behind() -> None:
+    lab = Laboratory(1)
+    lab.enqueue()
+    lab.settle()
+    shard = lab.host.shards[1]
+    lab.enqueue()
+    lab.send()
+    said: list[FoqsError] = []
+
+    class Call:
+        def fail(self, error: FoqsError) -> None:
+            said.append(error)
+
+    lab.host.list(Listing(lab.host, KEY, 0, 10, 1 << 20, None, Call()), lab.now_ms, 1_000)  # type: ignore[arg-type]
+    lab.now_ms += 2_000
+    lab.host.tick(lab.now_ms)
+    assert said
+    assert not shard.lists

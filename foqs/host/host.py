@@ -366,7 +366,8 @@ class Host:
         """Does all that is due. `next_ms` then says when there is more."""
         self.now_ms = now_ms
         for call in self.deadlines.pop_due(now_ms):
-            call.timed_out(self.shards)
+            if not call.done:  # the end of one before it may have been its end, too
+                call.timed_out(self.shards)
         for dequeue in self.patience.pop_due(now_ms):
             if not dequeue.away:
                 self._answer_empty(dequeue)

@@ -86,3 +86,24 @@ def test_a_wait_that_ends_while_another_host_is_asked_gets_its_answer(cluster: C
     cluster.on_loop(lambda: a.host.patience.push(0, waiting))
     cluster.on_loop(lambda: a.host.tick(a._clock.now_ms()))
     assert not waiting.done
+
+
+def test_requests_whose_time_is_over_twice_at_once_end_once(cluster: Cluster) -> None:
+    """The caller's time, and the time that one is held for an owner: and so do those behind them."""
+    a, b = cluster.add("a", 1), cluster.add("b", 2)
+    cluster.tell()
+    (item_id,) = cluster.wire(b).put("t", b"x")
+    cluster.tell(cluster.routing(without=[2]))
+    look, ack, behind = (cluster.wire(a) for _ in range(3))
+    context = idl.RequestContext(timeout_ms=10_000)
+    look.send_call("GetItem", id=item_id, context=context)
+    ack.send_call("Ack", ns="test", items=[idl.AckItem(item_id, 1)], context=context)
+    cluster.until(lambda: a.counters.held == 2, "requests that are held")
+    behind.send_call("GetRouting", wait_ms=25_000, version=cluster.on_loop(a.service._routing).version)
+    cluster.until(lambda: bool(a.service._routing_calls), "a request that waits")
+    cluster.on_loop(lambda: a.host.tick(a.now_ms() + 60_000))
+    with pytest.raises(Refused) as refused:
+        look.receive("GetItem")
+    assert refused.value.code == Code.UNAVAILABLE
+    assert ack.receive("Ack").outcomes[0].error.code == Code.UNAVAILABLE
+    assert behind.receive("GetRouting").version

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from foqs.buffers.keys import Give
 from foqs.buffers.round import RoundResult
 from foqs.dedup import bounds_of
@@ -100,3 +102,32 @@ def test_a_listing_that_ended_leaves_nothing_behind() -> None:
     lab.host.tick(lab.now_ms)
     assert said
     assert not shard.lists
+
+
+class Ends:
+    """Waits for its deadline; `first` is what happens as it comes."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self.done = False
+        self.first = first
+        self.ends = 0
+
+    def timed_out(self, shards: object) -> None:
+        self.first()
+        self.done = True
+        self.ends += 1
+
+
+def test_what_another_deadline_ended_is_not_ended_again() -> None:
+    """Both are due when the timer rings: a request, and what is held for it."""
+    lab = Laboratory(1)
+    held = Ends(lambda: None)
+
+    def end() -> None:
+        held.done = True
+
+    for waiting in (Ends(end), held, held):
+        lab.host.deadlines.push(lab.now_ms + 10, waiting)
+    lab.now_ms += 10
+    lab.host.tick(lab.now_ms)
+    assert not held.ends

@@ -57,7 +57,7 @@ class Host:
         self.served: Callable[[], None] = lambda: None  # what is served here has changed
         self.became_ready: Callable[[LaneKey], None] | None = None  # something of it, for others than who wait here
         self.left_waiting: Callable[[LaneKey], None] = lambda key: None  # somebody, for whom there is nothing here
-        self._housekeeping_ms = 0
+        self.housekeeping_ms = 0
         for section in config.shards:
             self.add(section.id)
 
@@ -383,12 +383,12 @@ class Host:
             life.check_quiet(self, shard, now_ms)
             if shard.woken or rounds.next_ms(shard, now_ms) <= now_ms:
                 self.touch(shard)
-        if now_ms >= self._housekeeping_ms:
-            self._housekeeping_ms = now_ms + _HOUSEKEEPING_MS
+        if now_ms >= self.housekeeping_ms:
+            self.housekeeping_ms = now_ms + _HOUSEKEEPING_MS
             dispense.keep_house(self, now_ms)
 
     def next_ms(self, now_ms: int) -> int:
-        at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self._housekeeping_ms)
+        at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self.housekeeping_ms)
         for shard in self.serving:
             at_ms = min(at_ms, rounds.next_ms(shard, now_ms))
             if shard.quiet_from_ms is not None:

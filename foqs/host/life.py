@@ -71,6 +71,14 @@ def check_quiet(host: Host, shard: Shard, now_ms: int) -> None:
         shard.woken.update(dict.fromkeys(host.waiting))
 
 
+def clock_set(host: Host, by_ms: int) -> None:
+    """The host's clock was set by so much: who waits for a time waits for as long as before."""
+    for waiting in (host.deadlines, host.patience, host.committing):
+        waiting.moved(by_ms)
+    host.held_up = {key: at_ms + by_ms for key, at_ms in host.held_up.items()}
+    host.housekeeping_ms = 0
+
+
 def check_hang(host: Host, shard: Shard, now_ms: int) -> None:
     """A trip that hangs opens the breaker, and what was not sent yet goes to other shards."""
     flight = shard.flight

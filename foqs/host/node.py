@@ -15,7 +15,7 @@ from foqs.budget import Budget
 from foqs.buffers.round import Outcome, Round, RoundResult
 from foqs.clock import Clock
 from foqs.config import Config
-from foqs.host import keyed, live
+from foqs.host import keyed, life, live
 from foqs.host.forward import Forwarder
 from foqs.host.guard import make_guard
 from foqs.host.host import Host
@@ -330,9 +330,9 @@ class Node:
     def _finished(self, shard: Shard, worker: Worker, round_: Round, result: RoundResult) -> None:
         if result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
-        now_ms = self._clock.now_ms()
         if result.db_now_ms and self._clock.jumped():
             self._follow_clock(result.db_now_ms)
+        now_ms = self._clock.now_ms()
         self.host.finished(shard, round_, result, now_ms)
         if shard.state is ShardState.CLOSED and not self._stopping and self._workers.get(shard.number) is worker:
             log.warning("shard.lost", shard=shard.number, reason=result.error)
@@ -348,6 +348,8 @@ class Node:
     def _follow_clock(self, db_now_ms: int) -> None:
         off_ms = self._clock.off_by_ms()
         followed = self._clock.confirm(db_now_ms)
+        if followed:
+            life.clock_set(self.host, off_ms)
         self.host.counters.clock_jumps += 1
         log.warning("clock.jumped", off_ms=off_ms, followed=followed)
 

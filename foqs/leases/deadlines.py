@@ -56,5 +56,9 @@ class Deadlines(Generic[T]):
                 due.append(what)
         return due
 
+    def moved(self, by_ms: int) -> None:
+        """The clock was set: each is as far away as it was."""
+        self._heap = [(at_ms + by_ms, pushed, what) for at_ms, pushed, what in self._heap]
+
     def __len__(self) -> int:
         return len(self._heap)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from foqs.budget import Budget
 from foqs.buffers.round import Round, RoundResult
-from foqs.host import rounds
+from foqs.host import life, rounds
 from foqs.host.host import Host
 from foqs.host.listing import Listing
 from foqs.host.requests import DequeueCall
@@ -99,7 +99,8 @@ class Member:
             self.host.tick(self.sim.now_ms)
             self.arm()
 
-    def clock_stepped(self) -> None:
+    def clock_stepped(self, by_ms: int) -> None:
+        life.clock_set(self.host, by_ms)
         self._tick_at = NEVER_MS
         self.arm()
 

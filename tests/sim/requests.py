@@ -35,8 +35,7 @@ class Request:
             broken(8, f"{self.what} was answered {self.answers} times")
         if not self.member.alive:
             broken(8, f"{self.what} was answered by a dead host")
-        # A host that was stepped in time measures its deadlines by the stepped clock.
-        if self.clients.sim.time > self.due and not self.clients.sim.profile.clock_steps:
+        if self.clients.sim.time > self.due:
             broken(8, f"{self.what} was answered {self.clients.sim.time - self.due} ms too late")
         self.clients.open.pop(self)
 

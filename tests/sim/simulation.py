@@ -198,7 +198,7 @@ class Simulation:
         self.step_ms += by_ms
         self.note("clock stepped", self.step_ms - START_MS)
         for member in self.members:
-            member.clock_stepped()
+            member.clock_stepped(by_ms)
         self._trouble()
 
     def _heal(self) -> None:

@@ -119,6 +119,7 @@ class Newsroom:
         return True
 
     def forget(self, call: WatchCall) -> None:
+        call.done = True
         self._waiting.pop(call, None)
 
     def stop(self) -> None:

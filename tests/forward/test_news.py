@@ -104,6 +104,15 @@ def test_those_who_wait_are_told_once_for_all_of_one_turn() -> None:
     assert not at.room.wait(WatchCall(version, answered.append)), "there is news already"
 
 
+def test_who_is_gone_has_ended() -> None:
+    """Its deadline need not be waited for."""
+    at = Room()
+    call = WatchCall(at.room.after(None).version, lambda call: None)
+    assert at.room.wait(call)
+    at.room.forget(call)
+    assert call.done
+
+
 def test_a_version_of_another_run_gets_all() -> None:
     before, after = Room(now_ms=1_000), Room(now_ms=1_001)
     before.put(T)

@@ -182,6 +182,23 @@ def test_a_slot_that_was_given_when_its_move_was_called_off_comes_back(
     assert cluster.on_loop(lambda: holds(cluster, 1, THEIRS[0]))
 
 
+def test_a_slot_that_is_being_given_away_does_not_come_back_with_another(
+    cluster: Cluster, two: tuple[Member, Member], record: Record, locked: Locked
+) -> None:
+    """The record gives the shard another slot just then."""
+    shard, (other, given) = two[0].host.shards[1], THEIRS[:2]
+    record.move(other)
+    cluster.until(lambda: not record.slots.moves, "the end of a move")
+    record.obeys = False
+    with locked(1):
+        record.move(given)
+        cluster.until(lambda: shard.flight is not None and shard.flight.give is not None, "a slot to be given away")
+        back = tuple(1 if slot == other else number for slot, number in enumerate(record.slots.shards))
+        record.tell(Slots(0, back, record.slots.moves, record.slots.stamp + 1))
+    cluster.until(lambda: holds(cluster, 1, other), "the other slot")
+    assert not cluster.on_loop(lambda: holds(cluster, 1, given))
+
+
 @pytest.mark.parametrize("which", [1, 2])
 def test_another_owner_goes_on(cluster: Cluster, two: tuple[Member, Member], record: Record, which: int) -> None:
     """Of the shard that gives, or of the one that takes, in the middle of it."""

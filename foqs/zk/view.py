@@ -23,7 +23,7 @@ from foqs.shardmgr.facts import (
     decode_shard,
     decode_slots,
 )
-from foqs.zk.paths import candidate_of, host_of, shard_of
+from foqs.zk.paths import ASSIGNMENT, SLOTS, candidate_of, host_of, shard_of
 
 log = structlog.get_logger("foqs.zk")
 
@@ -76,6 +76,9 @@ class View:
         self._changed = changed
         self._assignment = Assignment()
         self._slots = Slots()
+        self._data: dict[
+            str, bytes
+        ] = {}  # a record that was removed and written anew has the versions of the one before
         self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
         self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
         self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)
@@ -84,8 +87,9 @@ class View:
 
     def put_assignment(self, _name: str, data: bytes, version: int) -> None:
         """One that cannot be read keeps its version, so that a controller can write over it."""
-        if version == self._assignment.version:
+        if version == self._assignment.version and data == self._data.get(ASSIGNMENT):
             return
+        self._data[ASSIGNMENT] = data
         try:
             self._assignment = decode_assignment(data, version)
         except Invalid as error:
@@ -100,8 +104,9 @@ class View:
 
     def put_slots(self, _name: str, data: bytes, version: int) -> None:
         """As above."""
-        if version == self._slots.version:
+        if version == self._slots.version and data == self._data.get(SLOTS):
             return
+        self._data[SLOTS] = data
         try:
             self._slots = decode_slots(data, version)
         except Invalid as error:

@@ -306,7 +306,7 @@ class Host:
         shard = self.shards.get(shard_of(item_id))
         if shard is None and self.alone:
             call.found(None, None, None)
-        elif shard is None or shard.state is not ShardState.SERVING:
+        elif shard is None or not self.settles(shard):
             call.found(None, None, NotServed())
         elif shard.full:
             call.found(None, None, Overloaded("too much waits for the item's shard", OVERLOADED_RETRY_MS))

@@ -133,6 +133,8 @@ class Forwarder:
             items = [] if response is None else response.items or []
             if waiting.done:  # its consumer is gone
                 self._give_back(address, items, request)
+                for key, _ in waiting.wants:  # the others were not told, as one was sent
+                    self.fetch(key)
                 return
             if items or (response is not None and response.doubtful):
                 waiting.done = True

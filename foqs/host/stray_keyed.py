@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.keys import Keyed
 from foqs.dedup import Duplicate
-from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.errors import FoqsError, Forbidden, OutcomeUnknown, Overloaded, Unauthenticated, Unavailable
 from foqs.host import keyed
 from foqs.host.requests import EnqueueCall
 from foqs.host.shard import Shard
@@ -133,8 +133,9 @@ class StrayKeyed:
             self._end()
 
     def _settle(self, one: Keyed, outcome: int | FoqsError) -> None:
-        if isinstance(outcome, Overloaded | Unavailable) and one.at in self._doubtful:
-            outcome = OutcomeUnknown("the host that was asked may have stored it")
+        if one.at in self._doubtful:
+            if isinstance(outcome, Overloaded | Unavailable | Forbidden | Unauthenticated):
+                outcome = OutcomeUnknown("the host that was asked may have stored it")
         self._call.settled([one.at], [outcome])
 
     def _end(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, Unavailable
+from foqs.errors import FoqsError, Forbidden, NotFound, OutcomeUnknown, Overloaded, Unauthenticated, Unavailable
 from foqs.host import ops
 from foqs.host.requests import ItemsCall
 from foqs.host.shard import Shard
@@ -30,6 +30,7 @@ RETRY_MS = 100
 AGAIN_MS = 100
 """After this a host that could not be reached is tried again, if it still is the one to ask."""
 NO_OWNER = "the item's shard is being moved"
+_REMOVED = "a reply was lost, and the item's shard was removed since"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Strays:
             if forwarder.serves(item_id):
                 groups.setdefault(None, []).append(at)
             elif not routing.exists(item_id):
-                self._settle(at, NotFound("no such item"))
+                self._settle(at, NotFound("no such item") if at not in self._doubtful else OutcomeUnknown(_REMOVED))
             elif route is None or route.host == forwarder.host_id or route == self._tried.get(shard_of(item_id)):
                 self._astray.append(at)
             else:
@@ -238,6 +239,6 @@ class Strays:
             elif isinstance(error, NotFound) and self._kind is ACK:
                 # By the ack whose reply was lost, or before it by another holder's: then this lease was over.
                 error = OutcomeUnknown("the item is gone, and the reply that said why was lost")
-            elif isinstance(error, Overloaded | Unavailable):
+            elif isinstance(error, Overloaded | Unavailable | Forbidden | Unauthenticated):
                 error = OutcomeUnknown(f"an earlier reply was lost; then: {error.message}")
         self._call.settled(at, error)

@@ -7,7 +7,7 @@ import pytest
 
 from foqs.buffers.keys import Give
 from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
-from foqs.errors import Code, FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.errors import Code, FoqsError, Forbidden, OutcomeUnknown, Overloaded, Unauthenticated, Unavailable
 from foqs.host.forward import _Again
 from foqs.host.requests import EnqueueCall
 from foqs.host.stray_keyed import StrayKeyed
@@ -98,7 +98,11 @@ def test_they_wait_for_a_shard_that_is_being_moved(cluster: Cluster, two: tuple[
     assert {outcome.duplicate for outcome in made[50:]} == {None}
 
 
-@pytest.mark.parametrize("refusal", [Overloaded("full", 100), Unavailable("down", 100)], ids=["full", "down"])
+@pytest.mark.parametrize(
+    "refusal",
+    [Overloaded("full", 100), Unavailable("down", 100), Forbidden("older rights"), Unauthenticated("who?")],
+    ids=["full", "down", "forbidden", "unauthenticated"],
+)
 def test_what_may_be_stored_is_not_said_to_be_refused(refusal: FoqsError) -> None:
     """The reply was lost, and the next answer says that nothing is stored: by the second asking."""
     asked: list[Done] = []

@@ -259,6 +259,7 @@ def test_a_nack_that_was_not_sent_is(cluster: Cluster, peer: Callable[..., Peer]
         (Code.OVERLOADED, 5, 0),  # it does not say, so it is asked once more
         (Code.UNAVAILABLE, 5, 0),
         (Code.NOT_FOUND, None, Code.OUTCOME_UNKNOWN),  # by the lost ack, or by another holder's before it
+        (Code.FORBIDDEN, None, Code.OUTCOME_UNKNOWN),  # says nothing of the first, by an owner with other rights
     ],
 )
 def test_what_the_second_answer_says_of_the_first(

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from foqs.errors import Code
 from foqs.idl import idl
+from tests.client.peer import Act, Peer
 from tests.forward.nodes import Cluster
 from tests.service.wire import Delivery
 
@@ -34,3 +36,18 @@ def test_the_next_consumer_comes_when_the_one_who_was_sent_is_gone(cluster: Clus
         consumers[0].reset()
         cluster.until(lambda: a.server.counters.lost == 1, "it to be gone")
     assert [item.payload for item in consumers[1].receive("Dequeue").items] == [b"x"]
+
+
+def test_a_delete_that_may_not_have_been_done_is_not_said_to_be_when_the_shard_is_removed(
+    cluster: Cluster, peer: Callable[..., Peer]
+) -> None:
+    a, other = cluster.add("a", 1), peer(lambda method, request: Act.CLOSE_BEFORE)
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    wire = cluster.wire(a)
+    wire.send_call("DeleteItems", ids=[9 << 48 | 1])
+    cluster.until(lambda: a.counters.held == 1, "a reply to be lost")
+    cluster.shards.discard(9)
+    cluster.tell()
+    (outcome,) = wire.receive("DeleteItems").outcomes
+    assert outcome.error is not None
+    assert outcome.error.code == Code.OUTCOME_UNKNOWN

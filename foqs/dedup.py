@@ -28,6 +28,12 @@ class Duplicate(int):
     __slots__ = ()
 
 
+class OwnDuplicate(Duplicate):
+    """It may have been stored by this very request, which was sent on a second time."""
+
+    __slots__ = ()
+
+
 def digest_of(ns: str, key: str) -> bytes:
     """Names hold no control character, so nothing else has the same."""
     return blake2b(f"{ns}\0{key}".encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

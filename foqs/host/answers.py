@@ -32,7 +32,7 @@ def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Coun
         one = _EnqueueOutcome()
         if isinstance(outcome, int):
             one.id = outcome
-            if type(outcome) is Duplicate:
+            if isinstance(outcome, Duplicate):
                 one.duplicate = True
                 counters.duplicates += 1
         else:

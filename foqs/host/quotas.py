@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from foqs.clock import monotonic_ms
-from foqs.dedup import Duplicate
+from foqs.dedup import Duplicate, OwnDuplicate
 from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Overloaded
 from foqs.host import intake
 from foqs.host.forward import Forwarder
@@ -280,4 +280,4 @@ class Quotas:
 
 
 def _stored_nothing(outcome: int | FoqsError) -> bool:
-    return isinstance(outcome, FoqsError | Duplicate) and not isinstance(outcome, OutcomeUnknown)
+    return isinstance(outcome, FoqsError | Duplicate) and not isinstance(outcome, OutcomeUnknown | OwnDuplicate)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.keys import Keyed
-from foqs.dedup import Duplicate
+from foqs.dedup import Duplicate, OwnDuplicate
 from foqs.errors import FoqsError, Forbidden, OutcomeUnknown, Overloaded, Unauthenticated, Unavailable
 from foqs.host import keyed
 from foqs.host.requests import EnqueueCall
@@ -134,7 +134,9 @@ class StrayKeyed:
 
     def _settle(self, one: Keyed, outcome: int | FoqsError) -> None:
         if one.at in self._doubtful:
-            if isinstance(outcome, Overloaded | Unavailable | Forbidden | Unauthenticated):
+            if isinstance(outcome, Duplicate):
+                outcome = OwnDuplicate(outcome)
+            elif isinstance(outcome, Overloaded | Unavailable | Forbidden | Unauthenticated):
                 outcome = OutcomeUnknown("the host that was asked may have stored it")
         self._call.settled([one.at], [outcome])
 

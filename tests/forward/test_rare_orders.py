@@ -2,12 +2,20 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
+import pytest
+
+from foqs.dedup import SLOTS
 from foqs.errors import Code
+from foqs.host.quota_homes import home_slot
 from foqs.idl import idl
-from tests.client.peer import Act, Peer
+from foqs.quotas.allowance import Allowance
+from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.routing import make_routing
+from tests.client.peer import Act, Peer, script
 from tests.forward.nodes import Cluster
-from tests.service.wire import Delivery
+from tests.service.wire import Delivery, spec
 
 Locked = Callable[[int], AbstractContextManager[None]]
 
@@ -51,3 +59,34 @@ def test_a_delete_that_may_not_have_been_done_is_not_said_to_be_when_the_shard_i
     (outcome,) = wire.receive("DeleteItems").outcomes
     assert outcome.error is not None
     assert outcome.error.code == Code.OUTCOME_UNKNOWN
+
+
+def test_an_item_whose_first_reply_was_lost_costs_its_token(
+    cluster: Cluster, peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer calls it a duplicate, of the first asking."""
+    rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
+    a, other = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), peer(script("Enqueue", Act.CLOSE_AFTER))
+    slots = tuple(1 if slot == home_slot("test") else 9 for slot in range(SLOTS))
+    routing = cluster.on_loop(lambda: cluster.routing(p=(other.address, 9)))
+    cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=slots, stamp=1)))
+    settled: list[tuple[int, int]] = []
+    settle = Allowance.settle
+
+    def record(self: Allowance, taken: int, unused: int, term: int, now_ms: int) -> None:
+        settled.append((taken, unused))
+        settle(self, taken, unused, term, now_ms)
+
+    monkeypatch.setattr(Allowance, "settle", record)
+    wire = cluster.wire(a)
+
+    def put() -> Any:
+        (outcome,) = wire.outcomes(spec("t", b"x", dedup_key="k0"))
+        return outcome
+
+    while (outcome := put()).error is not None:
+        assert outcome.error.code == Code.OVERLOADED
+    assert (len(other.named("Enqueue")), len(other.items), outcome.duplicate) == (2, 1, True)
+    assert settled == [(1, 0)]
+    assert put().duplicate
+    assert settled == [(1, 0), (1, 1)]

@@ -56,6 +56,7 @@ class QuotaHomes:
         now_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
     ) -> None:
+        self.missing: Callable[[], None] = lambda: None  # called when a slot is not here, which may have to be
         self._host = host
         self._quota_of = quota_of
         self._routing = routing
@@ -81,6 +82,7 @@ class QuotaHomes:
             return
         shard = self._shard_of(home_slot(ns))
         if shard is None:
+            self.missing()
             answer(NotServed("the namespace's home is not here now"))
             return
         self._confirmed(shard, partial(self._take_confirmed, ns, quota, holder, asked, answer))

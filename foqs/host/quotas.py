@@ -99,6 +99,8 @@ class Quotas:
         self._numbers = count(1)
         self._holder = f"{host.rng.getrandbits(128):032x}"
         self.homes = QuotaHomes(host, self.of, self._routing, self._ask, now_ms, later)
+        if forwarder is not None:
+            self.homes.missing = forwarder.slot_moves.adopt
         if self._general is not None or any(self._own.values()):
             later(BEAT_MS, self._beat)
 

@@ -1,12 +1,14 @@
 """Orders of events that are rare: a caller that goes just then, a reply that is lost, a host that stops meanwhile."""
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from foqs.dedup import SLOTS
+from foqs.buffers.keys import Give
+from foqs.dedup import SLOTS, bounds_of
 from foqs.errors import Code
 from foqs.host.quota_homes import home_slot
 from foqs.idl import idl
@@ -14,7 +16,7 @@ from foqs.quotas.allowance import Allowance
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import make_routing
 from tests.client.peer import Act, Peer, script
-from tests.forward.nodes import Cluster
+from tests.forward.nodes import PATIENCE_S, Cluster
 from tests.service.wire import Delivery, spec
 
 Locked = Callable[[int], AbstractContextManager[None]]
@@ -90,3 +92,23 @@ def test_an_item_whose_first_reply_was_lost_costs_its_token(
     assert settled == [(1, 0)]
     assert put().duplicate
     assert settled == [(1, 0), (1, 1)]
+
+
+def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluster) -> None:
+    """The move was called off at the same time, and no key comes of which one would see it."""
+    rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
+    a, slot, given = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), home_slot("test"), []
+    shard = a.host.shards[1]
+    routing = cluster.on_loop(cluster.routing)
+    cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * SLOTS, stamp=1)))
+    cluster.until(lambda: shard.keys.takes_slot(slot), "slots")
+
+    def give() -> None:
+        shard.keys.gives.append(Give(slot, 1, bounds_of(slot)[0], 1, given.append))
+        a.host.touch(shard)
+
+    cluster.on_loop(give)
+    cluster.until(lambda: bool(given), "the slot to be given away")
+    wire, until_s = cluster.wire(a), time.monotonic() + PATIENCE_S
+    while wire.outcomes(spec("t"))[0].error is not None:
+        assert time.monotonic() < until_s, "never admitted"

@@ -370,9 +370,10 @@ class Service:
 
     def watch_topics(self, call: Call) -> None:
         request, limits = call.request, self.limits
+        self._refuse_when_draining()  # who was told at once would ask again at once
         wait_ms = intake.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         waiting = WatchCall(request.version or 0, partial(self._answer_watch, call))
-        if not wait_ms or self._host.draining or request.version is None or not self._news.wait(waiting):
+        if not wait_ms or request.version is None or not self._news.wait(waiting):
             waiting.answer()
             return
         call.on_lost = lambda: self._news.forget(waiting)

@@ -11,6 +11,7 @@ from foqs.buffers.keys import Give
 from foqs.dedup import SLOTS, bounds_of
 from foqs.errors import Code
 from foqs.host.quota_homes import home_slot
+from foqs.host.watch import Watch
 from foqs.idl import idl
 from foqs.quotas.allowance import Allowance
 from foqs.shardmgr.facts import Slots
@@ -112,3 +113,24 @@ def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluste
     wire, until_s = cluster.wire(a), time.monotonic() + PATIENCE_S
     while wire.outcomes(spec("t"))[0].error is not None:
         assert time.monotonic() < until_s, "never admitted"
+
+
+def test_a_host_that_stops_is_asked_for_news_at_a_pace(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets nobody wait, and hands out nothing."""
+    a, _ = cluster.add("a", 1), cluster.add("b", 2)
+    cluster.tell()
+    cluster.until(lambda: len(a.news._waiting) == 1, "a question to wait")
+    asked: list[str] = []
+    question = Watch._question
+
+    def count(self: Watch, address: str, keys: Any, version: int | None) -> None:
+        asked.append(address)
+        question(self, address, keys, version)
+
+    monkeypatch.setattr(Watch, "_question", count)
+    cluster.on_loop(lambda: a.host.drain(a.now_ms()))
+    cluster.until(lambda: len(asked) >= 3, "questions")
+    begun_s = time.monotonic()
+    cluster.until(lambda: len(asked) >= 6 or time.monotonic() > begun_s + 1.2, "more of them, or none")
+    assert len(asked) < 6
+    assert set(asked) == {a.address}

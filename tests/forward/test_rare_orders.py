@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from foqs import clock
 from foqs.buffers.keys import Give
 from foqs.dedup import SLOTS, bounds_of
 from foqs.errors import Code
@@ -134,3 +136,20 @@ def test_a_host_that_stops_is_asked_for_news_at_a_pace(cluster: Cluster, monkeyp
     cluster.until(lambda: len(asked) >= 6 or time.monotonic() > begun_s + 1.2, "more of them, or none")
     assert len(asked) < 6
     assert set(asked) == {a.address}
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_who_waits_when_the_clock_is_set_waits_as_long(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    a, set_ns = cluster.add("a", 1), hours * 3_600_000_000_000
+    consumer = cluster.wire(a)
+    begun_s = time.monotonic()
+    consumer.send_call("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=2_000)
+    cluster.until(lambda: len(a.host.patience) == 1, "it to wait")
+    set_ = SimpleNamespace(monotonic_ns=time.monotonic_ns, time_ns=lambda: time.time_ns() + set_ns)
+    monkeypatch.setattr(clock, "time", set_)
+    cluster.on_loop(lambda: a._follow_clock(set_.time_ns() // 1_000_000))
+    assert a.counters.clock_jumps == 1
+    assert consumer.receive("Dequeue").items == []
+    assert time.monotonic() - begun_s >= 1.9

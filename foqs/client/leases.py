@@ -35,15 +35,17 @@ class Held:
 
     `gone`: the server said that the lease is over. `settling`: what became of the item is being told to the
     server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
-    handler. `traced`: the span of its work, where that is traced.
+    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
+    given up.
     """
 
-    __slots__ = ("doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
+    __slots__ = ("asked", "doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
 
     def __init__(self, item: Item, expires: float, extend_at: float) -> None:
         self.item = item
         self.expires = expires
         self.extend_at = extend_at
+        self.asked = 0
         self.gone = False
         self.settling = False
         self.doubtful = False
@@ -96,7 +98,11 @@ class Leases:
         extend_at = now if overdue else now + lease_s * EXTEND_AFTER
         added = [Held(item, now + lease_s, extend_at) for item in items]
         with self.change:
+            # What comes again, early after a crash of its owner, has lost the lease that it had here.
+            before = [old for held in added if (old := self._held.get(held.item.id)) is not None and not old.settling]
             self._held.update((held.item.id, held) for held in added)
+        for old in before:
+            _end(old)
         extender.watch(self, extend_at)
         return added
 
@@ -119,13 +125,13 @@ class Leases:
 
     def extend(self, held: Held, lease_ms: int) -> None:
         """Extends one lease at once. Raises StaleLease or NotFound when it is lost."""
-        sent = monotonic()
+        sent, asked = monotonic(), held.asked
         try:
             self.client.extend(held.item, lease_ms)
         except (StaleLease, NotFound):
             _end(held)
             raise
-        _extended(held, sent, lease_ms / 1000)
+        _extended(held, asked, sent, lease_ms / 1000)
         extender.watch(self, held.extend_at)
 
     def extend_due(self) -> float:
@@ -142,10 +148,11 @@ class Leases:
         lease_s = self.lease_ms / 1000
         first_end_s = min((held.expires - now for held in due if held.expires > now), default=lease_s)
         call_s = max(_SHORTEST_CALL_S, min(lease_s * CALL_AT_MOST, first_end_s, _LONGEST_CALL_S))
+        before = [held.asked for held in due]
         outcomes = self.client.extend_many([held.item for held in due], self.lease_ms, timeout_ms=int(call_s * 1000))
-        for held, error in zip(due, outcomes, strict=True):
+        for held, asked, error in zip(due, before, outcomes, strict=True):
             if error is None:
-                _extended(held, now, lease_s)
+                _extended(held, asked, now, lease_s)
             elif isinstance(error, StaleLease | NotFound):
                 self._lost(held, error)
             else:
@@ -170,12 +177,17 @@ def _end(held: Held) -> None:
     held.tell()
 
 
-def _extended(held: Held, sent: float, lease_s: float) -> None:
-    held.expires = sent + lease_s
-    held.extend_at = sent + lease_s * EXTEND_AFTER
+def _extended(held: Held, asked: int, sent: float, lease_s: float) -> None:
+    """`asked` is what it was when this was sent."""
+    expires, extend_at = sent + lease_s, sent + lease_s * EXTEND_AFTER
+    if held.asked != asked:  # another one was under way as well: the server may have carried out either of them last
+        expires, extend_at = min(expires, held.expires), min(extend_at, held.extend_at)
+    held.asked += 1
+    held.expires, held.extend_at = expires, extend_at
 
 
 def _not_extended(held: Held, error: FoqsError, now: float, lease_s: float) -> None:
+    held.asked += 1
     held.extend_at = now + lease_s * RETRY_AFTER
     if now >= held.expires:
         log.warning("could not extend the lease of %r in time: %s", held.item, error.message)
@@ -200,8 +212,8 @@ class Extender:
         with self._change:
             self._watched.add(leases)
             if not self._running:
-                self._running = True
                 threading.Thread(target=self._run, name="foqs-extender", daemon=True).start()
+                self._running = True  # not before: where there can be no more threads, the next call tries again
             if extend_at < self._wake_at:
                 self._wake_at = extend_at
                 self._change.notify()

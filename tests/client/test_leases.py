@@ -1,0 +1,104 @@
+"""What a worker believes of its leases, in whatever order items and answers come."""
+
+import threading
+from math import inf
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from foqs.client.items import Item
+from foqs.client.leases import Extender, Leases
+from foqs.errors import OutcomeUnknown
+from tests.client.peer import eventually
+
+LEASE_MS = 600_000
+"""So long that only the test extends anything."""
+
+
+class Service:
+    """Carries out what is asked; `meanwhile` is what else happens before an extension by the handler is answered."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Any = None
+
+    def extend(self, item: Item, lease_ms: int) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+    def extend_many(self, items: list[Item], lease_ms: int, *, timeout_ms: int) -> list[None]:
+        return [None] * len(items)
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def leases(service):
+    leases = Leases(service, LEASE_MS, 10)
+    yield leases
+    leases.abandon()
+
+
+def test_an_item_that_comes_again_has_lost_its_earlier_lease(leases):
+    """Early, after its owner crashed, and to the same worker."""
+    (first,) = leases.add([Item(id=1, lease=1)])
+    lost = first.event()
+    (again,) = leases.add([Item(id=1, lease=2)])
+    assert lost.is_set()
+    assert not first.usable(monotonic())
+    assert again.usable(monotonic())
+    leases.remove([first])
+    assert len(leases) == 1
+
+
+def test_what_became_of_an_item_that_comes_again_is_told_by_its_own_outcome(leases):
+    (first,) = leases.add([Item(id=1, lease=1)])
+    first.settling = True
+    leases.add([Item(id=1, lease=2)])
+    assert not first.gone
+
+
+@pytest.mark.parametrize("asked_ms", [LEASE_MS // 10, LEASE_MS * 10])
+def test_of_two_extensions_under_way_the_shorter_one_may_be_the_last(leases, service, asked_ms):
+    (held,) = leases.add([Item(id=1, lease=1)])
+    service.meanwhile = lambda: leases._extend_many([held], monotonic())
+    leases.extend(held, asked_ms)
+    shorter_s = min(asked_ms, LEASE_MS) / 1000
+    assert held.expires <= monotonic() + shorter_s
+    assert held.extend_at <= monotonic() + shorter_s / 2
+    service.meanwhile = None
+    leases.extend(held, 10 * LEASE_MS)
+    assert held.expires > monotonic() + LEASE_MS / 1000
+
+
+def test_an_extension_that_may_have_been_made_late_is_believed(leases, service):
+    """The worker's own, of which nobody knows what became, may be the last that the server carried out."""
+    (held,) = leases.add([Item(id=1, lease=1)])
+
+    def lost() -> None:
+        service.extend_many = lambda items, *_, **__: [OutcomeUnknown("lost")]
+        leases._extend_many([held], monotonic())
+
+    service.meanwhile = lost
+    leases.extend(held, 10 * LEASE_MS)
+    assert held.extend_at <= monotonic() + LEASE_MS / 1000
+
+
+def test_a_thread_that_cannot_be_started_is_started_for_the_next(monkeypatch):
+    extender = Extender()
+    leases = Leases(Service(), LEASE_MS, 1)
+    started = []
+    monkeypatch.setattr(extender, "_run", lambda: started.append(True))
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError):
+            extender.watch(leases, inf)
+    extender.watch(leases, inf)
+    eventually(lambda: started)

@@ -26,7 +26,8 @@ class Policy(NamedTuple):
     """`repeatable`: whether it may be asked again when nobody knows whether it was done.
 
     After such a doubt, an answer among `done_if` says that it is done, and one among `unclear_if` leaves the
-    doubt. `changes` is False for what only looks: then a lost reply is no unknown outcome.
+    doubt, as does one that is about the request alone. `changes` is False for what only looks: then a lost reply is no
+    unknown outcome.
     """
 
     repeatable: bool
@@ -65,6 +66,9 @@ def judge(policy: Policy, error: FoqsError, doubtful: bool) -> Verdict:
     if doubtful and isinstance(error, policy.done_if):
         return Verdict.DONE
     if doubtful and isinstance(error, policy.unclear_if):
+        return Verdict.UNKNOWN
+    # Who refuses to do it now (another host, another configuration) does not say what became of it before.
+    if doubtful and not isinstance(error, NotFound | StaleLease):
         return Verdict.UNKNOWN
     return Verdict.FAILED
 

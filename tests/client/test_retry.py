@@ -8,6 +8,7 @@ from foqs.client.connection import ClientClosed, LostReply, NotSent
 from foqs.client.retry import (
     END_ITEM,
     EXTEND,
+    KEYED,
     LONGEST_PAUSE_MS,
     LOOK,
     NACK,
@@ -27,6 +28,7 @@ from foqs.errors import (
     StaleLease,
     Unauthenticated,
     Unavailable,
+    from_code,
 )
 
 POLICIES = (ONCE, LOOK, END_ITEM, EXTEND, NACK, RELEASE)
@@ -65,6 +67,14 @@ def test_an_enqueue_is_never_repeated_when_nobody_knows(error):
 def test_what_an_answer_means_after_a_lost_reply(policy, not_found, stale):
     assert judge(policy, NotFound("x"), doubtful=True) is not_found
     assert judge(policy, StaleLease("x"), doubtful=True) is stale
+
+
+@pytest.mark.parametrize("policy", [KEYED, END_ITEM, EXTEND, NACK, RELEASE])
+@pytest.mark.parametrize(
+    "error", [Invalid("x"), Forbidden("x"), Unauthenticated("x"), ClientClosed("x"), from_code(99, "newer than we are")]
+)
+def test_who_refuses_to_do_it_again_does_not_know_whether_it_was_done(policy, error):
+    assert judge(policy, error, doubtful=True) is Verdict.UNKNOWN
 
 
 def test_the_last_word_when_time_is_over():

@@ -127,6 +127,7 @@ class Producer:
             self._change.notify_all()
         for entry in left:
             entry.future.cancel()
+            entry.future.set_running_or_notify_cancel()  # or who waits for several futures is not woken
         return answered
 
     def __enter__(self) -> Producer:

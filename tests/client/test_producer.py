@@ -173,3 +173,18 @@ def test_a_forked_child_is_told_to_make_its_own(peer, client_of):
         producer.flush()
         assert future.result(LATER) == 1
     assert len(peer.items) == 1
+
+
+def test_who_waits_for_what_was_not_sent_hears_that_it_is_cancelled(new_peer, client_of, gate):
+    def hold(name, request):
+        gate.wait(LATER)
+        return Act.SERVE
+
+    producer = Producer(client_of(new_peer(hold)), max_items=1, in_flight=1)
+    futures = [producer.enqueue("t", b"x") for _ in range(3)]
+    eventually(futures[0].running)
+    futures[1].cancel()
+    assert not producer.close(timeout_ms=10)
+    assert wait(futures[1:], LATER / 10).done == set(futures[1:])
+    gate.set()
+    assert futures[0].result(LATER) == 1

@@ -122,8 +122,8 @@ class Worker:
 
     def start(self) -> None:
         """Begins to work, in threads."""
-        self._settler.start()
         calls = [handler_call(self._handler) for _ in range(self._concurrency)]
+        self._settler.start()
         self._handlers = [
             threading.Thread(target=self._work, args=(call,), name=f"foqs-handler-{n}", daemon=True)
             for n, call in enumerate(calls)
@@ -182,7 +182,8 @@ class Worker:
         except BaseException as error:
             log.exception("the worker ends")
             self._error = error
-            self.stop()
+            if not self._stopping.is_set():  # or it would prolong the grace
+                self.stop()
         try:
             self._wind_up()
         finally:

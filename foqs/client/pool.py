@@ -113,7 +113,9 @@ class Pool:
         for address in before - self._living:
             self.avoid(address)
         with self._change:
-            for address in self._living.symmetric_difference(before):
+            # Not only those of `before`: a call to a host that is gone may fail later.
+            kept = self._living.union(self._addresses) - self._living.symmetric_difference(before)
+            for address in [address for address in [*self._failed_at, *self._refused] if address not in kept]:
                 self._failed_at.pop(address, None)
                 self._refused.pop(address, None)
 

@@ -86,6 +86,18 @@ def test_a_connection_that_is_given_back_as_the_wait_for_it_ends_is_taken(peer, 
     assert pool.take(deadline) is lent
 
 
+def test_hosts_that_are_gone_are_forgotten_also_when_a_call_to_them_ends_late(peer, client_of):
+    client = client_of(peer, routing=False)
+    pool = client._caller.pool
+    for port in range(1, 10):
+        pool.living([Address("gone", port)])
+        pool.living([Address("gone", port + 1)])
+        pool._refused[Address("gone", port)] = 1
+        pool.avoid(Address("gone", port))
+    assert len(pool._failed_at) <= 2
+    assert len(pool._refused) <= 2
+
+
 def test_a_closed_client_says_so_and_wakes_who_waits(new_peer, client_of):
     peer = new_peer(lambda name, request: Act.CLOSE_BEFORE)
     client = client_of(peer, timeout_ms=60_000)

@@ -77,8 +77,8 @@ class Router:
     def _begin(self) -> None:
         with self._change:
             if not self._running and not self._closed:
-                self._running = True
                 threading.Thread(target=self._run, name="foqs-router", daemon=True).start()
+                self._running = True  # not before: where there can be no more threads, the next call tries again
 
     def close(self) -> None:
         with self._change:

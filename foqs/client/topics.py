@@ -60,8 +60,8 @@ class Topics:
     def _begin(self) -> None:
         with self._change:
             if not self._running and not self._closed.is_set():
-                self._running = True
                 threading.Thread(target=self._run, name="foqs-topics", daemon=True).start()
+                self._running = True  # not before: where there can be no more threads, the next call tries again
 
     def _run(self) -> None:
         while self._still_wanted():

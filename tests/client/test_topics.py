@@ -32,3 +32,20 @@ def test_a_thread_that_ends_does_not_forget_what_the_next_one_learned(monkeypatc
     eventually(lambda: ended and not ended[0].is_alive())
     assert wanted.having(["t"])
     wanted.close()
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(peer, client_of, monkeypatch):
+    client = client_of(peer)
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        for begin in (client._router.begin, lambda: client._topics.having(["t"])):
+            with pytest.raises(RuntimeError):
+                begin()
+    client._topics.having(["t"])
+    eventually(lambda: peer.named("GetActiveTopics"))
+    client.server_info()
+    eventually(lambda: peer.told)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from foqs.client.client import Client
 from foqs.client.items import Item
-from foqs.client.leases import Held, Leases
+from foqs.client.leases import EXTEND_AFTER, Held, Leases
 from foqs.client.worker import shares
 from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.spark.consume_folder import StateFolder
@@ -179,7 +179,8 @@ class Consumer:
             self._folder.add(seq, items)
         except BaseException:
             self._leases.remove(self._held.pop(seq))
-            with suppress(FoqsError):
+            with suppress(FoqsError, OSError):
+                self._folder.remove(seq)  # first: it may be in its place, and would be given again
                 self._client.release_many(items)
             raise
         self.counts.leased += len(items)
@@ -197,9 +198,16 @@ class Consumer:
         if self._ends_when_empty:
             wait_ms = max(wait_ms, _AVAILABLE_NOW_WAIT_MS)
         left_bytes = self._settings.max_bytes_per_batch
+        timeout_ms = None
+        until = inf
         for _ in range(_PASSES):
+            if items:  # nobody extends them yet
+                until = min(until, monotonic() + self._settings.lease_ms / 1000 * EXTEND_AFTER)
+                timeout_ms = min(self._settings.timeout_ms, int((until - monotonic()) * 1000))
+                if timeout_ms <= 0:
+                    break
             try:
-                more = self._dequeue(count - len(items), left_bytes, 0 if items else wait_ms)
+                more = self._dequeue(count - len(items), left_bytes, 0 if items else wait_ms, timeout_ms)
             except FoqsError as error:
                 if items:
                     break  # they are leased: the batch must not be lost for want of more
@@ -236,13 +244,14 @@ class Consumer:
         active = takewhile(lambda topic: topic <= last, (found.topic for found in self._client.active_topics()))
         return any(topic in topics for topic in active)
 
-    def _dequeue(self, count: int, max_bytes: int, wait_ms: int) -> list[Item]:
+    def _dequeue(self, count: int, max_bytes: int, wait_ms: int, timeout_ms: int | None) -> list[Item]:
         self._turn += 1
         return self._client.dequeue(
             shares(self._settings.topics, count, self._turn),
             wait_ms=wait_ms,
             lease_ms=self._settings.lease_ms,
             max_bytes=max_bytes,
+            timeout_ms=timeout_ms,
         )
 
     def _settle(self) -> None:

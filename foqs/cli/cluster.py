@@ -80,27 +80,36 @@ class Cluster:
         """Makes the change that `decide` gives (what it raises is raised), and returns it when the facts show it. It is
         decided again, a few times, when somebody else changes the facts first. Raises Forbidden when ZooKeeper refuses
         it, Unavailable when it does not get through."""
-        for _ in range(_TRIES):
-            change = decide(await self.fresh())
-            action = change.action
-            if action is None:
-                return change
-            try:
+        doubtful: Change | None = None  # was sent, and nobody knows whether it was made
+        try:
+            for _ in range(_TRIES):
+                facts = await self.fresh()
+                # They may have been older when the answer was lost: those of before, or of a server that is behind.
+                if doubtful is not None and doubtful.action is not None and made(doubtful.action, facts):
+                    change, doubtful = doubtful, None
+                    audit(change, True)
+                    return change
+                change = decide(facts)
+                action = change.action
+                if action is None:
+                    return change
+                before, doubtful = doubtful, change
                 error = await self._send(action)
-                if isinstance(error, ZkUnknown) and made(action, await self.fresh()):
-                    error = None
-            except (Unavailable, asyncio.CancelledError):
-                audit(change, False)
-                raise
-            if isinstance(error, ZkRefused):
-                raise Forbidden(f"{error}; see acl and auth_credential of [zookeeper]") from error
-            if error is None:
-                audit(change, True)
-            if error is None or isinstance(error, ZkConflict):
-                await self._when(partial(shown, action), lambda: "ZooKeeper does not show what has changed")
-            if error is None:
-                return change
-        raise Unavailable("others go on changing the same, or the connection is lost again and again: try again")
+                if not isinstance(error, ZkUnknown):
+                    doubtful = before
+                if isinstance(error, ZkRefused):
+                    raise Forbidden(f"{error}; see acl and auth_credential of [zookeeper]") from error
+                if error is None:
+                    doubtful = None
+                    audit(change, True)
+                if error is None or isinstance(error, ZkConflict):
+                    await self._when(partial(shown, action), lambda: "ZooKeeper does not show what has changed")
+                if error is None:
+                    return change
+            raise Unavailable("others go on changing the same, or the connection is lost again and again: try again")
+        finally:
+            if doubtful is not None:
+                audit(doubtful, False)
 
     async def until(self, missing: Missing, timeout_s: float, progress: Callable[[str], None]) -> None:
         """Returns when nothing is missing; `progress` is told what is, whenever that is something else. Raises NotDone

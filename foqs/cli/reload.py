@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import structlog
 
@@ -37,13 +39,30 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
                 continue
             try:
                 # On a thread: a disk may hang. A SIGHUP meanwhile has it read once more.
-                running = take(running, await asyncio.to_thread(read), apply)
+                running = take(running, await _read_aside(read), apply)
             except NotValid as error:
                 log.error("config.not_reloaded", errors=error.errors)
             except Invalid as error:
                 log.error("config.not_reloaded", errors=[error.message])
 
     return asyncio.get_running_loop().create_task(follow())
+
+
+def _read_aside(read: Read) -> asyncio.Future[Config]:
+    """On no thread of the loop's own: those are waited for when it ends, and a disk that hangs would keep the host."""
+    made: Future[Config] = Future()
+    made.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            config = read()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            made.set_exception(error)
+        else:
+            made.set_result(config)
+
+    threading.Thread(target=work, name="foqs-reload", daemon=True).start()
+    return asyncio.wrap_future(made)
 
 
 def take(running: Config, read: Config, apply: Apply) -> Config:

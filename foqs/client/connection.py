@@ -21,6 +21,7 @@ MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
 
 _FIRST_READ_BYTES = 1 << 16
+_AT_ONCE_S = 0.001
 DEFAULT_PORT = 7707
 
 
@@ -121,10 +122,9 @@ class Connection:
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
 
     def _receive(self, deadline: float) -> bytes:
-        self._socket.settimeout(_remaining(deadline))
-        data = self._read(_FIRST_READ_BYTES)
+        data = self._read(deadline)
         while len(data) < 4:
-            data += self._read(_FIRST_READ_BYTES)
+            data += self._read(deadline)
         length = int.from_bytes(data[:4], "big")
         if length > MAX_REPLY_BYTES:
             raise OSError(f"a reply of {length} bytes was announced")
@@ -148,8 +148,10 @@ class Connection:
             filled += count
         return bytes(frame)
 
-    def _read(self, size: int) -> bytes:
-        data = self._socket.recv(size)
+    def _read(self, deadline: float) -> bytes:
+        # Who looks late still reads what is there: the reply may have come in time.
+        self._socket.settimeout(max(_AT_ONCE_S, deadline - monotonic()))
+        data = self._socket.recv(_FIRST_READ_BYTES)
         if not data:
             raise OSError("the connection was closed")
         return data

@@ -188,7 +188,8 @@ class _Keeper:
         process.stdin.close()
         await asyncio.wait({ended}, timeout=self._patience_s)
         if not ended.done():
-            process.kill()
+            with suppress(ProcessLookupError):  # it has ended just now
+                process.kill()
         return await ended
 
     async def _hear(self, process: Process) -> int:

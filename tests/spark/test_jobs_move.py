@@ -99,6 +99,7 @@ def test_what_stays_in_doubt_keeps_its_source(queue):
     assert totals == Totals(failed=1, error="who knows")
     assert queue.sources == {row(1)["id"]}
     assert "delete" not in queue.calls
+    assert said(totals, copy=False)[-1] == "1 not known to be stored, and left where they are"
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(queue):

@@ -159,7 +159,7 @@ def said(totals: Totals, *, copy: bool) -> list[str]:
     if totals.kept:
         lines.append(f"{totals.kept} could not be deleted from it: they are in both")
     if totals.failed:
-        lines.append(f"{totals.failed} not stored, and left where they are")
+        lines.append(f"{totals.failed} not known to be stored, and left where they are")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -80,8 +81,12 @@ class Outlet:
         if stat.S_ISSOCK(found.st_mode):
             self._own = socket.socket(fileno=os.dup(number))
         elif stat.S_ISFIFO(found.st_mode) or os.isatty(number):
-            with suppress(OSError):  # another user's terminal: then it is written as it is
+            try:
                 self._own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            except OSError as error:  # another user's terminal: then it is written as it is
+                if error.errno == errno.ENXIO:  # nobody reads it now; the reader may come back
+                    self._place = None
+                    raise
 
     def _close(self) -> None:
         own, self._own, self._rest = self._own, None, b""

@@ -76,9 +76,8 @@ class View:
         self._changed = changed
         self._assignment = Assignment()
         self._slots = Slots()
-        self._data: dict[
-            str, bytes
-        ] = {}  # a record that was removed and written anew has the versions of the one before
+        # By record: one that was removed and written anew has the versions of the one before.
+        self._data: dict[str, bytes] = {}
         self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
         self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
         self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)

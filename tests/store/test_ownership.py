@@ -20,7 +20,7 @@ from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, 
 from foqs.store.sql import SqlStore
 from foqs.store.statements import Fence, writes
 from tests.store.asking import ask, connect, row_lock_waits, run
-from tests.store.contract import LANE, insert, ready_row
+from tests.store.contract import LANE, insert, open_again, ready_row
 from tests.store.proxy import Break
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item, wait_until
 
@@ -119,8 +119,7 @@ def test_the_fence_by_itself(shard: AnyShard, store: SqlStore) -> None:
         with pytest.raises(Fenced):
             store.commit(batch)
     store.close()
-    second = shard.store()
-    second.open("second", take_over=False)
+    second, _ = open_again(shard)
     assert second.page(1, None, 5) == [ready_row(new_item(1))]
     assert len(second.bodies([new_item(1).id, new_item(2).id])) == 1
     second.close()

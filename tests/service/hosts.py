@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,17 +39,6 @@ def until(reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
     while not reached():
         assert time.monotonic() < deadline, f"never came: {what}"
         time.sleep(0.01)
-
-
-def own_port() -> int:
-    """A port that is free and that nobody is given who asks for any: so it stays free. 0 where there are none such."""
-    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    # Tests in another process begin elsewhere.
-    for port in range(first_given - 1 - os.getpid() % 10_000, 1024, -1):
-        with socket.socket() as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    return 0
 
 
 def foqs(

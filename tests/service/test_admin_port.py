@@ -14,8 +14,9 @@ import pytest
 from foqs.admin.exposition import render
 from foqs.admin.server import MOST_CONNECTIONS
 from foqs.idl import idl
+from foqs.lab.servers.process import free_port
 from tests.admin.scraping import Scrape, admin, get, missing
-from tests.service.hosts import HostProcess, foqs, locked, own_port, until
+from tests.service.hosts import HostProcess, foqs, locked, until
 from tests.service.wire import Wire, spec
 
 Start = Callable[..., HostProcess]
@@ -254,7 +255,7 @@ def test_a_host_that_stops_is_alive_and_not_ready(start_whole: Start, tmp_path: 
 def test_a_port_that_is_taken_is_tried_for_again(start_dev: Start) -> None:
     """A standby has the configuration of the host that it waits for: it serves, and its metrics come later."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", own_port()))
+        taken.bind(("127.0.0.1", free_port()))
         taken.listen()
         address = taken.getsockname()
         host = start_dev("--shards", "1", FOQS_ADMIN__PORT=str(address[1]))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
+from foqs.lab.servers.process import free_port
 from tests.rpc.serving import decoded
-from tests.service.hosts import HostProcess, own_port, until
+from tests.service.hosts import HostProcess, until
 from tests.service.wire import Code, Refused, State, Wire, spec
 
 Start = Callable[..., HostProcess]
@@ -205,7 +206,7 @@ def test_acks_are_answered_while_the_host_stops(start_whole: Start, topic: str) 
 
 def test_nothing_new_is_taken_while_stopping(start_dev: Start) -> None:
     """The port is closed as soon as the host begins to stop, so others can serve on it."""
-    host = start_dev("--port", str(own_port()))
+    host = start_dev("--port", str(free_port()))
     address, port = host.address
     assert host.stop() == 0
     with pytest.raises(OSError, match="refused"):

@@ -60,8 +60,11 @@ def test_a_server_that_hangs_for_longer_than_the_time_out(own_rig: ZookeeperRig)
     own_rig.until(lambda: time.monotonic() > hung + 1.5 * SHORT_MS / 1_000)
     own_rig.server.resume()
     own_rig.until(lambda: a.sessions[-1] is CONNECTED)
-    # Whether the session was over is the server's to say: it may have read from the client before it looked.
-    assert a.sessions in ([CONNECTED, SUSPENDED, CONNECTED], [CONNECTED, SUSPENDED, EXPIRED, CONNECTED])
+    # Whether the session was over is the server's to say: it may have read from the client before it looked. It also
+    # reads what came on connections that the client gave up meanwhile, in any order, and each ends the one before it.
+    told = [state for state in a.sessions if state is not EXPIRED]
+    assert told == [CONNECTED, SUSPENDED] * (len(told) // 2) + [CONNECTED]
+    assert len(told) >= 3 and a.sessions.count(EXPIRED) <= 1
     a.sees(lambda facts: set(facts.hosts) == {"a"} and facts.controller == "a")
 
 

@@ -37,6 +37,7 @@ def _fill_topic(host: Host, call: DequeueCall, key: LaneKey, count: int, room_by
     while True:
         sources, lacking = _sources(host, key, now_ms)
         if not sources and not lacking:
+            _wait_for(host, key, lacking, now_ms, found=False)
             return room_bytes
         bound = _bound(sources, [] if key in host.skipping else lacking)
         windows = [source[2] for source in sources]
@@ -102,6 +103,15 @@ def _wait_for(host: Host, key: LaneKey, lacking: list[_Source], now_ms: int, *, 
         host.held_up[key] = now_ms + host.config.host.merge_wait_ms
         host.alarm(host.held_up[key])
         host.counters.merge_waits += 1
+
+
+def let_go(host: Host, now_ms: int) -> None:
+    """Calls stay longer than they asked to for what a late shard holds: no longer when it holds nothing any more."""
+    for call, until_ms in list(host.staying.items()):
+        if not any(host.ready(key) for key, _ in call.wants):
+            del host.staying[call]
+            host.patience.push(max(until_ms, now_ms), call)
+            host.alarm(max(until_ms, now_ms))
 
 
 def _want_bodies(host: Host, shard: Shard, window: Window) -> None:

@@ -48,6 +48,7 @@ class Host:
         self.waiting: dict[LaneKey, deque[DequeueCall]] = {}  # first come, first served
         self.held_up: dict[LaneKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
         self.skipping: dict[LaneKey, None] = {}  # lanes that go on without it
+        self.staying: dict[DequeueCall, int] = {}  # longer than they asked to, for a shard -> when they wanted to go
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.committing: Deadlines[Committing] = Deadlines()
@@ -143,15 +144,9 @@ class Host:
     # ------------------------------------------------------------------------------------- enqueue
 
     def enqueue(
-        self,
-        call: EnqueueCall,
-        indices: Sequence[int],
-        items: list[NewItem],
-        keys: Sequence[LaneKey],
-        sizes: Sequence[int],
-        now_ms: int,
-        timeout_ms: int,
-    ) -> None:
+        self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
+        sizes: Sequence[int], now_ms: int, timeout_ms: int,
+    ) -> None:  # fmt: skip
         """Stores `items` (all checked); `sizes` are the bytes of each body."""
         self.deadlines.push(now_ms + timeout_ms, call)
         self.alarm(now_ms + timeout_ms)
@@ -172,6 +167,7 @@ class Host:
         if any(key in self.held_up for key, _ in call.wants):
             self.counters.window_misses += 1
             # Items that are ready but not in memory yet are worth the wait for a page.
+            self.staying[call] = now_ms + wait_ms
             wait_ms = max(wait_ms, self.config.host.confirm_ms)
         elif call.elsewhere is not None and not self.draining and call.elsewhere(call):
             return
@@ -255,6 +251,7 @@ class Host:
 
     def stop_waiting(self, call: DequeueCall) -> None:
         """It is served, or fetched elsewhere, or over."""
+        self.staying.pop(call, None)
         for key, _ in call.wants:
             waiting = self.waiting.get(key)
             if waiting is not None and call in waiting:
@@ -267,6 +264,7 @@ class Host:
         if self.waiting:
             for key in (*woken, *self.held_up, *self.skipping):
                 self._serve_waiting(key, now_ms)
+            dispense.let_go(self, now_ms)
         if self.became_ready is not None:
             for key in woken:
                 self.became_ready(key)

@@ -8,7 +8,7 @@ import pytest
 
 from foqs.idl import idl
 from tests.service.hosts import HostProcess, locked, until
-from tests.service.wire import Code, Refused, State, Wire, spec
+from tests.service.wire import Code, Refused, State, Wire, now_ms, spec
 
 Start = Callable[..., HostProcess]
 
@@ -143,6 +143,29 @@ def test_at_most_once_items_that_cannot_be_committed_in_time(start_dev: Start, t
         item = wire.one(topic)
         assert (item.id, item.attempt) == (item_id, 1)
         assert wire.ack(item) == [0]
+
+
+def test_a_dequeue_does_not_wait_for_what_is_gone(start_whole: Start, tmp_path: Path, topic: str) -> None:
+    """A shard whose leases are late hands out nothing, so who comes meanwhile waits for it, and longer than asked: but
+    no longer when what it holds has ended."""
+    host = start_whole("--shards", "1")
+    with Wire(host.address) as wire, Wire(host.address) as consumer:
+        begin(wire)
+        wire.drain("warm")
+        first, second = wire.enqueue(spec(topic, priority=-1), spec(topic, ttl_ms=1_000))
+        ends_ms = wire.look(second).item.expires_at_ms
+        assert wire.one(topic, lease_ms=600_000).id == first
+        leased_ms = now_ms()
+        with locked(tmp_path, 1):
+            until(lambda: now_ms() > leased_ms + 300, "the time in which a lease should be written")
+            consumer.send_call("Dequeue", ns="test", wants=[idl.TopicCount(topic, 1)], wait_ms=1)
+            wire.server_has_seen(consumer)
+            until(lambda: now_ms() > ends_ms, "the end of the TTL")
+        began = time.monotonic()
+        assert {item.id for item in consumer.receive("Dequeue").items} <= {second}
+        assert time.monotonic() - began < PROMPT_S
+        assert wire.dequeue(topic) == []
+        assert time.monotonic() - began < PROMPT_S
 
 
 def test_stopping_while_a_shard_does_not_answer(start_dev: Start, tmp_path: Path, topic: str) -> None:

@@ -37,8 +37,9 @@ ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": ":".join(filter(None, sys.path)),
     "FOQS_LOG__LEVEL": "warning",
-    # What is stored where, and the order over two shards, hold however slow one is.
+    # What is stored where, the order over two shards, and that all is found, hold however slow one is.
     "FOQS_HOST__MERGE_WAIT_MS": "30000",
+    "FOQS_HOST__CONFIRM_MS": "30000",
     "FOQS_BREAKER__HANG_MS": "60000",
     "FOQS_BREAKER__MEAN_LATENCY_MS": "60000",
 }

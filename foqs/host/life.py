@@ -76,6 +76,7 @@ def clock_set(host: Host, by_ms: int) -> None:
     for waiting in (host.deadlines, host.patience, host.committing):
         waiting.moved(by_ms)
     host.held_up = {key: at_ms + by_ms for key, at_ms in host.held_up.items()}
+    host.staying = {call: at_ms + by_ms for call, at_ms in host.staying.items()}
     host.housekeeping_ms = 0
 
 

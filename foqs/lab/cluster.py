@@ -75,8 +75,10 @@ class LocalCluster:
             version = facts.assignment.version
             with suppress(ZkConflict):  # the controller was faster
                 self.registry.change(lambda store, done, version=version: store.assign(hosts, version, done))  # type: ignore[misc]
-            facts = self.registry.wait_for(lambda facts, version=version: facts.assignment.version > version)  # type: ignore[misc]
-        return self.settled()
+            self.registry.wait_for(lambda facts, version=version: facts.assignment.version > version)  # type: ignore[misc]
+            # A controller that has not seen a host yet takes what is placed there for orphaned, and takes it away.
+            facts = self.settled()
+        return facts
 
     def stop(self) -> None:
         """Hosts one after the other, then the rest. May be called twice."""

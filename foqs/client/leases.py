@@ -131,7 +131,8 @@ class Leases:
         except (StaleLease, NotFound):
             _end(held)
             raise
-        _extended(held, asked, sent, lease_ms / 1000)
+        with self.change:
+            _extended(held, asked, sent, lease_ms / 1000)
         extender.watch(self, held.extend_at)
 
     def extend_due(self) -> float:
@@ -151,12 +152,14 @@ class Leases:
         before = [held.asked for held in due]
         outcomes = self.client.extend_many([held.item for held in due], self.lease_ms, timeout_ms=int(call_s * 1000))
         for held, asked, error in zip(due, before, outcomes, strict=True):
-            if error is None:
-                _extended(held, asked, now, lease_s)
-            elif isinstance(error, StaleLease | NotFound):
+            if isinstance(error, StaleLease | NotFound):
                 self._lost(held, error)
-            else:
-                _not_extended(held, error, monotonic(), lease_s)
+                continue
+            with self.change:  # a handler's own may be answered just now
+                if error is None:
+                    _extended(held, asked, now, lease_s)
+                else:
+                    _not_extended(held, error, monotonic(), lease_s)
 
     def _lost(self, held: Held, error: FoqsError) -> None:
         if held.settling:  # it may be just this worker's ack that ended the lease: its own outcome tells

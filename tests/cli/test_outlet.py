@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 UNHEARD = """
 import os, sys
 from foqs.cli.outlet import Outlet
@@ -26,5 +30,5 @@ def test_a_reader_that_comes_back_is_not_waited_for_either(tmp_path: Path) -> No
     """The first line came while it was away, so the pipe could not be opened anew then."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    done = subprocess.run([sys.executable, "-c", UNHEARD, str(pipe)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", UNHEARD, str(pipe)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "b'somebody would read\\n'\n"), done.stderr

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HUNG = """
 import asyncio, os, signal, threading, uvloop
 from foqs.cli import signals
@@ -38,5 +40,5 @@ with signals.last_work():
 @pytest.mark.parametrize("run", ["asyncio.run", "uvloop.run"])
 def test_a_disk_that_hangs_does_not_keep_a_host_from_stopping(run: str) -> None:
     program = HUNG.replace("{run}", run)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,11 +87,12 @@ def test_an_item_whose_first_reply_was_lost_costs_its_token(
     wire = cluster.wire(a)
 
     def put() -> Any:
-        (outcome,) = wire.outcomes(spec("t", b"x", dedup_key="k0"))
+        """When there is a token for it."""
+        while (outcome := wire.outcomes(spec("t", b"x", dedup_key="k0"))[0]).error is not None:
+            assert outcome.error.code == Code.OVERLOADED
         return outcome
 
-    while (outcome := put()).error is not None:
-        assert outcome.error.code == Code.OVERLOADED
+    outcome = put()
     assert (len(other.named("Enqueue")), len(other.items), outcome.duplicate) == (2, 1, True)
     assert settled == [(1, 0)]
     assert put().duplicate
@@ -122,20 +124,20 @@ def test_a_host_that_stops_is_asked_for_news_at_a_pace(cluster: Cluster, monkeyp
     a, _ = cluster.add("a", 1), cluster.add("b", 2)
     cluster.tell()
     cluster.until(lambda: len(a.news._waiting) == 1, "a question to wait")
-    asked: list[str] = []
+    asked: list[tuple[str, float]] = []
     question = Watch._question
 
     def count(self: Watch, address: str, keys: Any, version: int | None) -> None:
-        asked.append(address)
+        asked.append((address, time.monotonic()))
         question(self, address, keys, version)
 
     monkeypatch.setattr(Watch, "_question", count)
     cluster.on_loop(lambda: a.host.drain(a.now_ms()))
-    cluster.until(lambda: len(asked) >= 3, "questions")
-    begun_s = time.monotonic()
-    cluster.until(lambda: len(asked) >= 6 or time.monotonic() > begun_s + 1.2, "more of them, or none")
-    assert len(asked) < 6
-    assert set(asked) == {a.address}
+    cluster.until(lambda: len(asked) >= 4, "questions")
+    addresses, times = zip(*asked, strict=True)
+    assert set(addresses) == {a.address}
+    # The one that waited is asked again at once.
+    assert all(later - earlier >= 0.4 for earlier, later in pairwise(times[1:]))
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -148,8 +150,12 @@ def test_who_waits_when_the_clock_is_set_waits_as_long(
     consumer.send_call("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=2_000)
     cluster.until(lambda: len(a.host.patience) == 1, "it to wait")
     set_ = SimpleNamespace(monotonic_ns=time.monotonic_ns, time_ns=lambda: time.time_ns() + set_ns)
-    monkeypatch.setattr(clock, "time", set_)
-    cluster.on_loop(lambda: a._follow_clock(set_.time_ns() // 1_000_000))
+
+    def set_it() -> None:  # in one go: a trip that comes back between would find another clock than its database's
+        monkeypatch.setattr(clock, "time", set_)
+        a._follow_clock(set_.time_ns() // 1_000_000)
+
+    cluster.on_loop(set_it)
     assert a.counters.clock_jumps == 1
     assert consumer.receive("Dequeue").items == []
     assert time.monotonic() - begun_s >= 1.9

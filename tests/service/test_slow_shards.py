@@ -152,7 +152,7 @@ def test_a_dequeue_does_not_wait_for_what_is_gone(start_whole: Start, tmp_path: 
     with Wire(host.address) as wire, Wire(host.address) as consumer:
         begin(wire)
         wire.drain("warm")
-        first, second = wire.enqueue(spec(topic, priority=-1), spec(topic, ttl_ms=1_000))
+        first, second = wire.enqueue(spec(topic, priority=-1), spec(topic, ttl_ms=3_000))
         ends_ms = wire.look(second).item.expires_at_ms
         assert wire.one(topic, lease_ms=600_000).id == first
         leased_ms = now_ms()

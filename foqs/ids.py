@@ -2,13 +2,20 @@
 
 Layout, from the sign bit down: 0, 15 bits of shard, 48 bits of number. So an id is positive, a shard never gives
 the same id twice (numbers only grow, also when everything was deleted), and any host can route by the id alone.
+Ids are written in decimal everywhere; hexadecimal is accepted where people and programs give them.
 """
 
 from __future__ import annotations
 
+import re
+
+from foqs.errors import Invalid
+
 NUMBER_BITS = 48
 MAX_NUMBER = (1 << NUMBER_BITS) - 1
 MAX_SHARD = (1 << 15) - 1
+_MAX_I64 = (1 << 63) - 1
+_SPELLED = re.compile(r"(0x)?([0-9a-f]+)", re.IGNORECASE | re.ASCII)
 
 
 def make_id(shard: int, number: int) -> int:
@@ -32,3 +39,15 @@ def shard_of(item_id: int) -> int:
 
 def number_of(item_id: int) -> int:
     return item_id & MAX_NUMBER
+
+
+def parse_id(given: object, what: str = "an item id") -> int:
+    """The number that `given` spells: in decimal, or in hexadecimal with 0x. Also for leases. Raises Invalid."""
+    if isinstance(given, int):
+        return given
+    spelled = _SPELLED.fullmatch(given.strip()) if isinstance(given, str) else None
+    if spelled is not None and (spelled[1] or spelled[2].isdecimal()):
+        number = int(spelled[2], 16 if spelled[1] else 10)
+        if number <= _MAX_I64:
+            return number
+    raise Invalid(f"{given!r} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from foqs.marks import Mark
+
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
 
@@ -204,6 +206,8 @@ class Opened:
     """What a new owner is told about its shard. `timers` counts by lane the rows of `timer`, and those
     of them that are leases.
 
+    `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
+    `behind`: what was remembered of the shard, where its database is an older copy of that.
     `replaced`: the owner before did not close the shard in order and may live, and hand out from memory until it
     notices.
     """
@@ -220,6 +224,8 @@ class Opened:
     replaced: bool
     dedup_from_ms: int = 0
     slots: Holding = field(default_factory=Holding)
+    read_ns: int = 0
+    behind: Mark | None = None
 
 
 @dataclass(slots=True)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.ids import MAX_NUMBER, MAX_SHARD, first_id, make_id, number_of, shard_of
+from foqs.client.items import Item as ClientItem
+from foqs.errors import Invalid
+from foqs.ids import MAX_NUMBER, MAX_SHARD, first_id, make_id, number_of, parse_id, shard_of
+from foqs.item import Item
 
 shards = st.integers(1, MAX_SHARD)
 numbers = st.integers(1, MAX_NUMBER)
@@ -34,3 +41,29 @@ def test_what_does_not_fit_is_refused(shard: int, number: int) -> None:
 @given(st.integers(-(1 << 63), 0))
 def test_what_is_no_id_belongs_to_no_shard(value: int) -> None:
     assert shard_of(value) <= 0
+
+
+@given(shards, numbers)
+def test_an_id_is_read_in_decimal_and_in_hexadecimal(shard: int, number: int) -> None:
+    item_id = make_id(shard, number)
+    for spelled in (item_id, str(item_id), f"{item_id:#x}", f"{item_id:#X}", f" {item_id} "):
+        assert parse_id(spelled) == item_id
+
+
+@pytest.mark.parametrize(
+    "given", ["", "0x", "1000a", "-5", "+5", "1_000", "1.5", "٣", "0x8000000000000000", "9" * 20, "item", None, 1.5]
+)
+def test_what_spells_no_id_is_named_in_the_error(given: Any) -> None:
+    with pytest.raises(Invalid, match=re.escape(repr(given))):
+        parse_id(given)
+
+
+def test_ids_are_printed_in_decimal_everywhere() -> None:
+    """No module formats one in hexadecimal: a search for an id finds it in all logs, errors and files."""
+    root = Path(__file__).parent.parent / "foqs"
+    found = [str(path) for path in root.rglob("*.py") if re.search(r"#x\}|\bhex\(\w", path.read_text())]
+    assert found == []
+    item_id = make_id(1, 1)
+    assert str(item_id) in repr(ClientItem(id=item_id, topic="t"))
+    lane: Any = None
+    assert str(item_id) in repr(Item(item_id, lane, 0, 0, 0, 0, 0, None))

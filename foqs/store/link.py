@@ -7,23 +7,28 @@ and each one's affected rows come back, which SQLAlchemy's own result does not p
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
+from foqs.shard_urls import refusal_of
 from foqs.store.dialect import LOOK_ONLY, MYSQL, SQLITE
 from foqs.store.errors import Seam
-from foqs.store.protocol import ShardRefused
+from foqs.store.protocol import ShardRefused, StoreError
+from foqs.store.rights import Place
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
-_DRIVERS = ("pymysql", "mysqldb")
+_PACKAGES = {"pymysql": "PyMySQL", "mysqldb": "mysqlclient"}
+_PRODUCTS = {"mysql": "MySQL", "mariadb": "MariaDB"}
+_PORT = 3306
 
 
 class Database:
@@ -40,7 +45,7 @@ class Database:
         self._look_only = look_only
         self.is_file = self.url.get_backend_name() == "sqlite"
         self.engine = self._make_engine(self.url, connect_timeout_s, io_timeout_s)
-        self.seam_errors = Seam(self.engine.dialect.loaded_dbapi)
+        self.seam_errors = Seam(self.engine.dialect.loaded_dbapi, _place(self.url))
 
     @property
     def file(self) -> Path | None:
@@ -62,9 +67,10 @@ class Database:
 
     def connect(self) -> Connection:
         """A connection in autocommit mode. Raises the driver's errors, and ShardRefused."""
+        self._make_private_file()
         try:
             return self.engine.connect()
-        except TypeError:  # a keyword that the driver's connect() does not have; its text may name what it was given
+        except TypeError:  # a keyword that connect() of the driver does not have; the text may have its value
             raise ShardRefused("the shard's URL has an option that the driver does not know") from None
         except RuntimeError as error:
             if "cryptography" not in str(error):
@@ -77,6 +83,14 @@ class Database:
         """SQLite would make an empty file."""
         if self.file is not None and not self.file.exists():
             raise ShardRefused("there is no database file: create it with `foqs shards create`")
+
+    def _make_private_file(self) -> None:
+        """Make a missing SQLite file readable for its owner alone; SQLite gives -wal and -shm the same mode."""
+        name = self.url.database or ":memory:"
+        if self._look_only or not self.is_file or name.startswith((":memory:", "file:")):
+            return
+        with suppress(OSError):  # it exists, or it cannot be made: then SQLite says so
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def create_if_missing(self) -> None:
         """Makes the database on the server. Raises the driver's errors."""
@@ -105,9 +119,13 @@ class Database:
                 "read_timeout": whole(io_timeout_s),
                 "write_timeout": whole(io_timeout_s),
             }
-        engine = create_engine(
-            url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args, hide_parameters=True
-        )
+        try:
+            engine = create_engine(
+                url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args, hide_parameters=True
+            )
+        except ModuleNotFoundError:
+            driver = url.get_driver_name()
+            raise ShardRefused(f"the driver {driver} is not installed: pip install {_PACKAGES[driver]}") from None
         event.listen(engine, "connect", self._set_up)
         return engine
 
@@ -129,26 +147,45 @@ def place_of(url: str) -> tuple[str, str] | None:
     return f"{parsed.get_backend_name()}://{parsed.host or ''}{port}", parsed.database or ""
 
 
+def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
+    """Whether the database of a shard's URL answers a connection of its own. Changes nothing, raises nothing."""
+    try:
+        database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
+        with database.seam():
+            database.refuse_missing()
+            Link(database).close()
+    except StoreError:
+        return False
+    return True
+
+
+def _place(url: URL) -> Place:
+    if url.get_backend_name() == "sqlite":
+        return Place("SQLite", url.database or "")
+    socket = url.query.get("unix_socket")
+    address = str(socket) if socket else f"{url.host or 'localhost'}:{url.port or _PORT}"
+    return Place(_PRODUCTS[url.get_backend_name()], address, url.username or "", url.database or "")
+
+
 def _usable(url: str) -> URL:
+    """The URL with its driver and options. Raises ShardRefused."""
+    if (why := refusal_of(url)) is not None:
+        raise ShardRefused(why)
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
-        if backend in ("mysql", "mariadb"):
-            if "+" not in parsed.drivername:
-                parsed = parsed.set(drivername=f"{backend}+pymysql")
-            if parsed.get_driver_name() not in _DRIVERS:
-                raise ShardRefused(f"the driver {parsed.get_driver_name()} is none of {', '.join(_DRIVERS)}")
-            if not parsed.database:
-                raise ShardRefused("the shard's URL names no database")
-            return parsed.update_query_dict({"client_flag": str(_MULTI_STATEMENTS), "charset": "utf8mb4"})
         if backend == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise ShardRefused("a SQLite shard needs a file: what is in memory is lost with the process")
             return parsed
-    except (ArgumentError, NoSuchModuleError, ValueError):
+        if "+" not in parsed.drivername:
+            parsed = parsed.set(drivername=f"{backend}+pymysql")
+        if not parsed.database:
+            raise ShardRefused("the shard's URL names no database")
+        return parsed.update_query_dict({"client_flag": str(_MULTI_STATEMENTS), "charset": "utf8mb4"})
+    except (ArgumentError, ValueError):
         # Their text may hold the URL with its password.
         raise ShardRefused("the shard's URL is not one that SQLAlchemy can read") from None
-    raise ShardRefused(f"{backend} is no database of foqs: MySQL, MariaDB or SQLite")
 
 
 class Link:

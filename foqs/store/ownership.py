@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from foqs.ids import number_of, shard_of
+from foqs.marks import Mark
 from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
@@ -105,7 +106,7 @@ class FileLock:
             return True
         self.release(None)
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -151,26 +152,49 @@ class ShardRow(NamedTuple):
     slots: bytes
 
 
-def take_epoch(link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int) -> ShardRow:
-    """Makes `owner` the owner, in a transaction. Raises the driver's errors, with that transaction left open."""
+class Start(NamedTuple):
+    """What a new owner begins with. `behind`: the database is an older copy of what its mark speaks of."""
+
+    epoch: int
+    next_number: int
+    behind: bool
+
+
+def start_of(
+    stored: ShardRow, highest_number: int, *, epoch_above: int = 0, mark: Mark | None = None, moved: bool = False
+) -> Start:
+    """`highest_number` is that of an item in the tables, 0 if there is none. `moved`: another server wrote the row."""
+    # The row of a copy that was put back may lag behind its own items.
+    next_number = max(stored.next_number, highest_number + 1)
+    epoch = max(stored.epoch, epoch_above)
+    behind = mark is not None and (stored.epoch < mark.epoch or next_number < mark.number)
+    if mark is not None:
+        epoch, next_number = max(epoch, mark.epoch), max(next_number, mark.ceiling)
+    if moved or behind:
+        # What was committed last may be missing here (and in the mark, which is written behind), but its ids are out.
+        epoch += _EPOCH_JUMP
+        next_number += _NUMBER_JUMP
+    return Start(epoch + 1, next_number, behind)
+
+
+def take_epoch(
+    link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int, mark: Mark | None
+) -> tuple[ShardRow, Start]:
+    """Makes `owner` the owner, in a transaction. Returns the row as it was, and what the owner begins with. Raises the
+    driver's errors, with that transaction left open."""
     link.execute(dialect.begin)
     columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
     query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
     last_server, *values = link.fetch(query)[0]
     stored = ShardRow(*values)
-    epoch = max(stored.epoch, epoch_above) + 1
-    # A copy put back from a backup may use numbers that its row does not know of.
-    next_number = max(stored.next_number, _number_behind(link, shard))
-    if last_server and bytes(last_server) != server:
-        # A fail-over: what the other server committed last may be missing here, and was given out all the same.
-        epoch += _EPOCH_JUMP
-        next_number += _NUMBER_JUMP
+    moved = bool(last_server) and bytes(last_server) != server
+    start = start_of(stored, _highest_number(link, shard), epoch_above=epoch_above, mark=mark, moved=moved)
     link.execute(
-        f"UPDATE shard SET epoch = {epoch:d}, next_number = {next_number:d}, owner = x'{_cut(owner).hex()}', "
-        f"server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
+        f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, "
+        f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
     )
     link.execute("COMMIT")
-    return stored._replace(epoch=epoch, next_number=next_number)
+    return stored, start
 
 
 def give_up_epoch(link: Link, epoch: int) -> None:
@@ -207,9 +231,9 @@ def _epoch(rows: Sequence[Any]) -> int:
     return int(rows[0][0]) if rows else 0
 
 
-def _number_behind(link: Link, shard: int) -> int:
+def _highest_number(link: Link, shard: int) -> int:
     highest = link.fetch(queries.MAX_ID)[0][0]
-    return number_of(highest) + 1 if highest is not None and shard_of(highest) == shard else 1
+    return number_of(highest) if highest is not None and shard_of(highest) == shard else 0
 
 
 def _cut(owner: str) -> bytes:

@@ -43,6 +43,18 @@ def page(link: Link, dialect: Dialect, lane: int, after: Key | None, limit: int,
     return sorted([ReadyRow(lane, *row) for row in zip(*[numbers] * 6, strict=True)])
 
 
+def page_of_lanes(link: Link, dialect: Dialect, lanes: list[int], limit: int, bound: int) -> list[ReadyRow] | None:
+    """As `queries.page_of_lanes`."""
+    rows = queries.page_of_lanes(dialect, lanes, limit)
+    ((text,),) = link.fetch(f"SELECT GROUP_CONCAT(CONCAT_WS(',', lane, {_READY})) FROM ({rows}) AS page")
+    if text is None:
+        return []
+    if len(text) > bound:
+        return None
+    numbers = iter(map(int, text.split(",")))
+    return sorted(map(ReadyRow._make, zip(*[numbers] * 7, strict=True)))
+
+
 def bodies(link: Link, dialect: Dialect, ids: list[int], bound: int) -> list[Body] | None:
     """As `queries.bodies`: all numbers and lengths in one string, all bytes in another."""
     ((heads, data),) = link.fetch(

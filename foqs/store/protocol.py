@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from foqs.marks import Mark
 from foqs.rows import (
     Batch,
     Body,
@@ -39,7 +40,11 @@ class CommitUnknown(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Rolled back for a passing reason (lock wait, deadlock, disk full for now); the same call may succeed later."""
+    """Rolled back for a passing reason (lock wait, deadlock); the same call may succeed later."""
+
+
+class StoreFull(StoreBusy):
+    """Rolled back because the database's disk, or a table's space, is full. Reads still succeed."""
 
 
 class RowRejected(StoreError):
@@ -51,11 +56,21 @@ class Fenced(StoreError):
 
 
 class ShardRefused(StoreError):
-    """The shard cannot be opened: no schema, a schema too new, another shard's tables, or (`held`) a living owner."""
+    """The shard cannot be opened: no schema, a schema too new, another shard's tables, or (`held`) a living owner.
 
-    def __init__(self, message: str, *, held: bool = False) -> None:
+    `mend` says what an operator does about it, in one line; empty where the message says it.
+    """
+
+    def __init__(self, message: str, *, held: bool = False, mend: str = "") -> None:
         super().__init__(message)
         self.held = held
+        self.mend = mend
+
+
+def explained(error: StoreError) -> str:
+    """The error's text, and what mends it."""
+    mend = error.mend if isinstance(error, ShardRefused) else ""
+    return f"{error}; {mend}" if mend else str(error)
 
 
 class Confirmation(NamedTuple):
@@ -69,8 +84,9 @@ class ShardStore(Protocol):
     def max_batch_bytes(self) -> int:
         """Payload, metadata and headers that one batch may carry."""
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0) -> Opened:
-        """Takes the shard for `owner` with an epoch above the stored one and `epoch_above`.
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
+        """Takes the shard for `owner` with an epoch above the stored one, `epoch_above` and that of `mark`, and goes
+        on from its ceiling, if that is above the stored number.
 
         ShardRefused(held) when another connection holds it and `take_over` is False.
         """
@@ -92,6 +108,9 @@ class ShardStore(Protocol):
 
     def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
         """Up to `limit` ready rows of `lane` behind `after`, in lane order."""
+
+    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
+        """The first `limit` ready rows of all `lanes` (at most 1,000), by lane number, then in lane order."""
 
     def bodies(self, ids: list[int]) -> list[Body]:
         """The bodies of those `ids` that exist, in any order."""

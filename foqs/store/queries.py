@@ -21,6 +21,7 @@ TIMER_COLUMNS = 7
 BACKLOG = f"SELECT lane, deliver_after >> {BACKLOG_SHIFT}, COUNT(*) FROM ready GROUP BY 1, 2"
 TIMERS = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
 LANES = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
+READY_LANES = "SELECT DISTINCT lane FROM ready"
 MAX_ID = "SELECT MAX(id) FROM item"
 SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
 
@@ -44,6 +45,14 @@ def page(dialect: Dialect, lane: int, after: Key | None, limit: int) -> str:
         "SELECT lane, priority, deliver_after, id, attempt, lease, bytes "
         f"FROM {dialect.forced('ready')} WHERE lane = {lane:d}{bound} "
         f"ORDER BY priority, deliver_after, id LIMIT {limit:d}"
+    )
+
+
+def page_of_lanes(dialect: Dialect, lanes: Sequence[int], limit: int) -> str:
+    return (
+        "SELECT lane, priority, deliver_after, id, attempt, lease, bytes "
+        f"FROM {dialect.forced('ready')} WHERE lane IN ({','.join(map(str, lanes))}) "
+        f"ORDER BY lane, priority, deliver_after, id LIMIT {limit:d}"
     )
 
 

@@ -29,6 +29,13 @@ class Reads:
                 return rows
         return list(map(ReadyRow._make, link.fetch(queries.page(self._dialect, lane, after, limit))))
 
+    def page_of_lanes(self, link: Link, lanes: list[int], limit: int) -> list[ReadyRow]:
+        if self.packed_bytes:
+            rows = packed.page_of_lanes(link, self._dialect, lanes, limit, self.packed_bytes)
+            if rows is not None:
+                return rows
+        return list(map(ReadyRow._make, link.fetch(queries.page_of_lanes(self._dialect, lanes, limit))))
+
     def bodies(self, link: Link, ids: list[int]) -> list[Body]:
         found: list[Body] = []
         for at in range(0, len(ids), ROWS):

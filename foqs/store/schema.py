@@ -7,19 +7,25 @@ Rows that move are narrow, and each table is clustered on the order in which it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, Table, inspect
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, Table
 from sqlalchemy.dialects import mysql, sqlite
-from sqlalchemy.engine import Connection, Inspector
+from sqlalchemy.engine import Connection
 from sqlalchemy.types import TypeEngine
 
 from foqs.dedup import DIGEST_BYTES, SLOTS
 from foqs.ids import MAX_SHARD
 from foqs.store import server
-from foqs.store.errors import Seam
+from foqs.store.errors import Kind, Seam
 from foqs.store.link import Database
 from foqs.store.protocol import ShardRefused
+from foqs.store.remedies import create_table
+from foqs.store.rights import account_of, grant
+from foqs.store.server import Finding
+from foqs.store.shape import TableShape, differences, missing, read_shapes
 
 SCHEMA_VERSION = 1
 """What this version of foqs makes and knows. A shard says which version a host must know at least (`min_reader`)."""
@@ -153,17 +159,18 @@ def create_schema(url: str, shard_number: int) -> None:
     """Makes the tables and the shard's row; what is there already stays as it is.
 
     On MySQL and MariaDB the database itself is made too when it is missing and the rights allow it. Raises
-    ShardRefused (the server is too old, the schema is newer than this version knows, or the database holds another
-    shard), StoreDown, StoreBusy.
+    ShardRefused (the server is too old, the schema is newer than this version knows, the database holds another shard,
+    tables that were there differ, or a right is missing), StoreDown, StoreBusy.
     """
     if not 1 <= shard_number <= MAX_SHARD:
         raise ShardRefused(f"shard number {shard_number} is not in 1..{MAX_SHARD}")
     database = Database(url)
     with database.seam():
         database.create_if_missing()
-        with database.connect() as connection:
+        with database.connect() as connection, _granted(connection, database):
             server.refuse_old(server.version(connection))
-            metadata.create_all(connection)
+            shapes = _make_tables(connection)
+            _refuse_first(differences(connection, [shard], shapes))
             row = read_shard_row(connection, database.seam_errors)
             if row is None:
                 first = {
@@ -173,39 +180,82 @@ def create_schema(url: str, shard_number: int) -> None:
                     "dedup_from_ms": 0, "slots_stamp": 0, "slots": b"",
                 }  # fmt: skip
                 connection.execute(shard.insert().values(first))
-                return
-            refuse_foreign(row, shard_number)
+            else:
+                refuse_foreign(row, shard_number)
+            _refuse_first(differences(connection, metadata.sorted_tables, shapes))
 
 
-def check_schema(url: str, shard_number: int | None = None) -> list[str]:
-    """What is wrong with the shard's database, in words; empty when nothing is.
+def _make_tables(connection: Connection) -> dict[str, TableShape]:
+    """Makes the tables that are missing; returns all as they are then. Raises the driver's errors."""
+    there = read_shapes(connection)
+    for table in metadata.sorted_tables:
+        if table.name not in there:
+            connection.exec_driver_sql(create_table(connection.dialect, table))
+            if connection.dialect.name == "sqlite":
+                for index in table.indexes:
+                    index.create(connection, checkfirst=True)
+    return read_shapes(connection)
 
-    Looks at the tables and their keys, the versions, the shard's number (when one is given) and the settings that the
-    promises rest on. Raises StoreDown and StoreBusy when the database cannot be asked.
+
+@contextmanager
+def _granted(connection: Connection, database: Database) -> Iterator[None]:
+    """Names the account that lacks a right: the error has the address of the connection, not the account's host."""
+    errors = database.seam_errors
+    try:
+        yield
+    except errors.error as error:
+        if errors.kind(error) is not Kind.REFUSED:
+            raise
+        account = account_of(str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()))
+        mend = f"an administrator runs: {grant(account, database.url.database or '')}"
+        raise ShardRefused(errors.words(error), mend=mend) from error
+
+
+def _refuse_first(findings: list[Finding]) -> None:
+    for finding in findings[:1]:
+        raise ShardRefused(finding.found, mend=finding.mend)
+
+
+def check_schema(url: str, shard_number: int | None = None) -> list[Finding]:
+    """What is wrong with the shard's database; empty when nothing is.
+
+    Looks at the tables with their columns, keys and indexes, the versions, the shard's number (when one is given) and
+    the settings that the promises rest on. Raises StoreDown and StoreBusy when the database cannot be asked.
     """
     try:
         database = Database(url)
         with database.seam():
             database.refuse_missing()
-            with database.connect() as connection:
+            with database.connect() as connection, _granted(connection, database):
                 facts = server.facts(connection)
                 server.refuse_old(facts.version)
-                findings = wrong_tables(connection)
-                if not findings:
-                    row = read_shard_row(connection, database.seam_errors)
-                    refuse_foreign(row, shard_number)
-                return findings + [one.found for one in facts.unsafe]
+                shapes = read_shapes(connection)
+                findings = differences(connection, metadata.sorted_tables, shapes)
+                if not differences(connection, [shard], shapes):
+                    findings += _wrong_row(connection, database.seam_errors, shard_number)
+                return findings + facts.unsafe
     except ShardRefused as refused:
-        return [str(refused)]
+        return [Finding(str(refused), refused.mend)]
+
+
+def _wrong_row(connection: Connection, errors: Seam, shard_number: int | None) -> list[Finding]:
+    try:
+        refuse_foreign(read_shard_row(connection, errors), shard_number)
+    except ShardRefused as refused:
+        return [Finding(str(refused), refused.mend)]
+    return []
 
 
 def check_tables(url: str) -> list[str]:
-    """What the tables lack that this version needs, in words. Raises StoreError: it cannot be asked, or is refused."""
+    """The tables and columns that this version needs and the database lacks, in words.
+
+    Raises StoreError when it cannot be asked, or refuses.
+    """
     database = Database(url)
     with database.seam():
         database.refuse_missing()
         with database.connect() as connection:
-            return wrong_tables(connection)
+            return [one.found for one in missing(metadata.sorted_tables, read_shapes(connection))]
 
 
 def read_shard_row(connection: Connection, errors: Seam) -> Any:
@@ -229,29 +279,3 @@ def refuse_foreign(row: Any, shard_number: int | None) -> None:
         )
     if shard_number is not None and row.number != shard_number:
         raise ShardRefused(f"the database holds shard {row.number}, not shard {shard_number}")
-
-
-def wrong_tables(connection: Connection) -> list[str]:
-    """What differs from the tables of this version, in words. Raises the driver's errors."""
-    found = inspect(connection)
-    findings = []
-    names = set(found.get_table_names())
-    for table in metadata.sorted_tables:
-        if table.name not in names:
-            findings.append(f"table {table.name} is missing: create the schema")
-            continue
-        columns = {column["name"] for column in found.get_columns(table.name)}
-        missing = [column.name for column in table.columns if column.name not in columns]
-        if missing:
-            findings.append(f"table {table.name} lacks {', '.join(missing)}")
-        key = [column.name for column in table.primary_key]
-        if found.get_pk_constraint(table.name)["constrained_columns"] != key:
-            findings.append(f"the primary key of {table.name} is not ({', '.join(key)})")
-        engine = found.get_table_options(table.name).get("mysql_engine", "InnoDB") if _is_mysql(found) else "InnoDB"
-        if engine != "InnoDB":
-            findings.append(f"table {table.name} is kept by {engine}, not by InnoDB")
-    return findings
-
-
-def _is_mysql(found: Inspector) -> bool:
-    return found.dialect.name in _SQL_FAMILY

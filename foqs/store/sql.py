@@ -8,12 +8,15 @@ could still be begun by a server that hung, after it was taken for lost.
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
 
+from foqs.marks import Mark
 from foqs.rows import (
     Backlog,
     Batch,
@@ -33,6 +36,7 @@ from foqs.rows import (
 )
 from foqs.store import packed, queries, server
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
+from foqs.store.lanes import refuse_orphans
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
 from foqs.store.protocol import (
@@ -96,7 +100,7 @@ class SqlStore:
 
     # ------------------------------------------------------------------------------------------ ownership
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0) -> Opened:
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
         if self._link is not None:
             raise RuntimeError("the store is open")
         self._fenced, self._unsettled = "", False
@@ -105,10 +109,11 @@ class SqlStore:
             link, facts = self._connect()
             refuse_foreign(read_shard_row(link.connection, self._errors), self._shard)
             seized = self._take_lock(link, take_over=take_over)
-            row = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above)
-            self._epoch, self._seq, self._next_number = row.epoch, row.seq, row.next_number
+            row, start = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, mark)
+            self._epoch, self._seq, self._next_number = start.epoch, row.seq, start.next_number
             may_live = seized or not self._lock.free_when_dead
-            return self._read_all([one.found for one in facts.unsafe], row, replaced=may_live and not row.closed)
+            opened = self._read_all([one.found for one in facts.unsafe], row, replaced=may_live and not row.closed)
+            return replace(opened, behind=mark) if start.behind else opened
         except self._errors.error as error:
             self.close()
             raise self._errors.translate(error) from error
@@ -145,20 +150,28 @@ class SqlStore:
         database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
         link = Link(database)
         try:
-            (now,) = link.fetch(queries.clock(self._dialect))
+            (now,), read_ns = link.fetch(queries.clock(self._dialect)), time.monotonic_ns()
+            lanes = [LaneRow(*row) for row in link.fetch(queries.LANES)]
+            backlog = [Backlog(*row) for row in link.fetch(queries.BACKLOG)]
+            timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)}
+            rows = Counter({lane: count for lane, (count, _) in timers.items()})
+            for found in backlog:
+                rows[found.lane] += found.items
+            refuse_orphans((lane.lane for lane in lanes), rows)
             return Opened(
                 epoch=self._epoch,
                 next_number=self._next_number,
                 due_from_ms=row.due_from_ms,
                 expiry_from_ms=row.expiry_from_ms,
-                lanes=[LaneRow(*row) for row in link.fetch(queries.LANES)],
-                backlog=[Backlog(*row) for row in link.fetch(queries.BACKLOG)],
-                timers={lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)},
+                lanes=lanes,
+                backlog=backlog,
+                timers=timers,
                 db_now_ms=now[0],
                 warnings=warnings,
                 replaced=replaced,
                 dedup_from_ms=row.dedup_from_ms,
                 slots=Holding(row.slots_stamp, bytes(row.slots)),
+                read_ns=read_ns,
             )
         finally:
             link.close()
@@ -269,6 +282,9 @@ class SqlStore:
 
     def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
         return self._ask(lambda link: self._reads.page(link, lane, after, limit))
+
+    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
+        return self._ask(lambda link: self._reads.page_of_lanes(link, lanes, limit))
 
     def bodies(self, ids: list[int]) -> list[Body]:
         return self._ask(lambda link: self._reads.bodies(link, ids))

@@ -94,7 +94,7 @@ class KeyContract:
         rows = [dedup_row(n, NOW_MS + 9)._replace(id=item.id) for n, item in enumerate(items[:5], 1)]
         refused = dedup_row(6, NOW_MS + 9)._replace(id=items[5].id)
         batch = Batch(inserts=[*items, new_item(20)], dedup_new=[*rows, refused], next_number=30)
-        result = run(store, Round(batch=batch, begun_ms=NOW_MS))
+        result = run(store, Round(batch=batch, keys_ms=NOW_MS))
         assert (result.outcome, result.down) == (Outcome.COMMITTED, False)
         assert result.known == {items[0].id: known[0], items[1].id: known[1]}
         assert (list(result.rejected), result.failed) == ([items[5].id], set())
@@ -135,7 +135,7 @@ class KeyContract:
             return rows
 
         monkeypatch.setattr(store, "dedup", looked_up)
-        result = run(store, Round(batch=batch, begun_ms=NOW_MS))
+        result = run(store, Round(batch=batch, keys_ms=NOW_MS))
         assert (result.outcome, result.down) == (outcome, True)
         assert result.known == {items[0].id: known}
         assert store.reconnect() is committed

@@ -10,6 +10,7 @@ from foqs.rows import Batch
 from foqs.store.protocol import Fenced, StoreDown
 from foqs.store.sql import SqlStore
 from foqs.store.statements import Fence, writes
+from tests.store.row_contract import LANE
 from tests.store.shards import new_item
 
 
@@ -20,7 +21,7 @@ def main(url: str, number: str, what: str) -> None:
     assert link is not None
     if what == "open":
         fence = Fence(store._epoch, store._seq + 1, 10, 0, 0)
-        statements = writes(Batch(inserts=[new_item(5)]), store._dialect, 1 << 20)
+        statements = writes(Batch(lanes_new=[LANE], inserts=[new_item(5)]), store._dialect, 1 << 20)
         assert list(link.run([store._dialect.begin, fence.text(), *[each.text for each in statements]]))[1] == 1
     print("ready", flush=True)
     sys.stdin.readline()
@@ -28,7 +29,7 @@ def main(url: str, number: str, what: str) -> None:
         if what == "open":
             link.execute("COMMIT")
         else:
-            store.commit(Batch(inserts=[new_item(6)], next_number=10))
+            store.commit(Batch(lanes_new=[LANE], inserts=[new_item(6)], next_number=10))
     except (StoreDown, Fenced, *store._errors.error) as error:
         print(type(error).__name__, flush=True)
     else:

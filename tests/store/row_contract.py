@@ -258,6 +258,17 @@ class RowContract:
         gone = [item.id for item in items]
         store.commit(Batch(ready_gone=[ready_key(item) for item in items], item_gone=gone, next_number=1))
 
+    def test_a_page_of_lanes_is_lane_by_lane(self, store: ShardStore) -> None:
+        given = [(3, 5), (1, 2), (2, 9), (1, 1), (3, 4), (4, 0)]
+        items = [new_item(number, priority=p, lane=lane) for number, (lane, p) in enumerate(given, start=1)]
+        insert(store, *items)
+        keys = sorted((item.lane, *ready_key(item)[1:]) for item in items if item.lane != 2)
+        lanes = [4, 1, 3, 7]
+        for limit in (1, 3, len(keys), 100):
+            rows = store.page_of_lanes(lanes, limit)
+            assert [(row.lane, row.priority, row.deliver_after_ms, row.id) for row in rows] == keys[:limit]
+        assert store.page_of_lanes([7, 8], 10) == []
+
     @pytest.fixture
     def timers(self, store: ShardStore) -> list[NewItem]:
         """Items due at 10, 20, 20, 30, ... 90 after NOW_MS; those of odd numbers also expire then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -10,10 +11,13 @@ from pymysql import err
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+from foqs.lab.servers import Kind, ServerSettings
 from foqs.rows import Batch
 from foqs.store.errors import Seam
-from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError
+from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
 from foqs.store.sql import SqlStore
+from tests.conftest import NewServer
+from tests.disks import remount, small_disk
 from tests.store.asking import ask
 from tests.store.contract import LANE, body, insert
 from tests.store.shards import ServerShard, SqliteShard, new_item
@@ -38,8 +42,13 @@ SECRET = "INSERT INTO item VALUES ('secret')"
         (ConnectionResetError(104, SECRET), StoreDown),
         (err.OperationalError(1205, SECRET), StoreBusy),
         (err.OperationalError(1213, SECRET), StoreBusy),
-        (err.OperationalError(1114, SECRET), StoreBusy),
-        (err.OperationalError(1021, SECRET), StoreBusy),
+        (err.OperationalError(1114, SECRET), StoreFull),
+        (err.OperationalError(1021, SECRET), StoreFull),
+        (err.OperationalError(3, f"{SECRET} (OS errno 28 - No space left on device)"), StoreFull),
+        (err.OperationalError(3, f"{SECRET} (OS errno 5 - Input/output error)"), StoreDown),
+        (err.InternalError(1026, f'{SECRET} (Errcode: 28 "No space left on device")'), StoreFull),
+        (err.InternalError(1030, f"{SECRET} Got error 28 - 'No space left on device' from storage engine"), StoreFull),
+        (err.InternalError(1030, f"{SECRET} Got error 122 from storage engine"), StoreDown),
         (err.InternalError(1290, SECRET), StoreBusy),
         (err.OperationalError(1836, SECRET), StoreBusy),
         (err.OperationalError(1040, SECRET), StoreBusy),
@@ -65,7 +74,7 @@ def test_errors_of_a_server(error: Exception, becomes: type[StoreError]) -> None
     [
         (sqlite3.SQLITE_BUSY, StoreBusy),
         (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreBusy),
-        (sqlite3.SQLITE_FULL, StoreBusy),
+        (sqlite3.SQLITE_FULL, StoreFull),
         (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, RowRejected),
         (sqlite3.SQLITE_IOERR_FSYNC, StoreDown),
         (sqlite3.SQLITE_CORRUPT, StoreDown),
@@ -85,6 +94,48 @@ def opened(shard: ServerShard | SqliteShard) -> SqlStore:
     store.open("owner", take_over=False)
     store.commit(Batch(lanes_new=[LANE], next_number=1))
     return store
+
+
+@pytest.mark.parametrize("on", ["the file's bound", pytest.param("the disk", marks=pytest.mark.process)])
+def test_sqlite_on_a_full_disk_changes_nothing(tmp_path: Path, request: pytest.FixtureRequest, on: str) -> None:
+    """A full disk fails the COMMIT, a full file the INSERT; both are certainly not committed."""
+    folder = small_disk(tmp_path, request, 1 << 20) if on == "the disk" else tmp_path
+    store = opened(SqliteShard(f"sqlite:///{folder}/shard.db"))
+    insert(store, new_item(1))
+    assert store._link is not None
+    if on != "the disk":
+        ((pages,),) = store._link.fetch("PRAGMA page_count")
+        store._link.execute(f"PRAGMA max_page_count = {pages + 10}")
+    large = [new_item(n, payload=bytes(100_000)) for n in range(2, 20)]
+    with pytest.raises(StoreFull, match="the disk is full"):
+        insert(store, *large)
+    assert store.bodies([new_item(n).id for n in range(1, 20)]) == [body(new_item(1))]
+    store._link.execute("PRAGMA max_page_count = 1000000")
+    if on == "the disk":
+        remount(folder, 64 << 20)
+    insert(store, *large)
+    assert len(store.bodies([new_item(n).id for n in range(1, 20)])) == 19
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mariadb", marks=pytest.mark.mariadb), pytest.param("mysql", marks=pytest.mark.mysql)]
+)
+def test_a_server_without_space_changes_nothing(kind: Kind, new_server: NewServer) -> None:
+    options = ("--innodb-file-per-table=OFF", "--innodb-data-file-path=ibdata1:12M:autoextend:max:32M")
+    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20, options=options))
+    shard = ServerShard(server.url(server.create_database("full")))
+    store = opened(shard)
+    insert(store, new_item(1))
+    stored = [new_item(1).id]
+    with pytest.raises(StoreFull, match="full"):
+        for n in range(2, 100):
+            insert(store, new_item(n, payload=bytes(1 << 20)))
+            stored.append(new_item(n).id)
+    assert [row.id for row in store.page(1, None, 200)] == stored
+    store.confirm()
+    store.close()
+    shard.close()
 
 
 def test_a_locked_row_is_busy(shard: ServerShard | SqliteShard) -> None:

@@ -90,6 +90,7 @@ def test_rows_read(backlog: Backlog) -> None:
         "page from the middle": (lambda: store.page(1, middle, PAGE), paged * PAGE),
         "page near the end": (lambda: store.page(1, last, PAGE), paged * 10),
         "page of an empty lane": (lambda: store.page(3, middle, PAGE), 0),
+        "page of lanes": (lambda: store.page_of_lanes([1, 2, 3], PAGE), paged * PAGE),
         "bodies": (lambda: store.bodies(ids), PAGE),
         "look": (lambda: store.look(ids), 3 * PAGE),
         "due": (lambda: store.due(half_ms, until_ms, PAGE), 2 * PAGE),
@@ -176,6 +177,7 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
                 queries.look(store._dialect, ids),
                 queries.page(store._dialect, 1, None, 100),
                 queries.page(store._dialect, 1, (0, NOW_MS, 5), 100),
+                queries.page_of_lanes(store._dialect, [1, 2], 100),
                 queries.due(store._dialect, NOW_MS, NOW_MS, 100)[0],
                 queries.expiring(store._dialect, NOW_MS, NOW_MS, None, 100)[0],
                 queries.sizes(store._dialect, ids),
@@ -210,6 +212,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
     texts = [
         queries.page(SQLITE, 1, None, 10),
         queries.page(SQLITE, 1, (1, 2, 3), 10),
+        queries.page_of_lanes(SQLITE, [1, 2], 10),
         queries.bodies(SQLITE, [1, 2]),
         queries.look(SQLITE, [1, 2]),
         *queries.due(SQLITE, 1, 2, 3),

@@ -1,0 +1,50 @@
+"""How far the ids and epochs of a shard went, as remembered outside its database.
+
+A database that is put back from an older copy numbers on from there, and would give ids again that are in use. The
+numbers are reserved in steps: the mark names a ceiling, and is written again before the numbers get there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from foqs.errors import Invalid
+
+STEP = 1 << 20
+"""Numbers that one mark reserves. A host that crashes wastes no more of the 2^48 than that."""
+
+
+class Mark(NamedTuple):
+    """`epoch` is the last owner's. Its database had stored `number` as the next one, so a lower one there is an older
+    copy. Numbers from `ceiling` on were not given."""
+
+    epoch: int
+    number: int
+    ceiling: int
+
+
+def ahead(epoch: int, next_number: int) -> Mark:
+    """The mark of an owner that goes on from `next_number`."""
+    return Mark(epoch, next_number, next_number + STEP)
+
+
+def newer(one: Mark | None, other: Mark | None) -> Mark | None:
+    """The mark of the later owner; of one owner, the one that went further."""
+    return max(one, other) if one is not None and other is not None else one or other
+
+
+def encode(mark: Mark) -> bytes:
+    return json.dumps(mark._asdict(), separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Mark:
+    """Unknown keys are ignored. Raises Invalid."""
+    try:
+        record = json.loads(data)
+    except ValueError:
+        raise Invalid("not JSON") from None
+    match record:
+        case {"epoch": int(epoch), "number": int(number), "ceiling": int(ceiling)} if min(epoch, number, ceiling) >= 0:
+            return Mark(epoch, number, ceiling)
+    raise Invalid("epoch, number and ceiling are not three numbers")

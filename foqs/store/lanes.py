@@ -1,0 +1,32 @@
+"""Rows that refer to a lane without a row in `lane`: a database that was restored in part.
+
+Such items have no topic. A shard that has any is not opened: nothing of it is handed out under a wrong name, nothing is
+removed, and the other shards of the host go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from foqs.store.protocol import ShardRefused
+
+REMEDY = "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer and expiry"
+_SHOWN = 5
+
+
+def orphans(lanes: Iterable[int], referred: Iterable[int]) -> list[int]:
+    """Numbers in `referred` that are not in `lanes`, in order."""
+    return sorted(set(referred) - set(lanes))
+
+
+def words(missing: list[int], tables: str) -> str:
+    shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+    one = len(missing) == 1
+    return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
+
+
+def refuse_orphans(lanes: Iterable[int], rows: Mapping[int, int]) -> None:
+    """`rows` counts the rows of `ready` and `timer` by lane. Raises ShardRefused."""
+    missing = orphans(lanes, rows)
+    if missing:
+        count = sum(rows[lane] for lane in missing)
+        raise ShardRefused(f"{count} {words(missing, 'ready or timer')}: {REMEDY}")

@@ -1,0 +1,101 @@
+"""The remedies for a missing database, account or right: tests run them, and the schema can be made then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from foqs.store.protocol import ShardRefused, explained
+from foqs.store.rights import Place, remedy_of
+from foqs.store.schema import check_schema, create_schema
+from tests.conftest import Server
+
+SERVERS = [
+    pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
+    pytest.param("mysql", marks=[pytest.mark.server, pytest.mark.mysql]),
+]
+PASSWORD = "hunter2"
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """With neither the database `orders` nor accounts called `worker`."""
+    made: Server = request.getfixturevalue(request.param)
+    yield made
+    made.query("DROP DATABASE IF EXISTS orders")
+    for host in ("127.0.0.1", "%"):
+        made.query(f"DROP USER IF EXISTS worker@'{host}'")
+
+
+def url_of(server: Server) -> str:
+    return f"mysql+pymysql://worker:{PASSWORD}@127.0.0.1:{server.port}/orders"
+
+
+def refused(server: Server) -> ShardRefused:
+    with pytest.raises(ShardRefused) as error:
+        create_schema(url_of(server), 1)
+    assert f"127.0.0.1:{server.port}" in str(error.value)
+    assert PASSWORD not in explained(error.value)
+    return error.value
+
+
+def administer(server: Server, mend: str) -> None:
+    """Runs the statements that follow `an administrator runs:`, with the password put in."""
+    statements = mend.partition("an administrator runs: ")[2].replace("the password of the url", PASSWORD)
+    assert re.fullmatch(r"([^;]+;)+", statements)
+    for statement in statements.rstrip(";").split("; "):
+        server.query(statement)
+
+
+def works(server: Server) -> None:
+    create_schema(url_of(server), 1)
+    assert check_schema(url_of(server), 1) == []
+
+
+def test_an_account_that_is_missing(server: Server) -> None:
+    error = refused(server)
+    assert "denies access to 'worker'@'127.0.0.1': wrong user or password" in str(error)
+    administer(server, error.mend)
+    works(server)
+
+
+@pytest.mark.parametrize("host", ["%", "127.0.0.1"])
+@pytest.mark.parametrize("there", [True, False], ids=["a database", "no database"])
+def test_an_account_without_rights(server: Server, host: str, there: bool) -> None:
+    """It may not even make the database: then the error of `foqs shards create` says what an administrator runs."""
+    server.query(f"CREATE USER worker@'{host}' IDENTIFIED BY '{PASSWORD}'")
+    if there:
+        server.query("CREATE DATABASE orders")
+    error = refused(server)
+    assert f"denies 'worker'@'{host}' access to the database orders" in str(error)
+    administer(server, error.mend)
+    works(server)
+
+
+@pytest.mark.parametrize("host", ["%", "127.0.0.1"])
+def test_an_account_without_the_right_to_create_tables(server: Server, host: str) -> None:
+    server.query("CREATE DATABASE orders")
+    server.query(f"CREATE USER worker@'{host}' IDENTIFIED BY '{PASSWORD}'")
+    server.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders.* TO worker@'{host}'")
+    error = refused(server)
+    assert "the right CREATE on orders." in str(error)
+    administer(server, error.mend)
+    works(server)
+
+
+def test_a_database_that_is_missing_is_named(server: Server) -> None:
+    url = f"mysql+pymysql://root@127.0.0.1:{server.port}/orders"
+    (finding,) = check_schema(url, 1)
+    assert finding.found == f"MySQL at 127.0.0.1:{server.port} has no such database: orders (1049)"
+    administer(server, finding.mend)
+    assert "table item is missing" in [one.found for one in check_schema(url, 1)]
+
+
+def test_odd_names_are_quoted() -> None:
+    place = Place("MySQL", "h:1", "o'hara", "odd`name")
+    assert remedy_of(1044, place, None) == (
+        "an administrator runs: CREATE DATABASE IF NOT EXISTS `odd``name`; "
+        "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON `odd``name`.* TO 'o''hara'@'%';"
+    )

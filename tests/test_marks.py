@@ -1,0 +1,69 @@
+"""What is remembered of a shard's ids outside its database, and what a new owner makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from foqs.errors import Invalid
+from foqs.marks import STEP, Mark, ahead, decode, encode, newer
+from foqs.store.ownership import ShardRow, Start, start_of
+
+EPOCH_JUMP, NUMBER_JUMP = 1 << 20, 1 << 30
+
+
+def row(epoch: int, next_number: int) -> ShardRow:
+    return ShardRow(True, epoch, 0, next_number, 0, 0, 0, 0, b"")
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    assert decode(encode(Mark(3, 500, 1 << 40))) == Mark(3, 500, 1 << 40)
+
+
+def test_unknown_keys_of_a_mark_are_ignored() -> None:
+    assert decode(b'{"epoch": 1, "number": 2, "ceiling": 3, "more": "x"}') == Mark(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b'{"epoch": 1, "number": 2}', b'{"epoch": 1, "number": 2, "ceiling": -1}']
+)
+def test_a_mark_that_is_damaged_is_refused(data: bytes) -> None:
+    with pytest.raises(Invalid):
+        decode(data)
+
+
+def test_the_later_owners_mark_counts() -> None:
+    assert newer(Mark(2, 5, 9), Mark(1, 800, 900)) == Mark(2, 5, 9)
+    assert newer(Mark(2, 5, 9), Mark(2, 6, 7)) == Mark(2, 6, 7)
+    assert newer(None, Mark(1, 2, 3)) == newer(Mark(1, 2, 3), None) == Mark(1, 2, 3)
+    assert newer(None, None) is None
+
+
+def test_without_a_mark_the_row_counts() -> None:
+    assert start_of(row(4, 100), 0) == Start(5, 100, behind=False)
+    assert start_of(row(4, 100), 300) == Start(5, 301, behind=False)
+    assert start_of(row(4, 100), 0, epoch_above=9) == Start(10, 100, behind=False)
+
+
+def test_after_an_orderly_close_no_number_is_skipped() -> None:
+    assert start_of(row(4, 100), 0, mark=Mark(4, 100, 100)) == Start(5, 100, behind=False)
+
+
+def test_after_a_crash_at_most_one_step_is_skipped() -> None:
+    """The row may be what the owner left, or a copy from its time: the two look alike."""
+    assert start_of(row(4, 250), 0, mark=ahead(4, 100)) == Start(5, 100 + STEP, behind=False)
+
+
+@pytest.mark.parametrize("found", [row(3, 100), row(4, 99), row(0, 1)])
+def test_an_older_copy_is_jumped_over(found: ShardRow) -> None:
+    """Its epoch, or its number, is one that the database had left behind."""
+    start = start_of(found, 0, mark=Mark(4, 100, 100 + STEP))
+    assert start == Start(4 + EPOCH_JUMP + 1, 100 + STEP + NUMBER_JUMP, behind=True)
+
+
+def test_a_mark_behind_the_row_changes_nothing() -> None:
+    """Another host had the shard since, and remembered it elsewhere."""
+    assert start_of(row(9, 5_000), 0, mark=Mark(4, 100, 200)) == Start(10, 5_000, behind=False)
+
+
+def test_a_changed_server_is_jumped_over() -> None:
+    assert start_of(row(4, 100), 0, moved=True) == Start(5 + EPOCH_JUMP, 100 + NUMBER_JUMP, behind=False)

@@ -87,7 +87,9 @@ exception RequestError {
 
 /** What would be headers elsewhere: framed binary has none of its own. Optional in every request. */
 struct RequestContext {
-  /** Credential of the caller; at most 4,096 bytes. Ignored by a server without authentication (auth.principals_file). */
+  /** Credential of the caller; at most 4,096 bytes. Ignored by a server without authentication (auth.principals_file).
+      With authentication a server reads requests over 65,536 bytes only after a smaller authenticated one on the same
+      connection, such as GetServerInfo, and answers a larger one before it with UNAUTHENTICATED. */
   1: optional string token,
   /** Appears in the logs of all hosts that have to do with it; at most 128 bytes, printable. Default: none. */
   2: optional string request_id,
@@ -358,6 +360,8 @@ struct DeleteItemsResponse {
 }
 
 struct GetServerInfoRequest {
+  /** Have shard_items in the answer. Default: no. */
+  1: optional bool count_items,
   15: optional RequestContext context,
 }
 
@@ -371,6 +375,8 @@ struct GetServerInfoResponse {
   2: map<string, i64> limits,
   /** Of each shard that this host serves: rows changed since it was opened. */
   3: optional map<i32, i64> shard_rows,
+  /** Of each shard that this host serves: items in any state, up to a second old. Only when asked for. */
+  4: optional map<i32, i64> shard_items,
 }
 
 /** Who serves a shard. */

@@ -29,14 +29,16 @@ class Places:
         self.at_most = at_most
         self.each_at_most = at_most if each_at_most is None else each_at_most
 
-    def take(self, address: str) -> bool:
-        """False when there is no place."""
+    def take(self, address: str) -> tuple[str, int] | None:
+        """None when the place is taken; (configuration key, its value) of the bound that is reached."""
         taken = self._taken_by.get(address, 0)
-        if self._taken >= self.at_most or taken >= self.each_at_most:
-            return False
+        if self._taken >= self.at_most:
+            return "max_connections", self.at_most
+        if taken >= self.each_at_most:
+            return "max_connections_per_address", self.each_at_most
         self._taken += 1
         self._taken_by[address] = taken + 1
-        return True
+        return None
 
     def give(self, address: str) -> None:
         """Of one that was taken."""

@@ -1,64 +1,78 @@
-"""Who may read a frame next when the byte budget is short: large ones in the order in which they came."""
+"""Give unfinished frames their room in the byte budget: `foqs.rpc.frames` decides, this wakes the connections."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Any
 
 from foqs.budget import Budget
-
-if TYPE_CHECKING:
-    from foqs.rpc.connection import Connection
-
-SMALL_BYTES = 64 * 1024
+from foqs.rpc.counters import RpcCounters
+from foqs.rpc.frames import Frame, Frames
 
 
 class Admission:
-    """Connections that wait for room for a frame.
+    """The owner of a frame has `admitted()`, called when a frame that waited may go on.
 
-    A small frame that fits passes those that wait for more: it may be the ack that makes room for them.
-    Invariants: a connection waits at most once; the budget knows at most one waker of ours.
+    Invariant: the budget knows at most one waker of this object.
     """
 
-    __slots__ = ("_armed", "_loop", "_waiting", "budget", "share")
+    __slots__ = ("_armed", "_counters", "_due", "_loop", "budget", "frames")
 
-    def __init__(self, budget: Budget, share: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, budget: Budget, frames: Frames, counters: RpcCounters, loop: asyncio.AbstractEventLoop) -> None:
+        self._counters = counters
         self.budget = budget
-        self.share = share
+        self.frames = frames
         self._loop = loop
-        self._waiting: dict[Connection, int] = {}
         self._armed = False
+        self._due = False
 
-    def admit(self, connection: Connection, size_bytes: int) -> bool:
-        """Whether a frame of this size may be read now; if not, `connection.admitted()` is called when it
-        may.
-        """
-        if (size_bytes <= SMALL_BYTES or not self._waiting) and self.budget.fits(size_bytes, self.share):
+    def begin(self, owner: Any, address: str) -> Frame:
+        """A frame has begun to arrive, or a TLS handshake."""
+        return self.frames.begin(owner, address, self._loop.time())
+
+    def admit(self, frame: Frame, more_bytes: int) -> bool:
+        """Whether the frame may hold so many more bytes now; if not, its owner is called when it may."""
+        if self.frames.admit(frame, more_bytes, self.budget.used_bytes, self._loop.time()):
             return True
-        self._waiting[connection] = size_bytes
+        self._counters.budget_waits += 1
         self._arm()
         return False
 
-    def leave(self, connection: Connection) -> None:
-        """The connection is gone, or begins no more requests."""
-        self._waiting.pop(connection, None)
+    def end(self, frame: Frame) -> None:
+        """The frame is complete, or its connection is closed. Another one may be the oldest now, so room for it may be
+        there although the budget got nothing back."""
+        self.frames.end(frame)
+        if self.frames.waiting:
+            self._wake()
+
+    def started(self, address: str, size_bytes: int) -> None:
+        """A request of a large frame is in progress."""
+        self.frames.started(address, size_bytes)
+
+    def answered(self, address: str, size_bytes: int) -> None:
+        """A request of a large frame was answered, or its caller is gone."""
+        self.frames.answered(address, size_bytes)
+        if self.frames.waiting:
+            self._wake()
 
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True
-            self.budget.when_given(self._wake)
+            self.budget.when_given(self._given)
+
+    def _given(self) -> None:
+        self._armed = False
+        self._wake()
 
     def _wake(self) -> None:
-        # A give happens amid somebody's work: readers are resumed when that is done.
-        if not self._loop.is_closed():
+        # Bytes are given back in the middle of other work: connections are resumed after it.
+        if not self._due and not self._loop.is_closed():
+            self._due = True
             self._loop.call_soon(self._grant)
 
     def _grant(self) -> None:
-        self._armed = False
-        while self._waiting:
-            connection, size_bytes = next(iter(self._waiting.items()))
-            if not self.budget.fits(size_bytes, self.share):
-                self._arm()
-                return
-            del self._waiting[connection]
-            connection.admitted()
+        self._due = False
+        for frame in self.frames.grants(lambda: self.budget.used_bytes, self._loop.time()):
+            frame.owner.admitted()
+        if self.frames.waiting:
+            self._arm()

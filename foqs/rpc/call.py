@@ -105,6 +105,11 @@ class Call:
         connection.answer(self, connection.encoder.error(self._called, self._seqid, declared))
         return True
 
+    def trust(self) -> None:
+        """The caller is authenticated: from now on frames of any length are read from its connection."""
+        if self._connection is not None:
+            self._connection.trusted = True
+
     def doubt(self, items: int, reason: str) -> None:
         """Has the log say that nobody knows what became of so many items of the request; 0: of any of it."""
         if self._connection is not None:

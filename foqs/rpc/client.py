@@ -26,6 +26,7 @@ from foqs.rpc.wire import Malformed
 _RETRY_MS = 100
 _SCRATCH_BYTES = 64 * 1024
 _SEQIDS = 0x7FFF_FFFF
+_INTRODUCTION = 0  # its sequence number
 
 
 class Peer:
@@ -55,10 +56,16 @@ class Caller:
         connect_timeout_ms: int = 1_000,
         idle_ms: int = 60_000,
         tls: ssl.SSLContext | None = None,
+        introduction: tuple[str, Any] | None = None,
         report: Report = log_failure,
     ) -> None:
+        """`introduction` is (method, request): a connection sends it before a large request that would be the first
+        one, as a host reads large requests of authenticated callers only."""
         self.limits = limits
         self.budget = budget
+        self.introduction: bytes | None = None
+        if introduction is not None:
+            self.introduction = outgoing.encode(*introduction, _INTRODUCTION, limits)
         self._max_connections = connections
         self._max_waiting = waiting
         self._connect_timeout_s = connect_timeout_ms / 1000

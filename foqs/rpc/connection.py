@@ -3,11 +3,11 @@
 Bytes are received in one of two places. While nothing is pending they go to a buffer that all connections
 share, and whole frames are cut from it at once; that is the way of nearly every request. What is left over
 (the beginning of a frame, or frames that came while a call is in hand) is copied out. As soon as the length
-of an unfinished frame is known its bytes are reserved in the budget, and the rest is received straight into a
-buffer of exactly that size.
+of an unfinished frame is known, the rest is received into chunks, each of them admitted by `foqs.rpc.frames` before
+it is made: the budget is charged for what is held, not for the length that a frame announces.
 
-`_settle()` sums up all that a connection holds and brings the budget, the socket's reading and the clock of
-unfinished frames in line with it, at the end of every event. So each take has exactly one give.
+`_settle()` sums up all that a connection holds and brings the budget and the socket's reading in line with it, at
+the end of every event. So each take has exactly one give.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import asyncio
 from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid
 from foqs.rpc.address import address_of
+from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
 from foqs.rpc.decode import NotServed
+from foqs.rpc.frames import SMALL_BYTES
+from foqs.rpc.refusals import not_served, too_large
 from foqs.rpc.tls import Tls, names_of
-from foqs.rpc.wire import CALL, INVALID_MESSAGE_TYPE, ONEWAY, UNKNOWN_METHOD, Malformed, read_frame_size
+from foqs.rpc.wire import Malformed, read_frame_size
 
 if TYPE_CHECKING:
     from foqs.rpc.server import ThriftServer
@@ -30,18 +33,18 @@ BEHIND_BYTES = 64 * 1024  # held behind a call in hand before reading is paused
 LINGER_S = 0.25  # for a peer that was told goodbye; its requests take no longer on their way
 _HEAD_BYTES = 4
 _TURN_FRAMES = 64  # answered in a row before other connections get their turn
-_NAME_BYTES = 255  # of an unknown method that are said back
 
 
 class Connection(asyncio.BufferedProtocol):
-    """States: idle; receiving (`_frame` or `_behind`); waiting for the budget; a call in hand; answer not
-    drained; told goodbye.
+    """States: idle; receiving (`_arrival`); waiting for the budget; a call in hand; answer not drained; told goodbye.
+
+    `trusted`: frames of any length are read. Not so before a caller is authenticated, where that is needed.
     """
 
     __slots__ = (
-        "_answer_bytes", "_behind", "_call", "_closing", "_cutting", "_filled", "_frame", "_output_bytes",
-        "_reading", "_server", "_taken_bytes", "_timed", "_transport", "_turn_due", "_waiting", "certified",
-        "counters", "encoder", "host", "peer", "requests", "seen",
+        "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_output_bytes",
+        "_reading", "_server", "_taken_bytes", "_transport", "_turn_due", "certified", "counters",
+        "encoder", "host", "peer", "requests", "seen", "trusted",
     )  # fmt: skip
 
     def __init__(self, server: ThriftServer) -> None:
@@ -51,18 +54,17 @@ class Connection(asyncio.BufferedProtocol):
         self.requests = server.requests
         self.host = self.peer = ""
         self.certified: tuple[str, ...] = ()
+        self.trusted = server.trusts(())
         self.seen = server.now
         self._transport: Any = None
         self._call: Call | None = None
         self._behind = bytearray()  # bytes that are not cut yet
-        self._frame: bytearray | None = None  # being received
-        self._filled = 0
+        self._arrival: Arrival | None = None  # a frame that has begun, or a TLS handshake
+        self._encrypted_bytes = 0  # held by TLS
         self._taken_bytes = 0  # from the budget
         self._output_bytes = 0  # given to the transport, not drained
         self._answer_bytes = 0  # of the last answer
         self._reading = True
-        self._waiting = False  # for the budget
-        self._timed = False  # a frame was begun and its time runs
         self._cutting = False
         self._turn_due = False
         self._closing = False
@@ -78,13 +80,14 @@ class Connection(asyncio.BufferedProtocol):
             transport.abort()
             return False
         if isinstance(transport, Tls):
-            self._timed = True
-            self._server.time_frame(self, True)
+            self._arrival = Arrival(self._server.admission, self, self.host)
         return True
 
     def connection_made(self, transport: Any) -> None:
         if isinstance(transport, Tls):
             self.certified = names_of(transport.get_extra_info("peercert"))
+            self.trusted = self._server.trusts(self.certified)
+            self._end_arrival()
             self._settle()
         elif not self.accepted(transport):
             return
@@ -93,10 +96,9 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        frame = self._frame
-        if frame is not None:
-            return memoryview(frame)[self._filled :]
         server = self._server
+        if self._arrival is not None and self._arrival.known:
+            return self._arrival.room(server.scratch)
         if self._call is None and not self._behind and server.has_room():
             return server.scratch
         return server.scratch[: max(1, self._behind_limit() - len(self._behind))]
@@ -106,11 +108,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return  # after the goodbye: dropped, as it says
         self.seen = server.now
-        if self._frame is not None:
-            self._filled += size
-            if self._filled == len(self._frame):
-                frame, self._frame, self._filled = bytes(self._frame), None, 0
-                self._begin(frame)
+        arrival = self._arrival
+        if arrival is not None and arrival.known:
+            if arrival.came(server.scratch, size):
+                self._end_arrival()
+                self._begin(arrival.content(), too_large(arrival.received_bytes) if arrival.skipped else None)
         elif self._call is None and not self._behind and not self._output_bytes:
             used = self._cut(server.scratch, size)
             if used < size and not self._closing:
@@ -140,13 +142,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_receiving()
-        self._output_bytes = 0
+        self._output_bytes = self._encrypted_bytes = 0
         if isinstance(error, SSLError):
             self.counters.closed["tls"] += 1
         call, self._call = self._call, None
         self._settle()
         self._server.forget(self)
         if call is not None:
+            if call.request_bytes > SMALL_BYTES:
+                self._server.admission.answered(self.host, call.request_bytes)
             self.counters.lost += 1
             call.lost()
 
@@ -157,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def is_idle(self) -> bool:
         """Nothing was begun that is not finished."""
-        return self._taken_bytes == 0 and not self._timed and not self._waiting
+        return self._taken_bytes == 0 and self._arrival is None
 
     def output_bytes(self) -> int:
         """Given to the transport and not sent yet."""
@@ -170,6 +174,8 @@ class Connection(asyncio.BufferedProtocol):
         self._call = None
         self._answer_bytes = len(frame)
         self._server.answered(call, len(frame))
+        if call.request_bytes > SMALL_BYTES:
+            self._server.admission.answered(self.host, call.request_bytes)
         self._transport.write(frame)
         if self._server.draining:
             self.finish()
@@ -179,9 +185,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def admitted(self) -> None:
         """There is room in the budget for the frame that waits."""
-        self._waiting = False
-        self._reserve(read_frame_size(self._behind)[0])
+        assert self._arrival is not None
+        self._arrival.admitted()
         self._settle()
+
+    def encrypted(self, held_bytes: int) -> None:
+        """TLS holds so many bytes that it did not decrypt yet."""
+        if held_bytes != self._encrypted_bytes and not self._closing:
+            self._encrypted_bytes = held_bytes
+            self._settle()
 
     def lingers(self) -> bool:
         """All is sent, the goodbye last; the peer has not closed yet."""
@@ -230,10 +242,7 @@ class Connection(asyncio.BufferedProtocol):
     def _stop_receiving(self) -> None:
         self._closing = True
         self._behind = bytearray()
-        self._frame = None
-        if self._waiting:
-            self._waiting = False
-            self._server.admission.leave(self)
+        self._end_arrival()
 
     # ------------------------------------------------------------------------------------ cutting frames
 
@@ -265,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Begins what waited behind a call or an answer, if nothing is in its way any more."""
-        if self._call is None and not self._output_bytes and not self._waiting and not self._turn_due:
+        if self._call is None and not self._output_bytes and not self._turn_due:
             if len(self._behind) >= _HEAD_BYTES:
                 used = self._cut(self._behind, len(self._behind))
                 if self._closing:
@@ -274,24 +283,25 @@ class Connection(asyncio.BufferedProtocol):
             self._receive_rest()
 
     def _receive_rest(self) -> None:
-        """Reserves the frame that has begun, so that the rest of it can be received."""
+        """Begins to receive the frame of which a part is there, if nothing is in its way."""
         behind = self._behind
-        if self._call is not None or self._output_bytes or self._turn_due or len(behind) < _HEAD_BYTES:
+        if self._call is not None or self._output_bytes or self._turn_due or not behind:
             return
-        (size,) = read_frame_size(behind)
-        more = size + _HEAD_BYTES - len(behind)
-        if self._server.admission.admit(self, more):
-            self._reserve(size)
-        else:
-            self.counters.budget_waits += 1
-            self._waiting = True
+        arrival = self._arrival
+        if arrival is None:
+            arrival = self._arrival = Arrival(self._server.admission, self, self.host)
+        if len(behind) >= _HEAD_BYTES:
+            (size,) = read_frame_size(behind)
+            self._behind = bytearray()
+            skip = size > SMALL_BYTES and not self.trusted
+            del behind[:_HEAD_BYTES]
+            arrival.announce(size, behind, skip=skip)
 
-    def _reserve(self, size: int) -> None:
-        frame = bytearray(size)
-        self._filled = len(self._behind) - _HEAD_BYTES
-        frame[: self._filled] = memoryview(self._behind)[_HEAD_BYTES:]
-        self._frame = frame
-        self._behind = bytearray()
+    def _end_arrival(self) -> None:
+        """The frame, or the handshake, is whole or given up."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.end()
 
     def _take_turn_later(self) -> None:
         self._turn_due = True
@@ -305,48 +315,41 @@ class Connection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------ one frame
 
-    def _begin(self, frame: bytes) -> None:
+    def _begin(self, frame: bytes, refusal: FoqsError | None = None) -> None:
+        """`refusal` is the answer to a frame of which only the head is there."""
         server = self._server
         decoder = server.decoder
-        if self._timed:  # the next frame has its own time
-            self._timed = False
-            server.time_frame(self, False)
+        request = None
+        if self._arrival is not None:  # the next frame has its own time
+            self._end_arrival()
         try:
             called, seqid, start = decoder.head(frame)
+            if refusal is None:
+                request = decoder.request(called, frame, start)
         except NotServed as message:
             self._refuse(message)
             return
         except Malformed:
             self.close("malformed")
             return
-        try:
-            request = decoder.request(called, frame, start)
-        except Malformed:
-            self.close("malformed")
-            return
         except Invalid as error:
-            self.counters.refused["invalid"] += 1
-            self._call = call = Call(self, called, seqid, None, len(frame))
-            call.fail(error)
-            return
+            refusal = error
         self._call = call = Call(self, called, seqid, request, len(frame))
+        if len(frame) > SMALL_BYTES:
+            server.admission.started(self.host, len(frame))
+        if refusal is not None:
+            self.counters.refused["invalid" if isinstance(refusal, Invalid) else "unauthenticated"] += 1
+            call.fail(refusal)
+            return
         try:
             server.handlers[called.name](call)
         except Exception as error:  # noqa: BLE001 - whatever a handler lets out, its caller gets an answer
             call.raised(self, error)
 
     def _refuse(self, message: NotServed) -> None:
-        """A oneway message gets no answer by definition, and no method of the service is one: it is
-        dropped.
-        """
-        if message.message_type == ONEWAY:
-            self.counters.refused["oneway"] += 1
-            return
-        kind, why = UNKNOWN_METHOD, "unknown method"
-        if message.message_type != CALL:
-            kind, why = INVALID_MESSAGE_TYPE, "message type"
-        self.counters.refused[why] += 1
-        self._transport.write(self.encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why))
+        answer = not_served(message, self.counters, self.encoder)
+        if answer is not None:
+            self._transport.write(answer)
 
     # ------------------------------------------------------------------------------------ bringing in line
 
@@ -356,10 +359,16 @@ class Connection(asyncio.BufferedProtocol):
     def _settle(self) -> None:
         call = self._call
         held = 0 if call is None else call.request_bytes
-        if self._behind or self._frame is not None or self._output_bytes or self._timed or not self._reading:
-            held += len(self._behind) + self._output_bytes
-            if self._frame is not None:
-                held += len(self._frame)
+        if (
+            self._behind
+            or self._arrival is not None
+            or self._output_bytes
+            or self._encrypted_bytes
+            or not self._reading
+        ):
+            held += len(self._behind) + self._output_bytes + self._encrypted_bytes
+            if self._arrival is not None:
+                held += self._arrival.held_bytes
             self._regulate()
         change = held - self._taken_bytes
         if change:
@@ -370,15 +379,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._server.budget.give(-change)
 
     def _regulate(self) -> None:
-        receiving = self._call is None and not self._waiting and not self._output_bytes
-        timed = receiving and (self._frame is not None or len(self._behind) > 0)
-        if timed != self._timed:
-            self._timed = timed
-            self._server.time_frame(self, timed)
         if self._closing:
             return
-        full = self._frame is None and len(self._behind) >= self._behind_limit()
-        reading = not (full or self._waiting or self._output_bytes)
+        arrival = self._arrival
+        waiting = arrival is not None and arrival.waiting
+        full = (arrival is None or not arrival.known) and len(self._behind) >= self._behind_limit()
+        reading = not (full or waiting or self._output_bytes)
         if reading != self._reading:
             self._reading = reading
             if reading:

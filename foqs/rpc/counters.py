@@ -49,7 +49,7 @@ class RpcCounters:
 
 
 CLOSED = ("oversized", "malformed", "slow frame", "slow reader", "idle", "tls")
-REFUSED = ("invalid", "unknown method", "message type", "oneway")
+REFUSED = ("invalid", "unknown method", "message type", "oneway", "unauthenticated")
 
 
 def counters_of(methods: Iterable[str]) -> RpcCounters:

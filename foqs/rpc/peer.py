@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
-from foqs.rpc.admission import SMALL_BYTES
+from foqs.rpc.frames import SMALL_BYTES
 from foqs.rpc.wire import read_frame_size
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class PeerConnection(asyncio.Protocol):
     """States: idle; a call in hand, its reply awaited, begun, or waiting for room in the budget; closed."""
 
     __slots__ = (
-        "_asked", "_caller", "_closed", "_filled", "_frame", "_head", "_taken_bytes", "_transport", "_unsent",
-        "_waiting", "idle_since", "peer",
+        "_asked", "_caller", "_closed", "_filled", "_frame", "_head", "_introduced", "_introducing", "_taken_bytes",
+        "_transport", "_unsent", "_waiting", "idle_since", "peer",
     )  # fmt: skip
 
     def __init__(self, caller: Caller, peer: Peer) -> None:
@@ -59,6 +59,8 @@ class PeerConnection(asyncio.Protocol):
         self._transport: Any = None
         self._asked: Asked | None = None
         self._unsent = False  # the peer cannot have the whole of the request
+        self._introduced = caller.introduction is None
+        self._introducing = False  # the request follows when the introduction is answered
         self._head = b""  # bytes of a reply that was not begun
         self._frame: bytearray | None = None  # being received
         self._filled = 0
@@ -70,6 +72,13 @@ class PeerConnection(asyncio.Protocol):
         """The connection is idle."""
         asked.connection = self
         self._asked = asked
+        if not self._introduced and len(asked.frame) > SMALL_BYTES:
+            self._introducing = True
+            self._transport.write(self._caller.introduction)
+        else:
+            self._write(asked)
+
+    def _write(self, asked: Asked) -> None:
         self._unsent = False
         self._transport.write(asked.frame)
 
@@ -85,7 +94,8 @@ class PeerConnection(asyncio.Protocol):
         error: FoqsError | None = None
         if asked is not None:
             address = self.peer.address
-            error = NotSent(f"{address}: {why}") if self._unsent else LostReply(f"no reply from {address}: {why}")
+            unsent = self._unsent or self._introducing
+            error = NotSent(f"{address}: {why}") if unsent else LostReply(f"no reply from {address}: {why}")
         self._caller.lost(self, asked, error)
 
     # ------------------------------------------------------------------------------------- what asyncio calls
@@ -127,7 +137,8 @@ class PeerConnection(asyncio.Protocol):
         head, asked = self._head, self._asked
         if len(head) < 4 or asked is None:
             return
-        self._caller.sent(asked)
+        if not self._introducing:
+            self._caller.sent(asked)
         (size,) = read_frame_size(head)
         if not 0 < size <= self._caller.limits.frame_bytes:
             self.fail(f"a reply of {size} bytes was announced")
@@ -158,9 +169,19 @@ class PeerConnection(asyncio.Protocol):
 
     def _answered(self, frame: bytes, *, ended: bool) -> None:
         """`ended`: something came behind the reply, a goodbye."""
-        asked, self._asked = self._asked, None
+        asked = self._asked
         assert asked is not None
-        self._caller.answered(self, asked, frame, ended=ended)
+        self._introduced = True
+        if self._introducing and not ended:
+            # Whatever the answer is: if the proof is refused, the request is refused in the same way.
+            self._introducing = False
+            self._give()
+            self._write(asked)
+        elif self._introducing:
+            self.fail("goodbye")
+        else:
+            self._asked = None
+            self._caller.answered(self, asked, frame, ended=ended)
 
     def _give(self) -> None:
         size, self._taken_bytes = self._taken_bytes, 0

@@ -3,9 +3,10 @@ request.
 
 Bounds (promise 8): connections by `max_connections`, those of one address by `max_connections_per_address` (each has
 one call in hand at most); a frame by `limits.frame_bytes`, refused before a byte of it is held; what connections hold
-in all, input and output, by the byte budget: when that is short, sockets are not read until it is not. A frame that
-does not arrive whole, a TLS handshake that does not end, and an answer of which nothing is taken, for
-`frame_timeout_s` cost their connection.
+in all, input and output, by the byte budget. `foqs.rpc.frames` says which unfinished frames may take more of it; the
+sockets of the others are not read. A frame that does not arrive whole, a TLS handshake that does not end, and an
+answer of which nothing is taken, for `frame_timeout_s` cost their connection. Where callers have to be authenticated,
+a connection takes small frames only before the first authenticated request.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from foqs.budget import Budget
 from foqs.counters import Namespaces
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.lines import Lines
 from foqs.rpc.address import Places
 from foqs.rpc.admission import Admission
 from foqs.rpc.call import Call
@@ -30,12 +32,15 @@ from foqs.rpc.connection import Connection
 from foqs.rpc.counters import counters_of
 from foqs.rpc.decode import Decoder
 from foqs.rpc.encode import Encoder
+from foqs.rpc.frames import Frame, Frames
 from foqs.rpc.request_log import RequestLog, request_id_of, trace_of
 from foqs.rpc.tls import Tls
 
 log = structlog.get_logger("foqs.rpc")
 
 Handler = Callable[[Call], None]
+Trusts = Callable[[tuple[str, ...]], bool]
+"""Whether a client whose certificate has these names (none: no certificate) is known without a further proof."""
 Report = Callable[[str, Exception, Any], None]
 """(method, what was raised, the request where it is known)"""
 
@@ -68,19 +73,17 @@ class ThriftServer:
         *,
         frame_timeout_s: float = 30.0,
         idle_timeout_s: float = 3600.0,
-        input_share: float = 1.0,
         tls: ssl.SSLContext | None = None,
         max_connections_per_address: int | None = None,
         report: Report = log_failure,
         namespaces: Namespaces | None = None,
         requests: RequestLog | None = None,
+        trusts: Trusts = lambda names: True,
     ) -> None:
-        """`input_share` (0 to 1) is how far input may fill the budget. `namespaces` are told how long requests
-        took, and `requests` tells of slow ones and the like. Raises ValueError for a method that is not in the IDL,
-        and when the largest frame would never fit the
-        budget."""
-        if limits.frame_bytes + _FRAME_HEAD_BYTES > budget.limit_bytes * input_share:
-            raise ValueError("the byte budget does not hold one frame of the largest size")
+        """`namespaces` count how long requests took, `requests` logs slow ones. A connection that `trusts` does not
+        accept sends small frames only until `Call.trust`. Raises ValueError for a method that is not in the IDL, and
+        when the largest frame would never fit the budget."""
+        self.frames = Frames(budget.limit_bytes, limits.frame_bytes)
         self.handlers = dict(handlers)
         self.limits = limits
         self.budget = budget
@@ -90,23 +93,24 @@ class ThriftServer:
         self.requests = requests or RequestLog(perf_counter)
         self.decoder = Decoder(idl.Foqs, self.handlers, limits)
         self.encoder = Encoder(limits.frame_bytes)
+        self.trusts = trusts
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.draining = False
         self.now = 0.0  # loop time of the last tick
         self.loop: asyncio.AbstractEventLoop
         self.admission: Admission
-        self._input_share = input_share
-        self._room_bytes = budget.limit_bytes * input_share - _SCRATCH_BYTES
+        self._room_bytes = budget.limit_bytes - max(self.frames.small_share_bytes, _SCRATCH_BYTES)
         self.places = Places()
         self.bound(max_connections, max_connections_per_address, frame_timeout_s, idle_timeout_s)
         self._connections: set[Connection] = set()
-        self._unfinished: dict[Connection, float] = {}  # when its frame began, in order
         # Bytes of its answer that a peer has not taken, and since when.
         self._stalled: dict[Connection, tuple[int, float]] = {}
         self._listeners: list[asyncio.Server] = []
         self._tls = tls
         self._ticking: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
+        self._refusals = Lines(1)
+        self._cuts = Lines(1)
 
     def bound(
         self,
@@ -140,7 +144,7 @@ class ThriftServer:
         """
         if not self._listeners:
             self.loop = asyncio.get_running_loop()
-            self.admission = Admission(self.budget, self._input_share, self.loop)
+            self.admission = Admission(self.budget, self.frames, self.counters, self.loop)
         listener = await self.loop.create_server(
             self._connection, host, port, backlog=_BACKLOG, start_serving=False, reuse_port=shared or None
         )
@@ -196,14 +200,19 @@ class ThriftServer:
 
     def _connection(self) -> asyncio.BufferedProtocol:
         connection = Connection(self)
-        return connection if self._tls is None else Tls(self._tls, connection, self.scratch, accept=connection.accepted)
+        if self._tls is None:
+            return connection
+        return Tls(self._tls, connection, self.scratch, accept=connection.accepted, held=connection.encrypted)
 
     # -------------------------------------------------------------------------------- for its connections
 
     def admit(self, connection: Connection, host: str) -> bool:
         """Whether there is room for one more connection, from that address."""
-        if self.draining or not self.places.take(host):
+        full = None if self.draining else self.places.take(host)
+        if self.draining or full is not None:
             self.counters.connections_refused += 1
+            if full is not None:
+                self._log_refusal(host, *full)
             return False
         self._connections.add(connection)
         self.counters.connections += 1
@@ -234,15 +243,9 @@ class ThriftServer:
             self.requests.took(call, took_s, answered=True)
 
     def has_room(self) -> bool:
-        """Whether the budget holds as much as one read may bring."""
+        """Whether a read may bring bytes of any frame. If not, only the lengths of frames are read, and small frames
+        are admitted one by one to the share that is theirs."""
         return self.budget.used_bytes <= self._room_bytes
-
-    def time_frame(self, connection: Connection, begun: bool) -> None:
-        """A frame of this connection has begun to arrive, or is complete."""
-        if begun:
-            self._unfinished[connection] = self.loop.time()
-        else:
-            self._unfinished.pop(connection, None)
 
     def stalled(self, connection: Connection, output_bytes: int) -> None:
         """The peer does not take its answer."""
@@ -262,11 +265,35 @@ class ThriftServer:
         self._close_idle()
 
     def _close_late(self) -> None:
-        while self._unfinished:
-            connection, began = next(iter(self._unfinished.items()))
-            if began + self._frame_timeout_s > self.now:
-                return
-            connection.abort("slow frame")
+        for frame in self.frames.late(self.now, self._frame_timeout_s):
+            frame.owner.abort("slow frame")
+        for frame in self.frames.slow(self.now, self._frame_timeout_s):
+            self._log_cut(frame)
+            frame.owner.abort("slow frame")
+
+    def _log_cut(self, frame: Frame) -> None:
+        left_out = self._cuts.take(self.now)
+        if left_out is not None:
+            log.warning(
+                "frame.cut",
+                address=frame.owner.peer,
+                frame_bytes=frame.size_bytes,
+                received_bytes=frame.received_bytes,
+                bytes_per_s=round(frame.pace or 0.0),
+                waiting=self.frames.waiting,
+                left_out=left_out,
+            )
+
+    def _log_refusal(self, host: str, key: str, limit: int) -> None:
+        left_out = self._refusals.take(self.now)
+        if left_out is not None:
+            log.warning(
+                "connection.refused",
+                address=host,
+                limit=limit,
+                hint=f"raise server.{key} (SIGHUP applies it) if these are your clients",
+                left_out=left_out,
+            )
 
     def _close_stalled(self) -> None:
         for connection, (left_bytes, since) in list(self._stalled.items()):

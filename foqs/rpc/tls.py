@@ -28,7 +28,8 @@ class Tls(asyncio.BufferedProtocol):
     """States: handshake; open; ended (nothing more is read). `protocol` is told of a connection after the handshake,
     and one that was asked to `accept` it of its loss also when there was none; an ssl.SSLError says why.
 
-    `accept(self)` is asked before the handshake, and has closed what it refuses. `shaken` gets None when it is
+    `accept(self)` is asked before the handshake, and has closed what it refuses. `held` gets the number of bytes that
+    are held here after each event. `shaken` gets None when it is
     done, or why it failed (an OSError). `scratch` is the loop's: what is received there is copied on at once.
     """
 
@@ -39,6 +40,7 @@ class Tls(asyncio.BufferedProtocol):
         scratch: memoryview,
         *,
         accept: Callable[[Any], bool] | None = None,
+        held: Callable[[int], None] | None = None,
         server_hostname: str | None = None,
         shaken: asyncio.Future[None] | None = None,
     ) -> None:
@@ -46,6 +48,7 @@ class Tls(asyncio.BufferedProtocol):
         self._scratch = scratch
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._accept = accept
+        self._held = held
         self._shaken = shaken
         self._encrypted = memoryview(b"")  # received, and not with OpenSSL yet
         self._received = ssl.MemoryBIO()
@@ -83,6 +86,8 @@ class Tls(asyncio.BufferedProtocol):
             self._shake()
         if self._open:
             self._read()
+        elif self._held is not None:
+            self._held(self.held_bytes)
 
     def eof_received(self) -> bool:
         return False
@@ -213,6 +218,8 @@ class Tls(asyncio.BufferedProtocol):
                 return
         if self._sent.pending:  # an answer of TLS's own
             self._flush()
+        if self._held is not None:
+            self._held(self.held_bytes)
 
     def _read_some(self) -> int:
         if not self._buffered:

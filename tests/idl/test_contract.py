@@ -21,6 +21,7 @@ METHODS = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", ["py", "java", "go", "cpp", "js:node"])
 def test_apaches_compiler_takes_it(language: str, tmp_path: Path, thrift_compiler: str) -> None:
     run = subprocess.run(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
 import pytest
+from structlog.testing import capture_logs
 from thriftpy2.thrift import TApplicationException
 
 from foqs.budget import Budget
@@ -338,3 +339,17 @@ def test_the_connections_of_one_address_are_bounded(serve: Serve) -> None:
     with served.peer() as first, served.peer() as second:
         assert called(first)
         assert called(second)
+
+
+def test_a_refused_connection_names_the_key_to_change(serve: Serve) -> None:
+    served = serve(max_connections=3, max_connections_per_address=1, tls=None, client_tls=None)
+    with capture_logs() as logs, served.peer() as first:
+        first.call("Enqueue", idl.EnqueueRequest("n", items(1)))
+        for _ in range(3):
+            with served.peer() as refused:
+                assert refused.is_closed()
+    told = [line for line in logs if line["event"] == "connection.refused"]
+    assert 1 <= len(told) <= 3
+    assert (told[0]["address"], told[0]["limit"]) == ("127.0.0.1", 1)
+    assert "server.max_connections_per_address" in told[0]["hint"]
+    assert served.server.counters.connections_refused == 3

@@ -1,0 +1,33 @@
+"""Answers to whole frames that reach no handler."""
+
+from __future__ import annotations
+
+from foqs.errors import Unauthenticated
+from foqs.rpc.counters import RpcCounters
+from foqs.rpc.decode import NotServed
+from foqs.rpc.encode import Encoder
+from foqs.rpc.frames import SMALL_BYTES
+from foqs.rpc.wire import CALL, INVALID_MESSAGE_TYPE, ONEWAY, UNKNOWN_METHOD
+
+_NAME_BYTES = 255  # of an unknown method that the answer repeats
+
+
+def not_served(message: NotServed, counters: RpcCounters, encoder: Encoder) -> bytes | None:
+    """The answer to a message that is no call of a served method. None for a oneway message, which gets no answer by
+    definition and is dropped, as no method of the service is one."""
+    if message.message_type == ONEWAY:
+        counters.refused["oneway"] += 1
+        return None
+    kind, why = UNKNOWN_METHOD, "unknown method"
+    if message.message_type != CALL:
+        kind, why = INVALID_MESSAGE_TYPE, "message type"
+    counters.refused[why] += 1
+    return encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why)
+
+
+def too_large(size_bytes: int) -> Unauthenticated:
+    """The error of a large frame before the first authenticated request of its connection."""
+    return Unauthenticated(
+        f"a request of {size_bytes} bytes came before any authenticated request on this connection, where at most "
+        f"{SMALL_BYTES} bytes are read: send a small request with the token first, such as GetServerInfo"
+    )

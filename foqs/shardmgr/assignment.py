@@ -25,13 +25,15 @@ class Situation:
     """`loads`: every shard that is to be served, with its part of the load (at least 0, relative to the others).
     `current`: who is to serve each shard so far; a host that is neither in `takers` nor in `emptied` is not alive.
     `takers` may be given shards; those of `emptied` live too, and are to be rid of theirs (also when they are takers).
-    `under_way`: shards that balancing leaves where they are."""
+    `under_way`: shards that balancing leaves where they are. `closed`: takers that keep what they have and are given
+    nothing, unless no other taker is left."""
 
     loads: Mapping[int, float]
     current: Mapping[int, str]
     takers: Collection[str]
     emptied: Collection[str] = ()
     under_way: Collection[int] = frozenset()
+    closed: Collection[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,14 @@ def balance(situation: Situation, max_moves: int | None = None) -> Decision:
     return board.decision()
 
 
+def rescue(situation: Situation, able: Mapping[int, Collection[str]]) -> Decision:
+    """Moves each shard of `able` to the lightest of its hosts there, the heaviest shard first; touches no other. A
+    shard none of whose hosts may take shards stays. ValueError as above."""
+    board = _Board(situation)
+    board.rescue(able)
+    return board.decision()
+
+
 def imbalance(hosts: Mapping[int, str], loads: Mapping[int, float], takers: Collection[str]) -> float:
     """How far the heaviest and the lightest of `takers` are apart, in mean loads of a host; 0 is even."""
     board = _Board(Situation(loads, hosts, takers))
@@ -82,7 +92,7 @@ def imbalance(hosts: Mapping[int, str], loads: Mapping[int, float], takers: Coll
 class _Board:
     """A decision in the making: `load` of each host that may take shards, in whole units."""
 
-    __slots__ = ("_evacuees", "_hosts", "_situation", "_units", "load", "orphans")
+    __slots__ = ("_evacuees", "_hosts", "_open", "_situation", "_units", "load", "orphans")
 
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
@@ -90,6 +100,7 @@ class _Board:
         self._hosts = {shard: host for shard, host in situation.current.items() if shard in self._units}
         emptied = frozenset(situation.emptied)
         self.load = {host: 0 for host in situation.takers if host not in emptied}
+        self._open = self.load.keys() - frozenset(situation.closed) or set(self.load)
         self.orphans: list[int] = []
         self._evacuees: list[int] = []
         for shard, units in self._units.items():
@@ -103,7 +114,7 @@ class _Board:
 
     def place(self, shards: Iterable[int]) -> None:
         """Each goes to the host that is lightest then, heavy shards first (Graham 1969, longest processing time)."""
-        low = [(load, host) for host, load in self.load.items()]
+        low = self._lowest()
         if not low:
             return
         heapify(low)
@@ -122,14 +133,25 @@ class _Board:
         self.place(going)
         return len(going)
 
+    def rescue(self, able: Mapping[int, Collection[str]]) -> None:
+        for shard in sorted(able.keys() & self._units.keys(), key=self._heaviest_first):
+            hosts, units = self._open.intersection(able[shard]), self._units[shard]
+            if not hosts:
+                continue
+            if (giver := self._hosts.get(shard)) in self.load:
+                self.load[giver] -= units
+            taker = min(hosts, key=lambda host: (self.load[host], host))
+            self.load[taker] += units
+            self._hosts[shard] = taker
+
     def level(self, max_moves: int | None) -> None:
         """Moves from the heaviest host to the lightest until nothing is left to gain."""
         least, slack = min(self._units.values(), default=0), self._slack()
-        if not self.load or max(self.load.values()) - min(self.load.values()) <= max(least, slack):
+        low = self._lowest()
+        if not low or max(self.load.values()) - min(low)[0] <= max(least, slack):
             return
         movable = self._movable()
         mean = sum(self.load.values()) // len(self.load)
-        low = [(load, host) for host, load in self.load.items()]
         high = [(-load, host) for host, load in self.load.items()]
         heapify(low)
         heapify(high)
@@ -149,11 +171,15 @@ class _Board:
                 units, shard = self._move(movable[giver], at, taker)
                 for host, load in ((giver, above - units), (taker, below + units)):
                     self.load[host] = load
-                    heappush(low, (load, host))
+                    if host in self._open:
+                        heappush(low, (load, host))
                     heappush(high, (-load, host))
                 at = bisect_right(movable[taker], (units, shard))
                 movable[taker].insert(at, (units, shard))
                 moves += 1
+
+    def _lowest(self) -> list[tuple[int, str]]:
+        return [(load, host) for host, load in self.load.items() if host in self._open]
 
     def decision(self) -> Decision:
         before, living = self._situation.current, {*self._situation.takers, *self._situation.emptied}

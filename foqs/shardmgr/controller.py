@@ -13,6 +13,9 @@
 - Balance comes every `balance_every_ms`, at most `max_moves` at a time, when no shard is under way: that is one which
   its assigned host does not serve. With its database down a shard never gets there, so this is waited for no longer
   than another `balance_every_ms`; then the shards under way are left alone and the others are balanced.
+- A shard whose database its host cannot reach stays: another host could do no better, and its load is not known, so it
+  counts as a mean one. Only when another host reaches that database server, for one session time-out, is the shard
+  moved there (`foqs.shardmgr.reach`). A host that cannot reach a server that others reach is given nothing more.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from foqs.shardmgr.assignment import Situation, balance, empty_hosts, place_orphans
+from foqs.shardmgr.assignment import Situation, balance, empty_hosts, place_orphans, rescue
 from foqs.shardmgr.facts import Facts, ShardUse
+from foqs.shardmgr.reach import Lasting, cut_off, stranded, unreachable
 
 IDLE_LOAD = 0.1
 """What a shard without traffic counts, in mean ones: it has a connection and memory, and its traffic may come back."""
@@ -65,11 +69,12 @@ class Controller:
     """Of one host, elected or not. It is asked whenever facts change, and when `Step.next_ms` has come, but not while
     the session is suspended."""
 
-    __slots__ = ("_asked", "_balance_ms", "_host", "_ready_ms", "_settings")
+    __slots__ = ("_asked", "_balance_ms", "_host", "_ready_ms", "_settings", "_stranded")
 
     def __init__(self, host: str, settings: ControllerSettings) -> None:
         self._host = host
         self._settings = settings
+        self._stranded = Lasting(settings.session_timeout_ms)
         self.lost()
 
     def __repr__(self) -> str:
@@ -78,6 +83,7 @@ class Controller:
     def lost(self) -> None:
         """The session is suspended or has expired: what was seen until now says nothing of who will come back."""
         self._ready_ms: int | None = None  # orphans may be placed from then; None: nobody could take them
+        self._stranded.clear()
         self._retire()
 
     def _retire(self) -> None:
@@ -89,12 +95,15 @@ class Controller:
     def reconfigure(self, settings: ControllerSettings) -> None:
         """The next balance is so far away as a new controller's first one."""
         self._settings = settings
+        self._stranded.hold_ms = settings.session_timeout_ms
         self._balance_ms = None
 
     def decide(self, facts: Facts, now_ms: int, measured: Mapping[int, float] = _NOT_MEASURED) -> Step:
         """`measured` is the load of shards in any one unit. What is to be written is said once for a version of the
         assignment, until `again_ms` have passed: whether it worked, the facts will tell, and twice does no harm."""
         self._watch(facts, now_ms)
+        able = stranded(facts)
+        lasting = self._stranded.update(able, now_ms)
         if facts.controller != self._host:
             self._retire()
             return Step(None, None)
@@ -105,6 +114,8 @@ class Controller:
         if self._asked is not None and self._asked[0] == facts.assignment.version and now_ms < self._asked[1]:
             return Step(None, self._asked[1])
         write = self._repair(facts, measured, ready=now_ms >= self._ready_ms)
+        if write is None and lasting:
+            write = _write(facts, rescue(situation_of(facts, measured), {n: able[n] for n in lasting}).hosts)
         if write is None and now_ms >= max(self._ready_ms, self._balance_ms):
             write = self._balance(facts, measured, now_ms)
         if write is not None:
@@ -135,19 +146,19 @@ class Controller:
 
     def _balance(self, facts: Facts, measured: Mapping[int, float], now_ms: int) -> Write | None:
         assert self._balance_ms is not None
-        under_way = moving(facts)
-        if under_way and now_ms < self._balance_ms + self._settings.balance_every_ms:
+        if moving(facts) - unreachable(facts) and now_ms < self._balance_ms + self._settings.balance_every_ms:
             return None
         self._balance_ms = now_ms + self._settings.balance_every_ms
-        situation = replace(situation_of(facts, measured), under_way=under_way)
-        return _write(facts, balance(situation, self._settings.max_moves).hosts)
+        return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves).hosts)
 
     def _wake_ms(self, now_ms: int) -> int:
         """The first of the times that matter and are still to come; the last one is the end of waiting for shards that
         are under way."""
         assert self._ready_ms is not None
         assert self._balance_ms is not None
-        times = (self._ready_ms, self._balance_ms, self._balance_ms + self._settings.balance_every_ms)
+        times = [self._ready_ms, self._balance_ms, self._balance_ms + self._settings.balance_every_ms]
+        if (rescue_ms := self._stranded.next_ms(now_ms)) is not None:
+            times.append(rescue_ms)
         return min(time_ms for time_ms in times if time_ms > now_ms)
 
 
@@ -169,14 +180,17 @@ def moving(facts: Facts) -> frozenset[int]:
 def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) -> Situation:
     """What `balance` and the others decide on: all shards but the disabled ones, each on its assigned host, or on the
     one that serves it if that one lives and the assigned one does not."""
-    loads = _loads(facts, measured)
+    stuck = unreachable(facts)
+    loads = _loads(facts, {shard: load for shard, load in measured.items() if shard not in stuck})
     current = dict(facts.assignment.hosts)
     for shard in loads:
         owner = facts.owners.get(shard)
         if owner is not None and owner.host in facts.hosts and current.get(shard) not in facts.hosts:
             current[shard] = owner.host
     may_take = takers(facts)
-    return Situation(loads, current, may_take, facts.hosts.keys() - may_take)
+    return Situation(
+        loads, current, may_take, facts.hosts.keys() - may_take, moving(facts) | stuck, cut_off(facts).keys()
+    )
 
 
 def _loads(facts: Facts, measured: Mapping[int, float]) -> dict[int, float]:

@@ -38,12 +38,23 @@ class ShardFact:
 @dataclass(frozen=True, slots=True)
 class HostFact:
     """/hosts/<id>, ephemeral: a living host. `address` is host:port as clients are told. `run` differs at each start of
-    the process; `leaving`: it is shutting down and wants its shards moved away."""
+    the process; `leaving`: it is shutting down and wants its shards moved away. `unreachable`: shards whose database
+    server does not answer this host; `reached`: of those that other hosts report, the ones whose server does (see
+    `foqs.shardmgr.reach`).
+
+    An id at one address is one host, as no two processes listen there: a process that was started again replaces the
+    record of the one before. The same id at another address is a mistake, and the later process waits."""
 
     id: str
     address: str
     run: str
     leaving: bool = False
+    unreachable: frozenset[int] = frozenset()
+    reached: frozenset[int] = frozenset()
+
+    def replaces(self, other: HostFact) -> bool:
+        """Whether this is the same host as `other`, a record with the same id."""
+        return self.run == other.run or self.address == other.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +125,25 @@ def decode_shard(shard: int, data: bytes) -> ShardFact:
 
 
 def encode_host(fact: HostFact) -> bytes:
-    return _encode({"address": fact.address, "run": fact.run, "leaving": fact.leaving})
+    record: dict[str, Any] = {"address": fact.address, "run": fact.run, "leaving": fact.leaving}
+    if fact.unreachable:
+        record["unreachable"] = sorted(fact.unreachable)
+    if fact.reached:
+        record["reached"] = sorted(fact.reached)
+    return _encode(record)
 
 
 def decode_host(host: str, data: bytes) -> HostFact:
     """Raises Invalid."""
     record = _decode(data)
-    return HostFact(host, _text(record, "address"), _text(record, "run"), bool(record.get("leaving", False)))
+    return HostFact(
+        host,
+        _text(record, "address"),
+        _text(record, "run"),
+        bool(record.get("leaving", False)),
+        _shards(record, "unreachable"),
+        _shards(record, "reached"),
+    )
 
 
 def encode_owner(fact: OwnerFact) -> bytes:
@@ -216,6 +239,14 @@ def _use(value: object) -> ShardUse:
         return ShardUse(value)
     except ValueError:
         raise Invalid(f"use is {value!r}, none of {', '.join(use.value for use in ShardUse)}") from None
+
+
+def _shards(record: dict[str, Any], key: str) -> frozenset[int]:
+    """Absent in records of older hosts."""
+    shards = record.get(key, [])
+    if not isinstance(shards, list):
+        raise Invalid(f"{key} is no list of shards")
+    return frozenset(_shard(shard) for shard in shards)
 
 
 def _shard(value: object) -> int:

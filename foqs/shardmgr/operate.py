@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance
-from foqs.shardmgr.controller import moving, situation_of, takers
+from foqs.shardmgr.controller import situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
 
 Missing = Callable[[Facts], list[str]]
@@ -170,7 +170,7 @@ def remove_shard(facts: Facts, shard: int) -> Change:
     keys = f"; what it remembers of deduplication keys ({_count(slots, 'slot')}) is lost: drain it first"
     return Change(
         "shard.remove",
-        f"removes shard {shard} from the cluster; its items stay in the database, and nobody serves them"
+        f"removes shard {shard} from the cluster; items stay in its database, and no host serves them"
         + (keys if slots else ""),
         f"shard {shard} is removed; its database is untouched",
         RemoveShard(before),
@@ -209,8 +209,7 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     """As the controller would, by weight, but now: shards under way are left alone. Done when all have arrived."""
     if not takers(facts):
         raise Invalid("no living host may take shards")
-    situation = replace(situation_of(facts), under_way=moving(facts))
-    hosts = balance(situation, max_moves).hosts
+    hosts = balance(situation_of(facts), max_moves).hosts
     before = facts.assignment.hosts
     changed = {shard: host for shard, host in sorted(hosts.items()) if before.get(shard) != host}
     moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from foqs.shardmgr.assignment import imbalance
+from foqs.shardmgr.assignment import balance, imbalance
 from foqs.shardmgr.controller import moving, situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardUse
+from foqs.shardmgr.reach import unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswer:
+    """What a host said of itself: its version of foqs, and of each shard that it serves, rows changed a second and
+    items in any state."""
+
+    version: str
+    rows_per_s: Mapping[int, float] = field(default_factory=dict)
+    items: Mapping[int, int] = field(default_factory=dict)
+
+
+Answers = Mapping[str, HostAnswer]
+"""By host; a host that does not answer is absent."""
+_NOT_ASKED: Answers = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """`address` is None for a host that does not live and is still assigned, announced or drained."""
+    """`address` is None for a host that does not live and is still assigned, announced or drained. `version`, `load`
+    (rows changed a second in its shards) and `items` are None for a host that did not answer."""
 
     id: str
     address: str | None
@@ -21,6 +40,9 @@ class HostRow:
     controller: bool
     assigned: int
     served: int
+    version: str | None = None
+    load: float | None = None
+    items: int | None = None
 
     @property
     def state(self) -> str:
@@ -33,8 +55,9 @@ class HostRow:
 @dataclass(frozen=True, slots=True)
 class ShardRow:
     """`use` and `weight` are None for a shard that is assigned or served without a record. `state`: served, moving
-    (another host than the assigned one serves it), opening (no host does yet), unassigned, stopping (served although
-    disabled or removed), disabled."""
+    (another host than the assigned one serves it), opening (no host does yet), unreachable (its database does not
+    answer the assigned host), unassigned, stopping (served although disabled or removed), disabled. `load` (rows
+    changed a second) and `items` (in any state) are None when the host that serves the shard did not answer."""
 
     id: int
     use: str | None
@@ -44,40 +67,56 @@ class ShardRow:
     epoch: int | None
     under_way: bool
     state: str
+    load: float | None = None
+    items: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """`imbalance`: how far the heaviest and the lightest host are apart, by weight, in mean loads of a host; None when
-    no host may take shards. `under_way`: how many shards their assigned host does not serve, or not yet."""
+    no host may take shards. `best_imbalance`: the same after a balance without bounds; shards cannot be divided, so it
+    is seldom 0. `under_way`: how many shards their assigned host does not serve, or not yet."""
 
     assignment_version: int
     controller: str | None
     under_way: int
     imbalance: float | None
+    best_imbalance: float | None
     hosts: tuple[HostRow, ...]
     shards: tuple[ShardRow, ...]
 
 
-def status_of(facts: Facts) -> Status:
+def status_of(facts: Facts, answers: Answers = _NOT_ASKED) -> Status:
     under_way, may_take, assigned = moving(facts), takers(facts), facts.assignment.hosts
-    apart = imbalance(assigned, situation_of(facts).loads, may_take) if may_take else None
+    stuck = unreachable(facts)
+    apart, best = _imbalances(facts) if may_take else (None, None)
     return Status(
         facts.assignment.version,
         facts.controller,
         len(under_way),
-        None if apart is None else round(apart, 3),
-        _hosts(facts),
-        tuple(_shard(facts, shard, under_way) for shard in sorted({*facts.shards, *facts.owners, *assigned})),
+        apart,
+        best,
+        _hosts(facts, answers),
+        tuple(
+            _shard(facts, shard, under_way, stuck, answers)
+            for shard in sorted({*facts.shards, *facts.owners, *assigned})
+        ),
     )
 
 
-def _hosts(facts: Facts) -> tuple[HostRow, ...]:
+def _imbalances(facts: Facts) -> tuple[float, float]:
+    situation = replace(situation_of(facts), under_way=frozenset(), closed=frozenset())
+    after = balance(situation).hosts
+    now, best = (imbalance(hosts, situation.loads, takers(facts)) for hosts in (facts.assignment.hosts, after))
+    return round(now, 3), round(min(now, best), 3)
+
+
+def _hosts(facts: Facts, answers: Answers) -> tuple[HostRow, ...]:
     assigned = Counter(facts.assignment.hosts.values())
     served = Counter(owner.host for owner in facts.owners.values())
     rows = []
     for host in sorted({*facts.hosts, *assigned, *served, *facts.drained}):
-        fact = facts.hosts.get(host)
+        fact, answer = facts.hosts.get(host), answers.get(host)
         rows.append(
             HostRow(
                 host,
@@ -87,15 +126,21 @@ def _hosts(facts: Facts) -> tuple[HostRow, ...]:
                 host == facts.controller,
                 assigned[host],
                 served[host],
+                answer.version if answer is not None else None,
+                round(sum(answer.rows_per_s.values()), 1) if answer is not None else None,
+                sum(answer.items.values()) if answer is not None else None,
             )
         )
     return tuple(rows)
 
 
-def _shard(facts: Facts, shard: int, under_way: frozenset[int]) -> ShardRow:
+def _shard(facts: Facts, shard: int, under_way: frozenset[int], stuck: frozenset[int], answers: Answers) -> ShardRow:
     record, owner, assigned = facts.shards.get(shard), facts.owners.get(shard), facts.assignment.hosts.get(shard)
+    answer = answers.get(owner.host) if owner is not None else None
     if record is None or record.use is ShardUse.DISABLED:
         state = "stopping" if owner is not None or assigned in facts.hosts else "disabled"
+    elif shard in stuck:
+        state = "unreachable"
     elif owner is not None:
         state = "served" if owner.host == assigned else "moving"
     else:
@@ -109,4 +154,6 @@ def _shard(facts: Facts, shard: int, under_way: frozenset[int]) -> ShardRow:
         owner.epoch if owner is not None else None,
         shard in under_way,
         state,
+        answer.rows_per_s.get(shard) if answer is not None else None,
+        answer.items.get(shard) if answer is not None else None,
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from foqs.errors import Invalid
+from foqs.marks import Mark, decode, encode
 from foqs.shardmgr.facts import (
     HostFact,
     OwnerFact,
     ShardFact,
     Slots,
+    decode_host,
     decode_owner,
     encode_assignment,
     encode_host,
@@ -50,8 +53,15 @@ class Changes:
                 await self._make_folder(self._paths.folder(name))
 
     async def register(self, host: HostFact) -> None:
-        """The host's record, and one candidacy."""
-        await self._place(self._paths.host(host.id), encode_host(host), lambda _: True)
+        """The host's record, and one candidacy. Raises ZkConflict while the id has a record at another address."""
+
+        def may_replace(data: bytes) -> bool:
+            try:
+                return host.replaces(decode_host(host.id, data))
+            except Invalid:
+                return True
+
+        await self._place(self._paths.host(host.id), encode_host(host), may_replace)
         ours = []
         for name in await self._children(self._paths.folder(ELECTION)):
             if name.rpartition("-")[0] != host_name(host.id):
@@ -105,6 +115,27 @@ class Changes:
             await self._link.answer(lambda client: client.create_async(path, data))
         else:
             await self._link.answer(lambda client: client.set_async(path, data, version))
+
+    async def recall(self, shard: int) -> Mark | None:
+        path = self._paths.mark(shard)
+        found = await self._read(path)
+        return None if found is None else _mark(path, found[0])
+
+    async def remember(self, shard: int, mark: Mark) -> None:
+        path, data = self._paths.mark(shard), encode(mark)
+        for _ in range(_TRIES):
+            found = await self._read(path)
+            with contextlib.suppress(ZkConflict):
+                if found is None:
+                    await self._link.answer(lambda client: client.create_async(path, data))
+                    return
+                version = found[1].version
+                with contextlib.suppress(ZkRefused):  # one that cannot be read is replaced
+                    if _mark(path, found[0]).epoch > mark.epoch:
+                        return
+                await self._link.answer(partial(_set, path, data, version))
+                return
+        raise ZkConflict(f"{path} goes on changing")
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
         path, data = self._paths.shard(fact.id), _sized(encode_shard(fact))
@@ -183,6 +214,17 @@ class Changes:
 
     async def _delete(self, path: str, version: int) -> None:
         await self._link.answer(lambda client: client.delete_async(path, version))
+
+
+def _set(path: str, data: bytes, version: int, client: Any) -> Any:
+    return client.set_async(path, data, version)
+
+
+def _mark(path: str, data: bytes) -> Mark:
+    try:
+        return decode(data)
+    except Invalid as error:
+        raise ZkRefused(f"{path} cannot be read: {error.message}") from None
 
 
 def _sized(data: bytes) -> bytes:

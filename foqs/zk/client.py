@@ -10,16 +10,19 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from foqs.marks import Mark
 from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check
 from foqs.zk.mirror import Folder
 from foqs.zk.paths import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SHARDS, SLOTS, Paths
-from foqs.zk.protocol import Done, Session, ZkError, ZkRefused, ZkUnavailable
+from foqs.zk.protocol import Done, Session, ZkConflict, ZkError, ZkRefused, ZkUnavailable
 from foqs.zk.view import View
 
 log = structlog.get_logger("foqs.zk")
+
+_JOIN_AGAIN_S = 1.0
 
 
 class ZkFactStore:
@@ -50,6 +53,7 @@ class ZkFactStore:
         self._connections = 0
         self._telling = False
         self._host: HostFact | None = None
+        self._again: asyncio.TimerHandle | None = None
         self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,11 +85,30 @@ class ZkFactStore:
     def remove_shard(self, shard: int, done: Done) -> None:
         self._change(self._paths.shard(shard), lambda: self._changes.remove_shard(shard), done)
 
+    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+        if self._told is Session.CONNECTED:
+            self._spawn(self._recall(shard, done))
+        else:
+            self._loop.call_soon(done, None, ZkUnavailable("no connection to ZooKeeper"))
+
+    async def _recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+        try:
+            mark = await self._changes.recall(shard)
+        except ZkError as error:
+            done(None, error)
+        else:
+            done(mark, None)
+
+    def remember(self, shard: int, mark: Mark, done: Done) -> None:
+        self._change(self._paths.mark(shard), lambda: self._changes.remember(shard, mark), done)
+
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         self._change(self._paths.drained(host), lambda: self._changes.drain_host(host, drained=drained), done)
 
     def close(self, done: Callable[[], None]) -> None:
         self._told = None
+        if self._again is not None:
+            self._again.cancel()
         self._changed, self._session = lambda _: None, lambda _: None
         self._link.close(done)
 
@@ -115,8 +138,20 @@ class ZkFactStore:
                 await self._changes.register(self._host or host)
         except ZkRefused as error:
             log.error("host.refused", host=host.id, reason=str(error))
+        except ZkConflict:  # another process has the id: until its session has ended
+            self._register_later()
         except ZkError as error:  # the connection was lost: it is done again at the next one
             log.debug("host.not_registered", host=host.id, reason=str(error))
+
+    def _register_later(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self._loop.call_later(_JOIN_AGAIN_S, self._register_again)
+
+    def _register_again(self) -> None:
+        self._again = None
+        if self._told is Session.CONNECTED:  # else the next connection does it
+            self._spawn(self._register())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

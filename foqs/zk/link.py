@@ -230,7 +230,7 @@ class Link:
 def check(config: ZookeeperSection) -> None:
     """Raises Invalid: a package or a file is missing that the configuration needs."""
     if config.auth_scheme == "sasl" and not PURESASL_AVAILABLE:
-        raise Invalid("zookeeper.auth_scheme: sasl needs the package pure-sasl (pip install foqs[sasl])")
+        raise Invalid("zookeeper.auth_scheme: sasl needs the package pure-sasl (pip install 'pure-sasl>=0.6.2')")
     files = {"ca": config.tls_ca_file, "cert": config.tls_cert_file, "key": config.tls_key_file}
     for name, path in files.items():
         if path is not None and not os.access(path, os.R_OK):  # kazoo would only go on trying

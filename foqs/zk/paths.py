@@ -9,8 +9,9 @@ from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 
 SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
+MARKS = "marks"
 ASSIGNMENT, SLOTS = "assignment", "slots"
-FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION)
+FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class Paths:
 
     def owner(self, shard: int) -> str:
         return f"{self.root}/{OWNERS}/{shard}"
+
+    def mark(self, shard: int) -> str:
+        return f"{self.root}/{MARKS}/{shard}"
 
     def drained(self, host: str) -> str:
         return f"{self.root}/{DRAINED}/{host_name(host)}"

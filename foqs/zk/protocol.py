@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Protocol
 
+from foqs.marks import Mark
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 
 
@@ -53,7 +54,7 @@ class FactStore(Protocol):
     def join(self, host: HostFact) -> None:
         """Registers the host and its candidacy for controller, now and again after every EXPIRED. Called once more with
         another fact of the same host, it replaces the record. An entry that an earlier session of the same host left
-        behind is replaced."""
+        behind is replaced. While a session at another address has the id, the store tries again every second."""
 
     def own(self, owner: OwnerFact, done: Done) -> None:
         """Announces who serves a shard. Replaces an entry with a lower epoch; ZkConflict when there is a higher one."""
@@ -71,6 +72,12 @@ class FactStore(Protocol):
         """Adds a shard (`new`), or replaces its record. ZkConflict when it is there (or is not)."""
 
     def remove_shard(self, shard: int, done: Done) -> None: ...
+
+    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+        """Reads the mark of a shard (None: there is none). It is no fact: only the host that opens the shard asks."""
+
+    def remember(self, shard: int, mark: Mark, done: Done) -> None:
+        """Writes the mark of a shard; one of a later owner stands."""
 
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         """Marks a host to be emptied, or takes the mark back."""

@@ -27,7 +27,7 @@ from foqs.shardmgr.operate import (
     undrain_host,
     use_shard,
 )
-from foqs.shardmgr.status import status_of
+from foqs.shardmgr.status import HostAnswer, status_of
 
 SECRET = "hunter2"
 
@@ -265,7 +265,8 @@ def test_rebalance_moves_few_and_leaves_alone_what_is_under_way() -> None:
 def test_the_status_of_nothing() -> None:
     status = status_of(Facts())
     assert asdict(status) == {
-        "assignment_version": -1, "controller": None, "under_way": 0, "imbalance": None, "hosts": (), "shards": (),
+        "assignment_version": -1, "controller": None, "under_way": 0, "imbalance": None, "best_imbalance": None,
+        "hosts": (), "shards": (),
     }  # fmt: skip
 
 
@@ -295,3 +296,17 @@ def test_a_row_for_all_that_is_known_of() -> None:
 def test_imbalance_is_told_in_mean_loads() -> None:
     assert status_of(cluster(dict.fromkeys(range(1, 5), "a"), "a", "b")).imbalance == 2.0
     assert status_of(TWO).imbalance == 0.0
+
+
+def test_the_best_imbalance_of_indivisible_shards_is_known() -> None:
+    three = cluster({1: "a", 2: "a", 3: "a", 4: "b", 5: "b", 6: "b", 7: "c", 8: "c"}, "a", "b", "c")
+    status = status_of(three)
+    assert (status.imbalance, status.best_imbalance) == (0.375, 0.375)
+    uneven = status_of(cluster(dict.fromkeys(range(1, 9), "a"), "a", "b", "c"))
+    assert (uneven.imbalance, uneven.best_imbalance) == (3.0, 0.375)
+
+
+def test_answers_of_hosts_are_in_rows_of_hosts_and_shards() -> None:
+    status = status_of(TWO, {"a": HostAnswer("1.2", {1: 7.5}, {1: 40})})
+    assert [(row.version, row.load, row.items) for row in status.hosts] == [("1.2", 7.5, 40), (None, None, None)]
+    assert [(row.load, row.items) for row in status.shards] == [(7.5, 40), (None, None)]

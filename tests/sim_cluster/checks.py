@@ -10,6 +10,7 @@ from foqs.shardmgr.assignment import balance
 from foqs.shardmgr.controller import situation_of
 from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.reach import stranded
 from foqs.shardmgr.routing import Routing, routing_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tests.sim_cluster.simulation import Simulation
 
 _HANDOVERS = 8
+_KNOWN_MS = 12_000
+"""A database that fails for so long is reported by the hosts that have its shards, and by none as reached."""
 
 
 class RuleBroken(AssertionError):
@@ -175,15 +178,31 @@ class Checks:
         placed = [n for n in placed if not self._adopted(facts, n, hosts[n])]
         self.counts["moved"] += len(moved)
         self.counts["placed"] += len(placed)
-        if len(moved) > settings.max_moves:
+        rescued = [n for n in moved if n in stranded(facts)]
+        self.counts["rescued"] += len(rescued)
+        if len(moved) - len(rescued) > settings.max_moves:
             broken(f"{member} moves {len(moved)} shards at once")
-        if moved and self._unsettled(facts, moved):
-            broken(f"{member} balances shards that are under way: {self._unsettled(facts, moved)}")
+        if under_way := [n for n in self._unsettled(facts, moved) if n not in stranded(facts)]:
+            broken(f"{member} balances shards that are under way: {under_way}")
+        if helpless := [n for n in moved if self._helpless(facts, n)]:
+            broken(f"{member} moves {helpless}, whose database answers no host")
         if placed and self.sim.clock.now_ms + 1 < member.watched_from + (
             settings.settle_ms if member.saw_fresh else settings.session_timeout_ms
         ):
             broken(f"{member} places {placed}, and watches since {member.watched_from:.0f} only")
         self.sim.note(member, "assigns", version, "placed", placed, "moved", moved)
+
+    def _helpless(self, facts: Facts, number: int) -> bool:
+        """Whether the shard's database has answered no host for so long that the shard's host has reported it, and that
+        host is not cut off itself."""
+        sim = self.sim
+        down_ms = sim.down.get(sim.database(facts.shards[number].url), sim.clock.now_ms)
+        since = sim.clock.now_ms - _KNOWN_MS - 4 * sim.profile.delay_ms
+        host = next((one for one in sim.members if one.id == facts.assignment.hosts[number]), None)
+        return (
+            down_ms < since and host is not None and host.seat.fresh
+            and max(host.awake_since, host.connected_ms, self._hosts_since.get(host.id, sim.clock.now_ms)) < since
+        )  # fmt: skip
 
     def _adopted(self, facts: Facts, number: int, host: str) -> bool:
         """Given to the living host that serves it."""
@@ -221,6 +240,10 @@ class Checks:
             return f"hosts {sorted(facts.hosts)} are registered, {sorted(living)} live"
         if leaving := [member for member in sim.members if member.leaving]:
             return f"{leaving} are leaving"
+        for member in sim.members:
+            reported = (facts.shards[n] for n in facts.hosts[member.id].unreachable if n in facts.shards)
+            if wrong := [fact.id for fact in reported if member.reaches(fact.url)]:
+                return f"{member} reports {wrong}, whose databases it reaches"
         wanted = {number for number, fact in facts.shards.items() if fact.use is not ShardUse.DISABLED}
         for number in sorted(wanted):
             why = self._not_served(facts, number, living)
@@ -244,6 +267,8 @@ class Checks:
         shard, row = living[host].shards.get(number), self.sim.rows[facts.shards[number].url]
         if shard is None or shard.state is not ShardState.SERVING or shard.epoch != row.epoch:
             return f"is not served by {host}: {shard}, stored epoch {row.epoch}"
+        if shard.lost:
+            return f"is served by {host}, which does not reach its database"
         if shard.url != row.url or shard.sealed != (facts.shards[number].use is ShardUse.DRAINING):
             return f"is served by {host} as {shard}, which is not {facts.shards[number]}"
         if owner is None or (owner.host, owner.epoch) != (host, shard.epoch):
@@ -254,7 +279,7 @@ class Checks:
         loads = Counter(facts.assignment.hosts.values())
         may_take = [host for host, fact in facts.hosts.items() if not fact.leaving and host not in facts.drained]
         each = [loads[host] for host in may_take]
-        if not self.sim.profile.weighted and max(each) - min(each) > 1:
+        if not self.sim.profile.weighted and not self.sim.apart and max(each) - min(each) > 1:
             return f"hosts have {dict(loads)} shards"
         left: Any = balance(situation_of(facts)).moved
         return f"{left} are still to be moved" if left else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ class Shard:
         self.url, self.state, self.epoch = url, ShardState.ASSIGNED, 0
         self.unwanted = False  # being opened, and given up meanwhile
         self.sealed = False
+        self.lost = False  # its database did not answer the last time
 
     def __repr__(self) -> str:
         return f"{self.url} {self.state.value} {self.epoch}{' sealed' if self.sealed else ''}"
@@ -70,8 +71,9 @@ class _Asked:
 class Member:
     """Whatever calls back a frozen process waits until it goes on; a dead one is not called."""
 
-    def __init__(self, sim: Simulation, host: str, run: int) -> None:
+    def __init__(self, sim: Simulation, host: str, run: int, address: str | None = None) -> None:
         self.sim, self.id, self.run = sim, host, run
+        self.address = address or f"{host}:7707"
         self.rng, profile = sim.rng, sim.profile
         self.alive, self.frozen, self.stopping, self.leaving = True, False, False, False
         self.awake_since = sim.clock.now_ms
@@ -80,6 +82,7 @@ class Member:
         self.saw_fresh = False  # a cluster that never had an assignment
         self.shards: dict[int, Shard] = {}
         self.given: dict[int, float] = {}
+        self._not_open: set[int] = set()  # their database did not answer
         self._parked: list[Callable[[], None]] = []
         self._due = False
         self._rings = 0
@@ -164,7 +167,7 @@ class Member:
         self.saw_fresh = (was_fresh and self.saw_fresh) or (facts.assignment.version < 0 and not facts.owners)
         self.sim.checks.routing(facts)
         if self.seat.fact is None and not self.stopping:
-            self.seat.join(HostFact(self.id, f"{self.id}:{self.run}", str(self.run)))
+            self.seat.join(HostFact(self.id, self.address, str(self.run)))
         self._act_soon()
 
     def _watched_from(self, facts: Facts) -> float:
@@ -204,6 +207,23 @@ class Member:
         for number, shard in self.shards.items():
             shard.sealed = number in sealed
 
+    def down(self) -> Collection[int]:
+        assigned = self.seat.facts.assignment.hosts
+        self._not_open = {number for number in self._not_open if assigned.get(number) == self.id}
+        return self._not_open.union(number for number, shard in self.shards.items() if shard.lost)
+
+    def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
+        self.sim.checks.counts["probed"] += 1
+
+        def answered() -> None:
+            done(self.reaches(fact.url))
+            self._act_soon()
+
+        self._within(_HANG_MS, answered)
+
+    def reaches(self, url: str) -> bool:
+        return self.sim.up(url, self.id)
+
     def take(self, fact: ShardFact, epoch_above: int) -> None:
         facts = self.seat.facts
         if fact.id in self.shards or facts.assignment.hosts.get(fact.id) != self.id or fact.use is ShardUse.DISABLED:
@@ -240,7 +260,7 @@ class Member:
 
         def arrived() -> None:
             """In the database, whatever has become of the process meanwhile."""
-            if not self.sim.up(shard.url):
+            if not self.reaches(shard.url):
                 self._within(_HANG_MS, lambda: self._not_opened(number, shard))
                 return
             self.sim.checks.taking(self, number)
@@ -251,6 +271,7 @@ class Member:
         self._within(int(half_ms), lambda: self.sim.clock.soon(self.rng.random() * half_ms, arrived))
 
     def _not_opened(self, number: int, shard: Shard) -> None:
+        self._not_open.add(number)
         if shard.unwanted:
             shard.to(ShardState.CLOSED)
             self._forget(number, shard)
@@ -267,6 +288,7 @@ class Member:
             self._within(50, lambda: self._forget(number, shard))
             return
         shard.to(ShardState.SERVING)
+        self._not_open.discard(number)
         shard.epoch = epoch
         self.sim.checks.serving(self, number, epoch)
         self._act_soon()
@@ -274,7 +296,7 @@ class Member:
     def _drained(self, number: int, shard: Shard, deadline_ms: float) -> None:
         if self.stopping or shard.state is not ShardState.DRAINING:
             return  # lost meanwhile
-        if not self.sim.up(shard.url) and self.sim.clock.now_ms < deadline_ms:
+        if not self.reaches(shard.url) and self.sim.clock.now_ms < deadline_ms:
             self.soon(20, lambda: self._drained(number, shard, deadline_ms))
             return
         shard.to(ShardState.CLOSED)
@@ -292,7 +314,12 @@ class Member:
 
     def _confirm(self, number: int, shard: Shard | None) -> None:
         """Any transaction: it finds out when the shard has another owner."""
-        if shard is None or not shard.served or not self.sim.up(shard.url):
+        if shard is None or not shard.served:
+            return
+        if shard.lost is self.reaches(shard.url):
+            shard.lost = not shard.lost
+            self._act_soon()
+        if shard.lost:
             return
         if self.sim.rows[shard.url].write(self, shard.epoch):
             return

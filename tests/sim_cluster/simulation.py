@@ -47,7 +47,8 @@ class Simulation:
         )
         self.checks = self.ensemble.checks = Checks(self)
         self.rows: dict[str, Row] = {}
-        self.down: set[int] = set()  # databases that do not answer
+        self.down: dict[int, float] = {}  # databases that do not answer, and since when
+        self.apart: set[tuple[str, int]] = set()  # hosts and databases that do not reach each other
         self.members: list[Member] = []
         self._made = 0
         self._runs = 0
@@ -67,8 +68,12 @@ class Simulation:
     def truth(self) -> Facts:
         return Facts(**{kind: self.ensemble.value(kind) for kind in KINDS})
 
-    def up(self, url: str) -> bool:
-        return int(url.split("/")[2]) not in self.down
+    def up(self, url: str, host: str) -> bool:
+        return self.database(url) not in self.down and (host, self.database(url)) not in self.apart
+
+    @staticmethod
+    def database(url: str) -> int:
+        return int(url.split("/")[2])
 
     def new_shard(self, number: int) -> ShardFact:
         url = f"db://{number % self.profile.databases}/{number}"
@@ -126,13 +131,13 @@ class Simulation:
         self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is done
         self.note("all is mended")
         self.trouble.mend()
-        self._settle()
+        self.settle()
         self._rest()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         profile, settings = self.profile, self.profile.settings
         rounds = len(self.ensemble.shards) / settings.max_moves + 4
-        bound_ms = 3 * settings.session_timeout_ms + profile.grace_ms + rounds * settings.balance_every_ms + 10_000
+        bound_ms = 4 * settings.session_timeout_ms + profile.grace_ms + rounds * settings.balance_every_ms + 20_000
         end_ms = self.clock.now_ms + bound_ms
         self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is known to all
         while why := self.checks.unsettled():

@@ -28,7 +28,7 @@ def test_runs_do_check_something() -> None:
     counts: Counter[str] = Counter()
     for seed in range(40):
         counts += simulate(seed).checks.counts
-    for what in ("taken", "served", "announced", "handed over", "withdrawn", "moved", "placed"):
+    for what in ("taken", "served", "announced", "handed over", "withdrawn", "moved", "placed", "probed"):
         assert counts[what] > 20, (what, counts)
-    for what in ("given up", "refused", "conflict"):
+    for what in ("given up", "refused", "conflict", "rescued"):
         assert counts[what] > 3, (what, counts)

@@ -12,6 +12,7 @@ from foqs.shardmgr.controller import Controller, Step
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held, Membership
+from foqs.shardmgr.reach import Reach
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.sim_cluster import checks
 from tests.sim_cluster.checks import Row
@@ -117,6 +118,27 @@ def any_living_host_is_given_shards(patch: Patch) -> None:
 @mutant
 def shards_under_way_are_balanced(patch: Patch) -> None:
     patch.setattr(controller, "moving", lambda facts: frozenset())
+
+
+@mutant
+def a_dead_database_is_no_reason_to_stay(patch: Patch) -> None:
+    patch.setattr(controller, "unreachable", lambda facts: frozenset())
+    patch.setattr(controller, "moving", lambda facts: frozenset())
+
+
+@mutant
+def shards_stay_on_a_host_that_cannot_reach_them(patch: Patch) -> None:
+    patch.setattr(controller, "stranded", lambda facts: {})
+
+
+@mutant
+def a_host_that_is_cut_off_is_given_shards(patch: Patch) -> None:
+    patch.setattr(controller, "cut_off", lambda facts: {})
+
+
+@mutant
+def a_failed_probe_is_forgotten_with_the_shard(patch: Patch) -> None:
+    patch.setattr(Reach, "_learn", lambda *args: None)
 
 
 @mutant

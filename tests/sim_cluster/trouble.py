@@ -26,8 +26,8 @@ class Trouble:
         every: list[tuple[int, Callable[[], None]]] = [
             (3, self._crash), (3, self._freeze), (3, self._leave), (3, self._join), (2, self._restart_all),
             (2, self._drain), (3, self._undrain), (3, self._cut), (1, self._stop_ensemble), (2, self._expire),
-            (3, self._suspend), (2, self._database_down), (1, self._add), (1, self._remove), (3, self._use),
-            (1, self._elsewhere), (4, self._move),
+            (3, self._suspend), (2, self._database_down), (2, self._part), (1, self._add), (1, self._remove),
+            (3, self._use), (1, self._elsewhere), (4, self._move),
         ]  # fmt: skip
         # A seed has only some of them: what is rare beside all others is common in some seed.
         self._kinds = self.rng.sample(every, self.rng.randint(3, len(every)))
@@ -41,10 +41,11 @@ class Trouble:
         self.over = True
 
     def mend(self) -> None:
-        """All that was broken is mended; a host that was drained stays so, if another one is there."""
+        """All that was broken is mended; a host that was drained stays so, if another one is there. One that cannot
+        reach a database may stay so, if all others can."""
         sim = self.sim
-        for database in range(self.profile.databases):
-            sim.down.discard(database)
+        sim.down.clear()
+        sim.apart = set(sorted(sim.apart)[: self.rng.randint(0, 1)])
         if not sim.ensemble.up:
             sim.ensemble.go_on()
         for member in list(sim.members):
@@ -56,6 +57,8 @@ class Trouble:
         elif sim.ensemble.drained.issuperset(staying):
             sim.ensemble.drained.discard(staying[0])
             sim.ensemble.changed("drained")
+        if not {host for host in staying if host not in sim.ensemble.drained} - {host for host, _ in sim.apart}:
+            sim.apart.clear()
         self._operator.mend()
 
     def _strike(self) -> None:
@@ -167,8 +170,15 @@ class Trouble:
         database = self.rng.randrange(self.profile.databases)
         if database not in self.sim.down:
             self.sim.note("database", database, "is down")
-            self.sim.down.add(database)
-            self._later(self.rng.choice([500, 5_000, 20_000]), lambda: self.sim.down.discard(database))
+            self.sim.down[database] = self.sim.clock.now_ms
+            self._later(self.rng.choice([500, 5_000, 20_000]), lambda: self.sim.down.pop(database, None))
+
+    def _part(self) -> None:
+        """One host, whatever process has its name, and one database."""
+        parted = self.sim.any_name(), self.rng.randrange(self.profile.databases)
+        self.sim.note("host and database", parted, "do not reach each other")
+        self.sim.apart.add(parted)
+        self._later(self.rng.choice([2_000, 30_000, 60_000]), lambda: self.sim.apart.discard(parted))
 
     # ------------------------------------------------------------------------------------- shards
 

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import pytest
 
 from foqs.dedup import SLOTS
+from foqs.marks import Mark
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, SlotMove, Slots
 from foqs.zk.protocol import Done, FactStore, Session, ZkConflict, ZkError, ZkUnavailable
+from tests.zk.mark_contract import MarkContract
 
 CONNECTED, SUSPENDED, EXPIRED = Session.CONNECTED, Session.SUSPENDED, Session.EXPIRED
 
@@ -82,6 +84,17 @@ class Client:
     def put(self, fact: ShardFact, *, new: bool) -> ZkError | None:
         return self.did(lambda done: self.store.put_shard(fact, new=new, done=done))
 
+    def remember(self, shard: int, mark: Mark) -> ZkError | None:
+        return self.did(lambda done: self.store.remember(shard, mark, done))
+
+    def recall(self, shard: int) -> Mark | None:
+        found: list[tuple[Mark | None, ZkError | None]] = []
+        self.store.recall(shard, lambda mark, error: found.append((mark, error)))
+        self.rig.until(lambda: found)
+        mark, error = found[0]
+        assert error is None
+        return mark
+
     def join(self, host: HostFact) -> None:
         """Until all of it is done: the candidacy is made after the record, and facts name the first candidate only."""
         self.store.join(host)
@@ -98,7 +111,7 @@ def host(name: str, run: str = "1", **more: Any) -> HostFact:
     return HostFact(name, f"{name}:7707", run, **more)
 
 
-class FactStoreContract:
+class FactStoreContract(MarkContract):
     @pytest.fixture
     def rig(self) -> Rig:
         raise NotImplementedError
@@ -246,6 +259,15 @@ class FactStoreContract:
         b.sees(lambda facts: 2 not in facts.owners)  # so the earlier session is over
         assert b.facts.owners == {1: OwnerFact(1, "a", "a:1", 5)}
         b.sees(lambda facts: facts.hosts == {"a": host("a", "second")} and facts.controller == "a")
+
+    def test_an_id_is_one_address_s_until_its_session_ends(self, rig: Rig, a: Client, b: Client) -> None:
+        a.join(host("a", "first"))
+        twin = HostFact("a", "elsewhere:7707", "second")
+        b.store.join(twin)
+        a.join(host("a", "first", leaving=True))  # its own record it may change
+        b.sees(lambda facts: facts.hosts == {"a": host("a", "first", leaving=True)})
+        a.close()
+        b.sees(lambda facts: facts.hosts == {"a": twin} and facts.controller == "a")
 
     # --------------------------------------------------------------------------------- owners
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from foqs.marks import Mark
 from foqs.shardmgr.facts import Assignment, HostFact, OwnerFact, ShardFact, Slots
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Ensemble:
         self.hosts: dict[str, tuple[int, HostFact]] = {}  # with the session that each ephemeral record belongs to
         self.owners: dict[int, tuple[int, OwnerFact]] = {}
         self.drained: set[str] = set()
+        self.marks: dict[int, Mark] = {}
         self.assignment = Assignment()
         self.slots = Slots()
         self.candidates: dict[int, tuple[int, str]] = {}  # sequence number -> session, host

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from foqs.marks import Mark
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.zk.protocol import Done, Session, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from tests.zk.ensemble import KINDS, Ensemble
@@ -154,6 +155,22 @@ class MemoryFactStore:
 
         self._ask(f"shard {shard}", change, done)
 
+    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+        found: list[Mark | None] = []
+
+        def read(_: int) -> None:
+            found.append(self._ensemble.marks.get(shard))
+
+        self._ask(f"mark {shard}", read, lambda error: done(found[-1] if found and error is None else None, error))
+
+    def remember(self, shard: int, mark: Mark, done: Done) -> None:
+        def change(_: int) -> None:
+            before = self._ensemble.marks.get(shard)
+            if before is None or before.epoch <= mark.epoch:
+                self._ensemble.marks[shard] = mark
+
+        self._ask(f"mark {shard}", change, done)
+
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         def change(_: int) -> None:
             (self._ensemble.drained.add if drained else self._ensemble.drained.discard)(host)
@@ -202,6 +219,9 @@ class MemoryFactStore:
     def _register(self, session: int) -> None:
         ensemble, host = self._ensemble, self._host
         assert host is not None
+        if host.id in ensemble.hosts and not host.replaces(ensemble.hosts[host.id][1]):
+            ensemble.later(self._register_again, 1_000)
+            return
         if ensemble.hosts.get(host.id) != (session, host):
             ensemble.hosts[host.id] = (session, host)
             ensemble.changed("hosts")
@@ -211,6 +231,10 @@ class MemoryFactStore:
         if all(of != session for of, _ in ensemble.candidates.values()):
             ensemble.candidates[ensemble.number()] = (session, host.id)
         ensemble.changed("controller")
+
+    def _register_again(self) -> None:
+        if self._connection:
+            self._ask("host", self._register, lambda _: None)
 
     def _tell(self, session: Session) -> None:
         if session is not self._told and not self._closed:

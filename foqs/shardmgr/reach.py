@@ -1,0 +1,193 @@
+"""Which hosts reach the database server of a shard: what each host reports in its record, and what follows from that.
+
+A shard whose database answers no host stays where it is, as another host could do no better. A shard that its host
+cannot reach and another host can is moved. Both are decided on connections that were tried: when any host reports a
+shard, every other host connects to the shard's server itself and reports the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
+
+NOTICE_MS = 1_000
+"""A database that fails for less is not reported: it was restarted, or one connection was cut."""
+PROBE_MS = 5_000
+"""Between two connections of a host to a server that is reported."""
+
+
+@lru_cache(maxsize=1 << 15)
+def server_of(url: str) -> str:
+    """The database server of a shard's URL, for comparison only; a SQLite file is a server of its own."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    return parts.netloc.rpartition("@")[2] or parts.path
+
+
+# ------------------------------------------------------------------------------------- what the reports say
+
+
+def unreachable(facts: Facts) -> frozenset[int]:
+    """Shards whose assigned host lives and cannot reach their database."""
+    hosts = {host: fact.unreachable for host, fact in facts.hosts.items() if fact.unreachable}
+    if not hosts:
+        return frozenset()
+    return frozenset(shard for shard, host in facts.assignment.hosts.items() if shard in hosts.get(host, ()))
+
+
+def reaching(facts: Facts) -> dict[str, frozenset[str]]:
+    """By reported server, the living hosts that connected to it."""
+    found: dict[str, set[str]] = {}
+    for host, fact in facts.hosts.items():
+        for server in _servers(facts, fact.reached) - _servers(facts, fact.unreachable):
+            found.setdefault(server, set()).add(host)
+    return {server: frozenset(hosts) for server, hosts in found.items()}
+
+
+def cut_off(facts: Facts) -> dict[str, frozenset[int]]:
+    """Living hosts that cannot reach a server which another host reaches, with the shards they report there."""
+    able = reaching(facts)
+    found = {}
+    for host, fact in facts.hosts.items():
+        if shards := frozenset(n for n in fact.unreachable if able.get(_server(facts, n))):
+            found[host] = shards
+    return found
+
+
+def stranded(facts: Facts) -> dict[int, frozenset[str]]:
+    """Shards that their assigned host cannot reach and other hosts can, with those hosts."""
+    able = reaching(facts)
+    if not able:
+        return {}
+    hosts = {shard: able.get(_server(facts, shard), frozenset()) for shard in unreachable(facts)}
+    return {shard: found for shard, found in hosts.items() if found}
+
+
+def _server(facts: Facts, shard: int) -> str:
+    fact = facts.shards.get(shard)
+    return "" if fact is None else server_of(fact.url)
+
+
+def _servers(facts: Facts, shards: Collection[int]) -> set[str]:
+    return {_server(facts, shard) for shard in shards} - {""}
+
+
+class Lasting:
+    """Shards that were named at each update for `hold_ms`: a database that comes back is reached by some hosts before
+    others, and no shard is moved for that."""
+
+    def __init__(self, hold_ms: int) -> None:
+        self.hold_ms = hold_ms
+        self._since: dict[int, int] = {}
+
+    def clear(self) -> None:
+        self._since.clear()
+
+    def update(self, shards: Collection[int], now_ms: int) -> frozenset[int]:
+        self._since = {shard: self._since.get(shard, now_ms) for shard in shards}
+        return frozenset(shard for shard, since in self._since.items() if now_ms - since >= self.hold_ms)
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When the next shard has been named for long enough."""
+        return min((at for since in self._since.values() if (at := since + self.hold_ms) > now_ms), default=None)
+
+
+# ------------------------------------------------------------------------------------- what one host reports
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`unreachable` and `reached` are for the host's record. `probe`: connect to the database of this shard and give
+    the outcome to `Reach.probed`. `check`: served shards to confirm at their database."""
+
+    unreachable: frozenset[int]
+    reached: frozenset[int]
+    probe: ShardFact | None
+    check: tuple[int, ...]
+    next_ms: int | None
+
+
+@dataclass(slots=True)
+class _Probe:
+    shard: int
+    begun_ms: int
+    ok: bool | None = None  # None: under way
+
+
+class Reach:
+    """Of one host. One probe a server and one at a time: a server that is silent takes a connect time-out."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._down: dict[int, int] = {}  # shards of this host whose database fails -> since when
+        self._probes: dict[str, _Probe] = {}  # by server, the last one
+        self._under_way: _Probe | None = None
+
+    def probed(self, *, ok: bool) -> None:
+        """The outcome of the probe that `decide` asked for."""
+        assert self._under_way is not None
+        self._under_way.ok, self._under_way = ok, None
+
+    def decide(self, facts: Facts, down: Collection[int], served: Collection[int], now_ms: int) -> Report:
+        """`down`: shards assigned here whose database does not answer. `served`: shards that this host serves."""
+        self._down = {shard: self._down.get(shard, now_ms) for shard in down}
+        noticed_ms = {shard: since + NOTICE_MS for shard, since in self._down.items()}
+        own = frozenset(shard for shard, at_ms in noticed_ms.items() if at_ms <= now_ms)
+        others = frozenset[int]().union(*(fact.unreachable for id_, fact in facts.hosts.items() if id_ != self._host))
+        if not own and not others and not self._probes:
+            return Report(own, own, None, (), min(noticed_ms.values(), default=None))
+        self._learn(facts, own, _servers(facts, frozenset(served) - self._down.keys()), now_ms)
+        suspects = self._suspects(facts, others, _servers(facts, own))
+        known = suspects.keys() | _servers(facts, own)
+        self._probes = {server: probe for server, probe in self._probes.items() if server in known}
+        probe, check = self._next_probe(facts, suspects, served, now_ms)
+        failed = (probe.shard for probe in self._probes.values() if probe.ok is False)
+        reached = (probe.shard for probe in self._probes.values() if probe.ok)
+        return Report(own.union(failed), frozenset(reached), probe, check, self._next_ms(noticed_ms, now_ms))
+
+    def _learn(self, facts: Facts, own: frozenset[int], serving: set[str], now_ms: int) -> None:
+        """The work on this host's own shards is as good as a probe. A server that failed is probed until it answers,
+        also when its shards were moved away: else they would come back with the next balance."""
+        self._probes = {
+            server: probe for server, probe in self._probes.items() if probe.ok is not False or server not in serving
+        }
+        for shard in sorted(own & facts.shards.keys()):
+            self._probes[_server(facts, shard)] = _Probe(shard, now_ms, ok=False)
+
+    def _suspects(self, facts: Facts, reported: frozenset[int], failing: set[str]) -> dict[str, int]:
+        """Servers to probe, with the shard to probe them by. Not those on which shards of this host fail already."""
+        failed = {probe.shard for probe in self._probes.values() if probe.ok is False}
+        found: dict[str, int] = {}
+        for shard in sorted(reported.union(failed)):
+            fact = facts.shards.get(shard)
+            if fact is None or fact.use is ShardUse.DISABLED:
+                continue
+            if (server := server_of(fact.url)) not in failing:
+                found.setdefault(server, shard)
+        return found
+
+    def _next_probe(
+        self, facts: Facts, suspects: Mapping[str, int], served: Collection[int], now_ms: int
+    ) -> tuple[ShardFact | None, tuple[int, ...]]:
+        if self._under_way is not None:
+            return None, ()
+        for server, shard in suspects.items():
+            last = self._probes.get(server)
+            if last is not None and last.begun_ms + PROBE_MS > now_ms:
+                continue
+            outcome = last.ok if last is not None else None
+            self._probes[server] = self._under_way = _Probe(shard, now_ms, outcome)
+            return facts.shards[shard], tuple(n for n in sorted(served) if _server(facts, n) == server)
+        return None, ()
+
+    def _next_ms(self, noticed_ms: Mapping[int, int], now_ms: int) -> int | None:
+        times = [at_ms for at_ms in noticed_ms.values() if at_ms > now_ms]
+        if self._under_way is None:  # else its outcome comes first
+            times += [probe.begun_ms + PROBE_MS for probe in self._probes.values()]
+        return min(times, default=None)

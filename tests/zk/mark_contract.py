@@ -1,0 +1,36 @@
+"""What every FactStore does with the marks of shards: a part of `tests.zk.contract`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foqs.marks import Mark
+from foqs.zk.protocol import Session, ZkUnavailable
+
+if TYPE_CHECKING:
+    from tests.zk.contract import Client, Rig
+
+
+class MarkContract:
+    def test_marks_of_shards_are_kept_by_epoch(self, a: Client, b: Client) -> None:
+        """They belong to no session, and one of an earlier owner does not replace a later owner's."""
+        first, later, early = Mark(5, 100, 200), Mark(6, 150, 300), Mark(4, 900, 1_000)
+        assert a.remember(3, first) is None
+        assert b.recall(3) == first
+        assert b.remember(3, later) is None
+        assert a.remember(3, early) is None
+        assert a.recall(3) == later
+        a.close()
+        assert b.recall(3) == later
+        assert b.recall(4) is None
+
+    def test_marks_are_refused_without_a_connection(self, rig: Rig, a: Client) -> None:
+        rig.cut(a.store)
+        rig.until(lambda: a.sessions[-1] is Session.SUSPENDED)
+        assert isinstance(a.remember(3, Mark(1, 2, 3)), ZkUnavailable)
+        found: list[Any] = []
+        a.store.recall(3, lambda mark, error: found.append((mark, error)))
+        rig.until(lambda: found)
+        assert found[0][0] is None
+        assert isinstance(found[0][1], ZkUnavailable)
+        rig.mend(a.store)

@@ -1,7 +1,7 @@
-"""The host's clock: monotonic time anchored to the wall clock.
+"""The host's clock: monotonic time with an anchor, so that a change of the machine's clock moves no deadline.
 
-A wall clock that jumps must not end a lease or remove an item by TTL, so the wall clock is read once and from then on
-only compared. A difference is followed when a database's clock says the same as the wall clock does.
+The machine's clock is read once, as a first guess. From the first shard on, the host's clock follows the databases'
+clocks (`foqs.host.timekeeper`): they decide about stored times, and every owner of a shard sees the same one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ def monotonic_ms() -> int:
 
 
 class Clock:
-    """`now_ms()` is epoch milliseconds and never goes back by itself (only `confirm` may set it back)."""
+    """`now_ms()` is epoch milliseconds. It never goes back by itself: only `set` moves it."""
 
-    __slots__ = ("_anchor_ns", "_jump_ms")
+    __slots__ = ("_anchor_ns",)
 
-    def __init__(self, jump_ms: int) -> None:
-        self._jump_ms = jump_ms
+    def __init__(self) -> None:
         self._anchor_ns = time.time_ns() - time.monotonic_ns()
 
     def now_ms(self) -> int:
         return (time.monotonic_ns() + self._anchor_ns) // 1_000_000
 
-    def off_by_ms(self) -> int:
-        """How far the wall clock is ahead of this one."""
+    def at_ms(self, monotonic_ns: int) -> int:
+        """The reading of this clock at an instant of `time.monotonic_ns()`."""
+        return (monotonic_ns + self._anchor_ns) // 1_000_000
+
+    def machine_ahead_ms(self) -> int:
+        """How far the machine's clock is ahead of this one."""
         return (time.time_ns() - time.monotonic_ns() - self._anchor_ns) // 1_000_000
 
-    def jumped(self) -> bool:
-        return abs(self.off_by_ms()) > self._jump_ms
-
-    def confirm(self, db_now_ms: int) -> bool:
-        """Follows the wall clock if a database agrees with it within the allowed jump; says whether it did."""
-        if not self.jumped() or abs(time.time_ns() // 1_000_000 - db_now_ms) > self._jump_ms:
-            return False
-        self._anchor_ns = time.time_ns() - time.monotonic_ns()
-        return True
+    def set(self, by_ms: int) -> None:
+        self._anchor_ns += by_ms * 1_000_000

@@ -97,7 +97,7 @@ class Item:
 
     def __repr__(self) -> str:
         at = self.lease_expires_at_ms if self.phase is Phase.LEASED else self.deliver_after_ms
-        return f"Item({self.id:#x} {self.phase.name} row={self.place.name} attempt={self.attempt} at={at})"
+        return f"Item({self.id} {self.phase.name} row={self.place.name} attempt={self.attempt} at={at})"
 
 
 def body_bytes(body: NewItem | Body) -> int:

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from foqs.ids import MAX_SHARD
 from foqs.keys import Live, Secret, SecretPair, SecretUrl, Section, refuse
 from foqs.quota import Quota
+from foqs.shard_urls import refusal_of
 
 MiB = 1 << 20
 ADMIN_DISTANCE = 2000
@@ -45,10 +46,11 @@ class ServerSection(Section):
         ge=1,
         description="Connections at a time; more are closed at once. Lowered live, it closes none.",
     )
-    max_connections_per_address: Live[int | None] = Field(
-        default=None,
+    max_connections_per_address: Live[int] = Field(
+        default=2_000,
         ge=1,
-        description="Connections of one client's address; each has one request in hand. Not set: any.",
+        description="Connections of one client's address; more are closed at once and logged. Raise it, up to "
+        "max_connections, where a load balancer, a proxy or NAT shows many clients as one address.",
     )
     requests_per_second_per_address: int | None = Field(
         default=None,
@@ -178,7 +180,7 @@ class HostSection(Section):
     lanes: Live[int] = Field(default=100_000, ge=1, description="Topics per shard.")
     lane_idle_ms: Live[int] = Field(default=600_000, ge=0, description="An empty topic's row is removed after this.")
     clock_jump_ms: int = Field(
-        default=500, ge=10, description="A wall clock that jumps by more is not followed unless a database agrees."
+        default=500, ge=10, description="The host's clock is set to the databases' when it differs by more than this."
     )
 
 
@@ -220,6 +222,11 @@ class StoreSection(Section):
 
     connect_timeout_ms: int = Field(default=3_000, ge=100, description="To connect.")
     io_timeout_ms: int = Field(default=10_000, ge=100, description="To answer a statement.")
+    state_dir: Path | None = Field(
+        default=None,
+        description="Where a host without a cluster remembers how far the ids of its shards went. Not set: foqs-state, "
+        "beside foqs.toml.",
+    )
 
 
 class ZookeeperSection(Section):
@@ -298,7 +305,16 @@ class ShardSection(Section):
     """A shard of a host that is alone; in a cluster the shards are in ZooKeeper (`foqs shards add`)."""
 
     id: int = Field(ge=1, le=MAX_SHARD, description="Numbers the shard for ever: it is part of every item's id.")
-    url: SecretUrl = Field(min_length=1, description="SQLAlchemy URL of the shard's database.")
+    url: SecretUrl = Field(
+        min_length=1, description="SQLAlchemy URL of the shard's database: mysql+pymysql, mysql+mysqldb or sqlite."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _accepted(cls, url: str) -> str:
+        if (why := refusal_of(url)) is not None:
+            raise ValueError(why)
+        return url
 
 
 class TlsSection(Section):

@@ -371,3 +371,15 @@ def test_a_namespace_of_its_own_has_only_what_stands_there(path: Path) -> None:
 )
 def test_what_is_wrong_with_a_quota_is_named(path: Path, setting: str, key: str) -> None:
     assert key in refused(path, f"[quotas]\n{setting}\n")
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d", "mysql+mysqldb://h/d", "mariadb+pymysql://h/d", "sqlite:////d.db"])
+def test_databases_and_drivers_of_shards(url: str) -> None:
+    assert load(shards=[{"id": 1, "url": url}]).shards[0].url == url
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:pw@h/d", "mysql+aiomysql://u:pw@h/d", "sqlite+x:///d", "u:pw@h/d"])
+def test_other_databases_and_drivers_are_refused(url: str) -> None:
+    with pytest.raises(Invalid, match="mysql\\+pymysql://, mysql\\+mysqldb://, sqlite://") as refused:
+        load(shards=[{"id": 1, "url": url}])
+    assert "pw" not in str(refused.value)

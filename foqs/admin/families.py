@@ -88,6 +88,7 @@ _SHARDS = (
     _histogram("shard_trip_seconds", "Trips to the database, reads included.", "shard"),
     _histogram("shard_transaction_seconds", "Transactions.", "shard"),
     _histogram("shard_transaction_rows", "Items and changes in a transaction.", "shard"),
+    _gauge("shards_unreachable", "Shards that this host is to serve and whose database does not answer it."),
     _counter("shard_moves", "Shards opened, released in order, lost to another owner, not opened.", "outcome"),
     _counter("transactions", "Transactions whose outcome is known."),
     _counter("transaction_rows", "Items and changes committed."),
@@ -118,6 +119,7 @@ _PROCESS = (
     _gauge("build_info", "1; the version.", "version", "python"),
     _gauge("host_info", "1; the id of the host, and its address as clients are told.", "id", "address"),
     _histogram("event_loop_lag_seconds", "How late the event loop was, asked ten times a second."),
-    _counter("clock_jumps", "Times the machine's clock was set."),
+    _counter("clock_jumps", "Times the machine's and the databases' clocks were found to differ."),
+    _gauge("machine_clock_ahead_seconds", "How far the machine's clock is ahead of the databases', which decide."),
 )
 FAMILIES = {family.name: family for family in (*_ITEMS, *_TOPICS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)}

@@ -96,8 +96,10 @@ def _oldest_ms(lane: Lane) -> int | None:
 def _process(add: Add, view: View, lag: Histogram) -> None:
     add("ready", not view.missing())
     add("build_info", 1, __version__, python_version())
+    add("shards_unreachable", len(view.unreachable()))
     add("host_info", 1, view.id, view.node.address)
     add("event_loop_lag_seconds", lag.copy())
+    add("machine_clock_ahead_seconds", view.node.machine_ahead_ms() / 1000)
 
 
 def _items(add: Add, counters: Counters) -> None:
@@ -175,7 +177,7 @@ def _shard(add: Add, shard: Shard) -> None:
     add("shard_pending_inserts", shard.chunk_rows, number)
     add("shard_pending_chunks", len(shard.chunks), number)
     add("shard_pending_changes", len(shard.changes), number)
-    add("shard_pending_looks", shard.look_count, number)
+    add("shard_pending_looks", shard.looks.count, number)
     add("shard_leases", len(shard.unwritten), number, "unwritten")
     add("shard_leases", len(shard.written), number, "written")
     add("shard_trip_seconds", shard.trips.seconds.copy(), number)

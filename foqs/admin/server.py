@@ -1,7 +1,9 @@
 """The admin port: `/metrics`, `/healthz` and `/readyz` by HTTP/1.1, on the host's event loop.
 
-Bounds: so many connections, each answered once and then closed; one that is open for long makes room for the next. One
-scrape is made at a time: read on the loop in short turns, rendered in a thread.
+Bounds: `MOST_CONNECTIONS` connections. Each is answered once and then closed, so none is kept alive. A connection has
+`HEAD_S` to send its request and `LIFE_S` in all. When all places are taken, a new connection gets the place of the
+oldest one that has no request in progress: connections that send nothing keep nobody from `/healthz`. One scrape is
+made at a time: read on the loop in short turns, rendered in a thread.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from foqs.sections import AdminSection
 
 log = structlog.get_logger("foqs.admin")
 
-MOST_CONNECTIONS = 16
-_LIFE_S = 5.0
+MOST_CONNECTIONS = 64
+HEAD_S = 5.0
+LIFE_S = 30.0
+_BACKLOG = 128
+_SWEEP_S = 1.0
 _AGAIN_S = 1.0
 _HEAD_BYTES = 4096
 _SILENT = logging.Logger("foqs.admin", logging.CRITICAL + 1)
@@ -45,8 +50,11 @@ class AdminServer:
         self._view = view
         self._lag = LoopLag()
         self._scraping = asyncio.Lock()
-        self._since: dict[Any, float] = {}  # connections, as long as they are open
-        app = web.Application(client_max_size=1, middlewares=[_once])
+        self._since: dict[Any, float] = {}  # open connections, the oldest first
+        self._asked: set[Any] = set()  # those of them whose request came
+        self._in_progress: set[Any] = set()  # those of them whose request is not answered
+        self._sweeping: asyncio.TimerHandle | None = None
+        app = web.Application(client_max_size=1, middlewares=[self._track, _once])
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
@@ -88,13 +96,15 @@ class AdminServer:
 
     async def _listen(self, port: int) -> None:
         loop, host = asyncio.get_running_loop(), self._config.host
-        self._listener = await loop.create_server(self._connection, host, port, backlog=MOST_CONNECTIONS)
+        self._listener = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
         host, port = self._listener.sockets[0].getsockname()[:2]
         log.info("admin.listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     async def stop(self) -> None:
         """Also when it did not start."""
         self._lag.stop()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self._trying is not None:
             self._trying.cancel()
         if self._listener is not None:
@@ -102,16 +112,58 @@ class AdminServer:
         await self._runner.cleanup()
 
     def _connection(self) -> asyncio.BaseProtocol:
-        """For one that was just made."""
+        """The protocol of a new connection."""
+        self._look()
+        if len(self._since) >= MOST_CONNECTIONS and not self._make_room():
+            return _Refused()
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+        server = self._runner.server
+        assert server is not None
+        return server()
+
+    def _look(self) -> None:
+        """Bring `_since` in line with the connections that are open."""
         server, now = self._runner.server, asyncio.get_running_loop().time()
         assert server is not None
-        self._since = {each: self._since.get(each, now) for each in server.connections}
-        for each, since in self._since.items():
-            if since < now - _LIFE_S:
-                each.force_close()
-        if len(self._since) >= MOST_CONNECTIONS:
-            return _Refused()
-        return server()
+        # A connection that was closed here stays listed until the loop says so; its transport is gone at once.
+        opened = [each for each in server.connections if each.transport is not None]
+        self._since = {each: self._since.get(each, now) for each in opened}
+        self._asked &= self._since.keys()
+        self._in_progress &= self._since.keys()
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that sent nothing, else the oldest one whose answer is being read. False if every
+        connection has a request in progress."""
+        idle = [each for each in self._since if each not in self._in_progress]
+        if not idle:
+            return False
+        self._close(next((each for each in idle if each not in self._asked), idle[0]))
+        return True
+
+    def _close(self, connection: Any) -> None:
+        del self._since[connection]
+        connection.force_close()
+
+    def _sweep(self) -> None:
+        """Close connections whose time is over, as long as there are any."""
+        self._look()
+        now = asyncio.get_running_loop().time()
+        for each, since in list(self._since.items()):
+            if since + (LIFE_S if each in self._asked else HEAD_S) <= now:
+                self._close(each)
+        self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep) if self._since else None
+
+    @web.middleware
+    async def _track(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        connection = request.protocol
+        self._asked.add(connection)
+        self._in_progress.add(connection)
+        try:
+            response: web.StreamResponse = await handler(request)
+        finally:
+            self._in_progress.discard(connection)
+        return response
 
     # ------------------------------------------------------------------------------------- what is asked
 
@@ -126,7 +178,7 @@ class AdminServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         missing = self._view.missing()
-        text = json.dumps({"ready": not missing, "missing": missing}) + "\n"
+        text = json.dumps({"ready": not missing, "missing": missing, "notes": self._view.notes()}) + "\n"
         return web.Response(text=text, status=503 if missing else 200, content_type="application/json")
 
 

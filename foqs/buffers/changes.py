@@ -125,4 +125,4 @@ class Change:
             )
 
     def __repr__(self) -> str:
-        return f"Change({self.item.id:#x} to {self.to.name} by {self.cause.name}, {len(self.waits)} waiting)"
+        return f"Change({self.item.id} to {self.to.name} by {self.cause.name}, {len(self.waits)} waiting)"

@@ -107,17 +107,30 @@ class Keys:
 
 
 class KeyedRequest:
-    """In place of the request of a chunk, for whose items others may wait. It is never done: to store what nobody waits
-    for any more does no harm, for whoever asks again gets the same item."""
+    """Stands for the request of a chunk with keys; other requests may wait for the same items.
 
-    __slots__ = ("_call", "_entries", "_keys")
+    `sent`: a transaction with the items was built. `done`: the items were withdrawn or refused before that. Items that
+    stay after their request timed out do no harm: a repetition gets the same ids.
+    """
 
-    done = False
+    __slots__ = ("_call", "_entries", "_keys", "done", "sent")
 
     def __init__(self, keys: Keys, call: TakesOutcomes, entries: Sequence[Keyed]) -> None:
         self._keys = keys
         self._call = call
         self._entries = entries
+        self.sent = self.done = False
+
+    def withdraw(self) -> Sequence[int]:
+        """Drop the items unless a transaction may have them, or another request waits for one of them.
+
+        Returns the indices of the request's items that were dropped, with those that repeat a key.
+        """
+        waits = [wait for keyed in self._entries for wait in keyed.waits or ()]
+        if self.done or self.sent or any(call is not self._call for call, _, _ in waits):
+            return ()
+        self.done = True
+        return [keyed.at for keyed in self._end(range(len(self._entries)))] + [at for _, at, _ in waits]
 
     def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
         entries = self._end(indices)
@@ -136,6 +149,9 @@ class KeyedRequest:
                 _tell(keyed.waits, row.id, row.content)
 
     def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        if self.done:
+            return
+        self.done = not self.sent
         entries = self._end(indices)
         self._call.settled([keyed.at for keyed in entries], [error] * len(entries))
         for keyed in entries:

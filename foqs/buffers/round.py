@@ -31,6 +31,16 @@ class PageRead:
 
 
 @dataclass(slots=True)
+class LanesRead:
+    """The first pages of several lanes with few ready rows, together: up to `limit` rows, lane by lane in the order of
+    their numbers, which is the order of `pages`. The bodies of the first rows come along up to `body_bytes`."""
+
+    pages: list[PageRead]
+    limit: int
+    body_bytes: int
+
+
+@dataclass(slots=True)
 class ListRead:
     """Rows for an operator: ready ones behind `after` in lane order, or timer rows."""
 
@@ -53,6 +63,7 @@ class Round:
     lanes_new: list[Lane] = field(default_factory=list)
     lanes_gone: list[Lane] = field(default_factory=list)
     pages: list[PageRead] = field(default_factory=list)
+    lanes_pages: list[LanesRead] = field(default_factory=list)
     bodies: list[int] = field(default_factory=list)
     look: list[int] = field(default_factory=list)
     due: tuple[Range, int] | None = None  # range, limit
@@ -64,6 +75,7 @@ class Round:
     confirm: bool = False
     rows: int = 0
     begun_ms: int = 0
+    keys_ms: int = 0  # a deduplication key that expires after this is remembered
 
 
 class Outcome(Enum):
@@ -80,8 +92,9 @@ class RoundResult:
     `outcome` holds for every item of the batch that is neither in `rejected` (why the database refuses it), nor in
     `committed` (settled before the rest, while a failing statement was bisected), nor in `failed`, nor in `known`:
     those are not stored, because their key was there (the row says with what).
-    Reads that were not made are None, or missing at the end of `pages` and `lists`. `settled` answers a reconnect.
-    `transaction_ms` is the part of `latency_ms` that the transaction took.
+    Reads that were not made are None, or missing at the end of `pages`, `lanes_pages` and `lists`. `settled` answers a
+    reconnect.
+    `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
     """
 
     outcome: Outcome = Outcome.NONE
@@ -90,6 +103,7 @@ class RoundResult:
     failed: set[int] = field(default_factory=set)
     known: dict[int, DedupRow] = field(default_factory=dict)
     pages: list[tuple[list[ReadyRow], dict[int, Body]]] = field(default_factory=list)
+    lanes_pages: list[tuple[list[ReadyRow], dict[int, Body]]] = field(default_factory=list)
     bodies: list[Body] | None = None
     look: list[Found] | None = None
     due: Scan[DueRow] | None = None
@@ -102,6 +116,7 @@ class RoundResult:
     settled: bool | None = None
     down: bool = False
     fenced: bool = False
+    disk_full: bool = False
     error: str = ""
     latency_ms: float = 0.0
     transaction_ms: float = field(default=0.0, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foqs.buffers.changes import Cause, Change, To
@@ -19,59 +20,76 @@ ITEM_OVERHEAD_BYTES = 192
 """What an item costs in an answer beside its body and names."""
 
 _WINDOW_IDLE_MS = 60_000
+_IDLE_SHARE = 0.5
+_IDLE_STEPS = 10_000
 _BODIES_AHEAD = 200
+_CLOCK_EVERY_MS = 10_000
 _CONFIRM_IDLE_MS = 5_000
 """An owner that writes nothing asks this often: nothing else would tell it that it lost the shard."""
 
 
-def fill(host: Host, call: DequeueCall, now_ms: int) -> None:
-    """Leases items for `call` into `call.found`: topics in the order asked for, each in lane order."""
+def fill(host: Host, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> None:
+    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
-    for key, count in call.wants:
+    able: _Able = {}
+    for key, count in wants:
         if room_bytes <= 0:
             return
-        room_bytes = _fill_topic(host, call, key, count, room_bytes, now_ms)
+        room_bytes = _fill_topic(host, call, able, key, count, room_bytes, now_ms)
 
 
-def _fill_topic(host: Host, call: DequeueCall, key: LaneKey, count: int, room_bytes: int, now_ms: int) -> int:
+_Able = dict[Shard, bool | None]
+"""Whether each shard hands out during one dequeue, None for one that is not healthy: the same for all topics."""
+
+
+def _fill_topic(
+    host: Host, call: DequeueCall, able: _Able, key: LaneKey, count: int, room_bytes: int, now_ms: int
+) -> int:
     while True:
-        sources, lacking = _sources(host, key, now_ms)
-        if not sources and not lacking:
-            _wait_for(host, key, lacking, now_ms, found=False)
-            return room_bytes
+        sources, lacking = _sources(host, able, key, now_ms)
+        if not sources:
+            entries = []
+            break
         bound = _bound(sources, [] if key in host.skipping else lacking)
-        windows = [source[2] for source in sources]
-        entries = merge.first(windows, count, bound) if windows else []
+        entries = merge.first([source[2] for source in sources], count, bound)
         if not _drop_expired(host, entries, now_ms):
             break
-    last, room_bytes = _lease(host, call, entries, room_bytes, now_ms)
-    if last is not None:
-        merge.take(windows, last)
+    last = None
+    if entries:
+        last, room_bytes = _lease(host, call, entries, room_bytes, now_ms)
+        if last is not None:
+            merge.take([source[2] for source in sources], last)
     for shard, lane, window in (*sources, *lacking):
         if window.wants_page(shard.config.window_rows):
             shard.pages_wanted[lane] = None
             host.touch(shard)
-    _wait_for(host, key, lacking, now_ms, found=last is not None)
+    _wait_for(host, call, key, lacking, now_ms, found=last is not None)
     return room_bytes
 
 
 _Source = tuple[Shard, Lane, Window]
 
 
-def _sources(host: Host, key: LaneKey, now_ms: int) -> tuple[list[_Source], list[_Source]]:
+def _sources(host: Host, able: _Able, key: LaneKey, now_ms: int) -> tuple[list[_Source], list[_Source]]:
     """The lane on each healthy shard that has ready items: those to merge, and those that cannot give their first
-    item yet (no page, no body, not confirmed, leases not written in time). The latter may be in both."""
+    item yet (no page, no body, not confirmed, leases not written in time)."""
     sources: list[_Source] = []
     lacking: list[_Source] = []
     for shard in host.serving:
         lane = shard.lanes.get(key)
-        if lane is None or not lane.ready or not shard.healthy(now_ms):
+        if lane is None or not lane.ready:
+            continue
+        if shard not in able:
+            able[shard] = shard.hands_out(now_ms) if shard.healthy(now_ms) else None
+        hands_out = able[shard]
+        if hands_out is None:
             continue
         window = shard.open_window(lane)
         window.used_ms = now_ms
         source = (shard, lane, window)
-        if not shard.hands_out(now_ms):
+        if not hands_out:
             host.touch(shard)
+            shard.stalled[key] = None
             lacking.append(source)
         elif not window.entries:
             lacking.append(source)
@@ -92,26 +110,23 @@ def _bound(sources: list[_Source], lacking: list[_Source]) -> Key | None:
     return bound
 
 
-def _wait_for(host: Host, key: LaneKey, lacking: list[_Source], now_ms: int, *, found: bool) -> None:
+def _wait_for(host: Host, call: DequeueCall, key: LaneKey, lacking: list[_Source], now_ms: int, *, found: bool) -> None:
     """A lane that lacks something is waited for once, for a bounded time; then the others go on without it."""
     if not lacking:
         host.held_up.pop(key, None)
         host.skipping.pop(key, None)
-    elif key in host.skipping:
+        return
+    call.lacks = True
+    if key in host.skipping:
         host.counters.merge_skips += found
-    elif key not in host.held_up:
-        host.held_up[key] = now_ms + host.config.host.merge_wait_ms
-        host.alarm(host.held_up[key])
-        host.counters.merge_waits += 1
-
-
-def let_go(host: Host, now_ms: int) -> None:
-    """Calls stay longer than they asked to for what a late shard holds: no longer when it holds nothing any more."""
-    for call, until_ms in list(host.staying.items()):
-        if not any(host.ready(key) for key, _ in call.wants):
-            del host.staying[call]
-            host.patience.push(max(until_ms, now_ms), call)
-            host.alarm(max(until_ms, now_ms))
+        return
+    if key in host.held_up:
+        return
+    at_ms = now_ms + host.config.host.merge_wait_ms
+    if not host.held_up:  # else the timer rings for the first of them
+        host.alarm(at_ms)
+    host.held_up[key] = at_ms
+    host.counters.merge_waits += 1
 
 
 def _want_bodies(host: Host, shard: Shard, window: Window) -> None:
@@ -124,11 +139,15 @@ def _want_bodies(host: Host, shard: Shard, window: Window) -> None:
 def _drop_expired(host: Host, entries: list[Entry], now_ms: int) -> bool:
     """Takes those whose TTL is over, before a scan finds them, out of the way of what is behind them."""
     expired = [entry[3] for entry in entries if 0 < entry[3].expires_at_ms <= now_ms]
+    dropped = False
     for item in expired:
         shard = host.shards[item.id >> 48]
+        if item.expires_at_ms > now_ms - shard.late_ms:
+            continue
         shard.put(Change(item, To.GONE, Cause.TTL), now_ms)
         host.touch(shard)
-    return bool(expired)
+        dropped = True
+    return dropped
 
 
 def _lease(
@@ -163,19 +182,11 @@ def keep_house(host: Host, now_ms: int) -> None:
         if not 0 <= now_ms - shard.confirmed_ms < _CONFIRM_IDLE_MS:
             shard.confirm_wanted = True
             host.touch(shard)
+        if not 0 <= now_ms - shard.clock_read_ms < _CLOCK_EVERY_MS:
+            shard.clock_wanted = True
+            host.touch(shard)
         idle = next(iter(shard.idle_lanes.values()), None)
         if idle is not None and now_ms - idle.empty_since_ms >= shard.config.lane_idle_ms:
             host.touch(shard)
     host.skipping = {key: None for key in host.skipping if key in host.waiting}
-    if host.budget.fits(0, 0.5):
-        return
-    windows = [
-        (lane.window.used_ms, number, lane.key, shard, lane)
-        for number, shard in host.shards.items()
-        for lane in shard.lanes.values()
-        if lane.window is not None and lane.window.entries and now_ms - lane.window.used_ms > _WINDOW_IDLE_MS
-    ]
-    for _, _, _, shard, lane in sorted(windows, key=lambda found: found[:3]):
-        if host.budget.fits(0, 0.5):
-            return
-        shard.drop_window(lane)
+    host.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

@@ -72,12 +72,16 @@ class Forwarder:
         self.slot_moves = SlotMoves(host, routing, ask, later)
         self._addresses = frozenset(routing().hosts.values())
         self._held: dict[_Stray, None] = {}
+        self._unowned_ms: dict[int, int] = {}  # shards without an owner -> since when
         host.alone = False
         host.left_waiting = self.fetch
 
     def changed(self) -> None:
         """The routing is another one: calls to hosts that are gone are lost, and what is held is routed again."""
-        before, self._addresses = self._addresses, frozenset(self.routing().hosts.values())
+        routing, now_ms = self.routing(), self.now_ms()
+        unowned = routing.shards - routing.owners.keys()
+        self._unowned_ms = {number: self._unowned_ms.get(number, now_ms) for number in unowned}
+        before, self._addresses = self._addresses, frozenset(routing.hosts.values())
         for address in sorted(before - self._addresses):
             self._cut(address)
         self.watch.hosts(self.others())
@@ -181,6 +185,15 @@ class Forwarder:
         """Whether the shard is served here."""
         shard = self.host.shards.get(number)
         return shard is not None and shard.state is ShardState.SERVING
+
+    def expects_owner(self, number: int) -> bool:
+        """Whether a shard without an owner may be served soon: it is not disabled, and not without one for long.
+
+        A planned move takes no longer than `handover_ms`.
+        """
+        now_ms = self.now_ms()
+        left_ms = self._unowned_ms.get(number, now_ms) + self.handover_ms - now_ms
+        return number not in self.routing().disabled and 0 <= left_ms <= self.handover_ms
 
     def send(self, address: str, method: str, request: Any, origin: Any, deadline_ms: int, done: Done) -> None:
         """Asks another host on behalf of the caller of `origin`, the request whose part this is."""

@@ -68,6 +68,11 @@ class Guard:
         self._proof = None if cluster_secret is None else proof_of(cluster_secret)
         self._audit = Audit(now_s)
 
+    def trusts(self, certified: tuple[str, ...]) -> bool:
+        """Whether a connection needs no token: authentication is off, or these names of its certificate are a
+        principal's."""
+        return self._principals is None or self._principals.of_certificate(certified) is not None
+
     def read_again(self) -> None:
         """The principals file, on a thread. What it says holds from the next request on, as a connection holds no
         rights; one that is not valid changes nothing."""
@@ -102,6 +107,13 @@ class Guard:
             ask(address, method, request, timeout_ms, done)
 
         return asked
+
+    def introduction(self) -> tuple[str, Any] | None:
+        """(method, request) by which this host proves itself on a connection before its first large request; None
+        without a secret. The other host may ask for proofs although this one does not."""
+        if self._proof is None:
+            return None
+        return "GetServerInfo", idl.GetServerInfoRequest(context=idl.RequestContext(host_proof=self._proof))
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -147,13 +159,18 @@ class Guard:
             context = call.request.context = idl.RequestContext()
         claimed, context.principal = context.principal, None
         is_host = context.host_proof is not None and self._is_host(context.host_proof)
+        if is_host:
+            call.trust()
         if need is _HOST:
             if not is_host:
                 raise Forbidden("only hosts of the cluster may ask this")
             return
+        if is_host and need is _ANYBODY and claimed is None and context.token is None:
+            return  # the host asks for itself
         if context.hops and not is_host:
             raise Forbidden("hops: only hosts of the cluster forward requests")
         who = self._vouched(call, claimed) if is_host else self._proven(call, call.certified)
+        call.trust()
         # Another host believes what this one says, so the token goes no further.
         context.principal, context.token, context.host_proof = who.name, None, None
         self._look_at(need, who, call)

@@ -7,7 +7,6 @@ callbacks. The node runs it on an event loop, the simulation on a fake clock.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from foqs.budget import Budget
@@ -15,7 +14,7 @@ from foqs.buffers.round import Outcome, Round, RoundResult
 from foqs.config import Config
 from foqs.counters import Counters, Namespaces
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
-from foqs.host import dispense, keyed, life, ops, outcomes, placing, rounds, settle
+from foqs.host import consumers, dispense, keyed, life, ops, outcomes, placing, rounds, settle
 from foqs.host.listing import OVERLOADED_RETRY_MS, Listing
 from foqs.host.requests import Committing, DequeueCall, EnqueueCall, ItemsCall, LookCall, Timed
 from foqs.host.shard import Shard
@@ -23,6 +22,7 @@ from foqs.ids import shard_of
 from foqs.item import Item, Place
 from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.prefetch.lane import LaneKey
+from foqs.prefetch.residents import Residents
 from foqs.rows import NewItem, Opened
 from foqs.shardmgr.breaker import BreakerSettings
 from foqs.shardmgr.lifecycle import ShardState
@@ -45,10 +45,13 @@ class Host:
         self.dirty: dict[Shard, None] = {}
         self.wake: Callable[[], None] = lambda: None  # there is something to pump
         self.alarm: Callable[[int], None] = lambda at_ms: None  # `tick` is needed no later than this
-        self.waiting: dict[LaneKey, deque[DequeueCall]] = {}  # first come, first served
+        # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)
+        self.waiting: dict[LaneKey, list[DequeueCall]] = {}
+        self.due: dict[LaneKey, None] = {}  # topics whose consumers are served in the next turn of the event loop
         self.held_up: dict[LaneKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
         self.skipping: dict[LaneKey, None] = {}  # lanes that go on without it
         self.staying: dict[DequeueCall, int] = {}  # longer than they asked to, for a shard -> when they wanted to go
+        self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.committing: Deadlines[Committing] = Deadlines()
@@ -67,7 +70,9 @@ class Host:
     def add(self, number: int) -> Shard:
         """A shard that may be opened. One that is CLOSED may be taken out of `shards` again."""
         config, breaker = self.config, BreakerSettings(**self.config.breaker.model_dump())
-        shard = self.shards[number] = Shard(number, config.host, breaker, self.budget, self.counters, self.rng)
+        shard = self.shards[number] = Shard(
+            number, config.host, breaker, self.residents, self.budget, self.counters, self.rng
+        )
         shard.dedup_window_ms = config.limits.dedup_window_ms
         return shard
 
@@ -76,7 +81,7 @@ class Host:
         life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         self.serving.append(shard)
         self.touch(shard)
-        self._wake_consumers(shard, now_ms)
+        consumers.wake(self, shard, now_ms)
         self.served()
 
     def lose(self, shard: Shard, now_ms: int) -> None:
@@ -161,16 +166,18 @@ class Host:
     def dequeue(self, call: DequeueCall, now_ms: int, wait_ms: int) -> None:
         self.now_ms = now_ms
         call.deliver, call.give_back = self._committed, self._give_back
-        if self._serve(call, now_ms):
+        call.lacks = False
+        if self.serve(call, call.wants, now_ms):
             self.counters.window_hits += 1
             return
-        if any(key in self.held_up for key, _ in call.wants):
+        held_up = call.lacks and any(key in self.held_up for key, _ in call.wants)
+        if not held_up and call.elsewhere is not None and not self.draining and call.elsewhere(call):
+            return
+        if call.lacks:
             self.counters.window_misses += 1
             # Items that are ready but not in memory yet are worth the wait for a page.
             self.staying[call] = now_ms + wait_ms
             wait_ms = max(wait_ms, self.config.host.confirm_ms)
-        elif call.elsewhere is not None and not self.draining and call.elsewhere(call):
-            return
         if wait_ms <= 0 or self.draining:
             self._answer_empty(call)
             return
@@ -178,13 +185,17 @@ class Host:
         self.alarm(now_ms + wait_ms)
         self.wake()  # to be there when that time is over
         for key, _ in call.wants:
-            self.waiting.setdefault(key, deque()).append(call)
+            waiting = self.waiting.get(key)
+            if waiting is None:
+                self.waiting[key] = [call]
+            else:
+                waiting.append(call)
 
-    def _serve(self, call: DequeueCall, now_ms: int) -> bool:
-        """Leases what is ready for `call`, topic by topic; False when there is nothing."""
+    def serve(self, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+        """Leases what is ready of `wants`, topics that `call` names; False when there is nothing."""
         if self.draining:
             return False
-        dispense.fill(self, call, now_ms)
+        dispense.fill(self, call, wants, now_ms)
         if not call.found:
             return False
         call.done = True
@@ -259,28 +270,9 @@ class Host:
                 if not waiting:
                     del self.waiting[key]
 
-    def _wake_consumers(self, shard: Shard, now_ms: int) -> None:
-        woken, shard.woken = shard.woken, {}
-        if self.waiting:
-            for key in (*woken, *self.held_up, *self.skipping):
-                self._serve_waiting(key, now_ms)
-            dispense.let_go(self, now_ms)
-        if self.became_ready is not None:
-            for key in woken:
-                self.became_ready(key)
-
     def ready(self, key: LaneKey) -> int:
         """Items of a topic that are ready here, in memory or not."""
         return sum(lane.ready for shard in self.serving if (lane := shard.lanes.get(key)) is not None)
-
-    def _serve_waiting(self, key: LaneKey, now_ms: int) -> None:
-        while (waiting := self.waiting.get(key)) is not None:
-            call = waiting[0]
-            if not self._serve(call, now_ms):
-                if key not in self.held_up:
-                    self.left_waiting(key)
-                return
-            self.stop_waiting(call)
 
     # ------------------------------------------------------------------------------------- acks and the like
 
@@ -311,7 +303,7 @@ class Host:
         else:
             self.deadlines.push(now_ms + timeout_ms, call)
             self.alarm(now_ms + timeout_ms)
-            shard.look_up(item_id, call.found)
+            shard.looks.add(item_id, call.found)
             self.touch(shard)
 
     def list(self, listing: Listing, now_ms: int, timeout_ms: int) -> None:
@@ -342,7 +334,7 @@ class Host:
             shard.woken.update(dict.fromkeys(self.waiting))  # its items can be merged again
         life.place_again(self, shard, now_ms)
         self.touch(shard)
-        self._wake_consumers(shard, now_ms)
+        consumers.wake(self, shard, now_ms)
 
     def touch(self, shard: Shard) -> None:
         if not self.dirty:
@@ -352,10 +344,12 @@ class Host:
     def pump(self, now_ms: int) -> None:
         """Sends a round to every shard that has something to do and none under way."""
         self.now_ms = now_ms
+        if self.due:
+            consumers.serve(self, (), now_ms)
         dirty, self.dirty = self.dirty, {}
         for shard in dirty:
             if shard.woken:
-                self._wake_consumers(shard, now_ms)
+                consumers.wake(self, shard, now_ms)
             round_ = rounds.build(shard, now_ms)
             if round_ is not None:
                 self.submit(shard, round_)
@@ -366,20 +360,19 @@ class Host:
         for call in self.deadlines.pop_due(now_ms):
             if not call.done:  # the end of one before it may have been its end, too
                 call.timed_out(self.shards)
+        for shard in self.serving:
+            life.check_quiet(self, shard, now_ms)
+            if shard.woken:  # a consumer whose time is over gets what is there by now
+                consumers.wake(self, shard, now_ms)
         for dequeue in self.patience.pop_due(now_ms):
             if not dequeue.away:
                 self._answer_empty(dequeue)
         for committing in self.committing.pop_due(now_ms):
             committing.call.hurry()
-        for key in [key for key, at_ms in self.held_up.items() if at_ms <= now_ms]:
-            if self.held_up.pop(key, None) is None:
-                continue  # a consumer that was served before it has ended the wait
-            self.skipping[key] = None
-            self._serve_waiting(key, now_ms)
+        consumers.end_merge_waits(self, now_ms)
         for shard in self.serving:
             life.check_hang(self, shard, now_ms)
-            life.check_quiet(self, shard, now_ms)
-            if shard.woken or rounds.next_ms(shard, now_ms) <= now_ms:
+            if rounds.next_ms(shard, now_ms) <= now_ms:
                 self.touch(shard)
         if now_ms >= self.housekeeping_ms:
             self.housekeeping_ms = now_ms + _HOUSEKEEPING_MS
@@ -392,4 +385,4 @@ class Host:
             if shard.quiet_from_ms is not None:
                 quiet_ms = shard.config.confirm_ms + 1
                 at_ms = min(at_ms, shard.quiet_from_ms + quiet_ms if shard.quiet(now_ms) else now_ms)
-        return min(at_ms, min(self.held_up.values(), default=NEVER_MS))
+        return min(at_ms, next(iter(self.held_up.values()), NEVER_MS))

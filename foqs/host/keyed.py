@@ -15,7 +15,7 @@ from foqs.buffers.keys import Keyed, KeyedRequest
 from foqs.buffers.round import Round, RoundResult
 from foqs.dedup import slot_of
 from foqs.errors import NotServed, Overloaded, Unavailable
-from foqs.host import slot_rows
+from foqs.host import placing, slot_rows
 from foqs.host.placing import RETRY_MS, cut
 from foqs.host.requests import EnqueueCall
 from foqs.host.shard import Shard
@@ -60,7 +60,7 @@ def place(host: Host, call: EnqueueCall, number: int, items: Sequence[Keyed], no
         error = Unavailable("the keys' shard is not open", RETRY_MS) if host.alone or not number else NotServed()
         call.refused([one.at for one in items], error)
     elif not shard.healthy(now_ms):
-        call.refused([one.at for one in items], Unavailable("the keys' shard cannot be used now", RETRY_MS))
+        call.refused([one.at for one in items], placing.unusable(shard, now_ms))
     else:
         room = shard.config.pending_rows - shard.chunk_rows - len(shard.changes)
         if len(items) > room or not host.budget.fits(0, host.config.host.input_share + _BUDGET_SHARE):
@@ -83,8 +83,10 @@ def _overloaded(call: EnqueueCall, items: Sequence[Keyed]) -> None:
 def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
     for start, end, size in cut([one.size_bytes for one in new], shard.max_batch_bytes // 2):
         part = new[start:end]
+        request = KeyedRequest(shard.keys, call, part)
+        call.unsent.append(request)
         chunk = Chunk(
-            KeyedRequest(shard.keys, call, part),
+            request,
             range(len(part)),
             [one.item for one in part],
             [one.lane for one in part],
@@ -113,7 +115,9 @@ def fill_batch(shard: Shard, round_: Round, batch: Batch) -> bool:
 
 
 def rows_of(shard: Shard, chunk: Chunk, now_ms: int) -> list[DedupRow]:
-    """What is remembered of a chunk's keys; its items have their ids."""
+    """The rows of a chunk's keys, for the transaction being built; its items have their ids."""
+    assert isinstance(chunk.request, KeyedRequest)
+    chunk.request.sent = True
     expires_at_ms = now_ms + shard.dedup_window_ms
     shard.keys.scan.inserted(expires_at_ms)
     return [
@@ -161,7 +165,7 @@ def _expire(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> No
     if found is None or round_.dedup_expired is None:
         scan.failed(now_ms)
         return
-    # A wall clock that jumped ahead of the database's must not make keys be forgotten.
+    # Where the host's clock is ahead of the database's, no key is forgotten before it expires there.
     until_ms = min(now_ms, found.db_now_ms + shard.config.clock_jump_ms)
     if found.first_ms and found.first_ms > until_ms:
         scan.left(found.first_ms)

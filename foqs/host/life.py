@@ -11,7 +11,9 @@ from foqs.buffers.inserts import Chunk
 from foqs.buffers.keys import Copy, Give, Keys
 from foqs.buffers.round import ListRead, Round
 from foqs.host import placing
-from foqs.host.shard import Look, Shard
+from foqs.host.looks import Look
+from foqs.host.shard import Shard
+from foqs.item import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
@@ -72,16 +74,31 @@ def check_quiet(host: Host, shard: Shard, now_ms: int) -> None:
 
 
 def clock_set(host: Host, by_ms: int) -> None:
-    """The host's clock was set by so much: who waits for a time waits for as long as before."""
+    """Shifts what waits for a time with the host's clock, so that remaining waits and ages do not change.
+
+    Times that are stored stay as they are. So does the end of a lease that is written: its row says the same.
+    """
     for waiting in (host.deadlines, host.patience, host.committing):
         waiting.moved(by_ms)
     host.held_up = {key: at_ms + by_ms for key, at_ms in host.held_up.items()}
     host.staying = {call: at_ms + by_ms for call, at_ms in host.staying.items()}
     host.housekeeping_ms = 0
+    for shard in host.serving:
+        shard.confirmed_ms += by_ms
+        shard.clock_ahead_ms -= by_ms
+        shard.clock_read_ms += by_ms
+        if shard.quiet_from_ms is not None:
+            shard.quiet_from_ms += by_ms
+        if shard.flight is not None:
+            shard.flight.begun_ms += by_ms
+        for _, item, lease in shard.unwritten:
+            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
+                item.lease_expires_at_ms += by_ms
+        shard.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in shard.unwritten)
 
 
 def check_hang(host: Host, shard: Shard, now_ms: int) -> None:
-    """A trip that hangs opens the breaker, and what was not sent yet goes to other shards."""
+    """Opens the breaker for a trip that hangs. What was not sent yet goes to other shards, or is refused."""
     flight = shard.flight
     if flight is None or now_ms - flight.begun_ms <= shard.hang_ms:
         return
@@ -89,19 +106,23 @@ def check_hang(host: Host, shard: Shard, now_ms: int) -> None:
         shard.breaker.trip(now_ms)
     chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
     for chunk in chunks:
-        placing.place(host, chunk, now_ms)
+        placing.place_elsewhere(host, shard, chunk, now_ms)
 
 
 def place_again(host: Host, shard: Shard, now_ms: int) -> None:
-    """What a trip brought back unstored. When the connection was lost with it, what waits behind it goes, too, where it
-    need not wait for the next one."""
+    """Places what a trip brought back unstored.
+
+    When the database cannot be used now, the same goes for what waits behind it: items with keys, and all others if
+    another shard takes them. Those that only this shard could take wait for it.
+    """
     chunks, shard.returned = shard.returned, []
-    if shard.lost and shard.chunks and host.stores(now_ms):
-        chunks += [chunk for chunk in shard.chunks if chunk.dedup is None]
-        shard.chunks = deque(chunk for chunk in shard.chunks if chunk.dedup is not None)
+    if shard.chunks and (shard.lost or not shard.breaker.closed):
+        elsewhere = host.stores(now_ms)
+        chunks += [chunk for chunk in shard.chunks if elsewhere or chunk.dedup is not None]
+        shard.chunks = deque(chunk for chunk in shard.chunks if not elsewhere and chunk.dedup is None)
         shard.chunk_rows = sum(len(chunk.items) for chunk in shard.chunks)
     for chunk in chunks:
-        placing.place(host, chunk, now_ms)
+        placing.place_elsewhere(host, shard, chunk, now_ms)
 
 
 def close_shard(shard: Shard) -> Abandoned:
@@ -120,6 +141,9 @@ def close_shard(shard: Shard) -> Abandoned:
     for item in shard.known.values():
         item.lease = 0
         shard.give(item)
+    for lane in shard.lanes.values():
+        if lane.window is not None:
+            shard.residents.discard(lane)
     confirming = shard.confirming
     shard.forget_all()
     for told in confirming:

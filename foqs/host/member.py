@@ -6,30 +6,33 @@ What follows from the facts is done by its `foqs.host.seat`; here are the event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from threading import Thread
 from uuid import uuid4
 
 import structlog
 
 from foqs.config import Config
 from foqs.host.loads import Loads
+from foqs.host.marks import ClusterMarks
 from foqs.host.neighbours import Neighbours
 from foqs.host.node import Node
 from foqs.host.seat import Seat
-from foqs.rpc.peer import Done
 from foqs.sections import ZookeeperSection
 from foqs.shardmgr.controller import ControllerSettings
 from foqs.shardmgr.facts import Facts, HostFact, ShardFact
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
+from foqs.store.link import reachable
 from foqs.store.protocol import ShardStore
 from foqs.zk.protocol import FactStore
 
 log = structlog.get_logger("foqs.host")
 
 _CLOSE_S = 2.0
+_CLOSE_UNKNOWN_S = 0.2
 _LINGER_S = 0.5
 """How long a host whose shards were moved away still takes requests for others: clients that follow the routing come no
 more after that, and a request that meets a connection just being closed would be lost."""
@@ -61,8 +64,14 @@ class Member:
         self._urls: dict[int, str] = {}
         self._routing = Routing()
         neighbours = Neighbours(lambda: self._routing, zookeeper.handover_ms, self._act_soon)
-        self.node = Node(config, lambda number: make_store(number, self._urls[number]), neighbours=neighbours)
-        self._loads = Loads(self._ask, self._loop_ms)
+        self.node = Node(
+            config,
+            lambda number: make_store(number, self._urls[number]),
+            neighbours=neighbours,
+            marks=ClusterMarks(facts),
+        )
+        assert self.node.ask is not None
+        self._loads = Loads(self.node.ask, self._loop_ms)
         self.seat = Seat(self._id, _settings(zookeeper), zookeeper.handover_ms, facts, self, self.node.now_ms)
         self.node.service.share_slots = self.seat.share_slots
         assert self.node.forwarder is not None
@@ -78,10 +87,12 @@ class Member:
 
     async def start(self) -> tuple[str, int]:
         """Waits for ZooKeeper's facts, then listens and joins the cluster: before that it could only refuse what others
-        can do. A shared port waits until others know this host. (host, port); OSError when it cannot listen."""
+        can do. While another process has this host's id, it waits too. A shared port waits until others know this host.
+        (host, port); OSError when it cannot listen."""
         host, port = await self.node.bind()
         self._store.start(self._changed, self.seat.session)
         await self._told.wait()
+        await self._alone()
         await self.node.server.serve()
         self.seat.join(HostFact(self._id, self.node.address, uuid4().hex))
         self._measure()
@@ -89,6 +100,16 @@ class Member:
             await self._seen.wait()
             await self.node.share(self._shared_port)
         return host, port
+
+    async def _alone(self) -> None:
+        """Returns when no process at another address has this host's id."""
+        logged = ""
+        while (twin := self.seat.twin(self.node.address)) is not None:
+            if twin.address != logged:
+                logged = twin.address
+                log.warning("host.waiting", host=self._id, address=twin.address, reason="another process has this id")
+            self._told.clear()
+            await self._told.wait()
 
     async def stop(self) -> bool:
         """Has its shards moved to others while it serves, then stops. False when the grace was too short."""
@@ -107,7 +128,8 @@ class Member:
         closed = asyncio.Event()
         self._store.close(closed.set)
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            # Before the first facts there is no session that others would have to wait for.
+            async with asyncio.timeout(_CLOSE_S if self._told.is_set() else _CLOSE_UNKNOWN_S):
                 await closed.wait()
         except TimeoutError:
             log.warning("session.not_ended", host=self._id)
@@ -160,10 +182,6 @@ class Member:
         else:
             self._loads.forget()
 
-    def _ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
-        assert self.node.caller is not None
-        self.node.caller.call(address, method, request, timeout_ms, done)
-
     def _loop_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
@@ -191,6 +209,28 @@ class Member:
     def seal(self, sealed: frozenset[int]) -> None:
         for number, shard in self.node.host.shards.items():
             shard.takes_new = number not in sealed
+
+    def down(self) -> Collection[int]:
+        assigned, node = self.seat.facts.assignment.hosts, self.node
+        node.unreachable = {number for number in node.unreachable if assigned.get(number) == self._id}
+        return node.unreachable.union(shard.number for shard in node.host.shards.values() if shard.lost)
+
+    def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
+        """In a thread of its own: the process may end while a server keeps it waiting."""
+
+        store = self._config.store
+        connect_s, io_s = store.connect_timeout_ms / 1000, store.io_timeout_ms / 1000
+
+        def finish(ok: bool) -> None:
+            done(ok)
+            self._act_soon()
+
+        def run() -> None:
+            ok = reachable(fact.url, connect_timeout_s=connect_s, io_timeout_s=io_s)
+            with suppress(RuntimeError):  # the loop is closed: the host has ended
+                self._loop.call_soon_threadsafe(finish, ok)
+
+        Thread(target=run, name=f"probe-{fact.id}", daemon=True).start()
 
     def _released(self, task: asyncio.Task[None]) -> None:
         self._releases.discard(task)

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import structlog
@@ -15,25 +16,30 @@ from foqs.budget import Budget
 from foqs.buffers.round import Outcome, Round, RoundResult
 from foqs.clock import Clock
 from foqs.config import Config
-from foqs.host import keyed, life, live
+from foqs.host import keyed, live
 from foqs.host.forward import Forwarder
 from foqs.host.guard import make_guard
 from foqs.host.host import Host
+from foqs.host.marks import Marker, Marks
 from foqs.host.neighbours import Neighbours
 from foqs.host.news import Newsroom
+from foqs.host.open_log import OpenLog
 from foqs.host.pulse import Pulse
 from foqs.host.quotas import Quotas
 from foqs.host.service import Service
 from foqs.host.shard import Shard
+from foqs.host.timekeeper import Timekeeper
+from foqs.host.watch import Ask
 from foqs.host.worker import Worker
 from foqs.limits import Limits
+from foqs.marks import Mark
 from foqs.rows import Opened
 from foqs.rpc.client import Caller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import peer_context, server_context
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.store.protocol import ShardRefused, ShardStore, StoreError
+from foqs.store.protocol import ShardStore, StoreDown, StoreError
 
 log = structlog.get_logger("foqs.host")
 
@@ -41,11 +47,13 @@ _OPEN_AGAIN_S = 0.2
 _SLOW_OPEN_S = 1.0
 _LOST_S = 1.0  # a shard that was lost is not taken again before that: two would go on taking it from each other
 _STOP_CHECK_S = 0.01
+_SAVE_MARKS_S = 1.0
 _ANY = ("0.0.0.0", "::")
 
 
 class Node:
-    """`make_store(shard number)` gives a closed store. All methods run on the event loop.
+    """`make_store(shard number)` gives a closed store; `marks` remembers how far their ids went. All methods run
+    on the event loop.
 
     A host with `neighbours` has no shards of its own: it takes and releases them as it is told. One without has those
     of the configuration, and waits for a shard that another host has.
@@ -58,19 +66,24 @@ class Node:
         *,
         take_over: bool = False,
         neighbours: Neighbours | None = None,
+        marks: Marks | None = None,
     ) -> None:
         self._config = config
         self._make_store = make_store
         self._take_over = take_over or neighbours is not None
         self._neighbours = neighbours
-        self._clock = Clock(config.host.clock_jump_ms)
+        self._clock = Clock()
         self._budget = Budget(config.host.budget_bytes)
         self.host = Host(config, self._budget, random.Random(), self._submit)
         self._loop = asyncio.get_running_loop()
-        self._pulse = Pulse(self.host, self._clock, self._loop)
+        self._timekeeper = Timekeeper(self.host, self._clock)
+        self._pulse = Pulse(self.host, self._clock, self._timekeeper, self._loop)
         self._workers: dict[int, Worker] = {}
+        self._marker = Marker(marks, self._later)
         self._tried: set[int] = set()
         self._epochs_above: dict[int, int] = {}
+        self.unreachable: set[int] = set()
+        """Shards that were not opened the last time, because their database did not answer."""
         self._unwanted: set[int] = set()  # being opened, and given up meanwhile
         self._serving = asyncio.Event()
         self._stopping = False
@@ -79,10 +92,15 @@ class Node:
         self.news = Newsroom(self.host.ready, self._clock.now_ms(), self._loop.call_soon, self._later)
         self.guard = make_guard(config, self._loop.time)
         self.caller: Caller | None = None
+        self.ask: Ask | None = None
+        """Asks another host and proves that a host asks; every call between hosts goes through it."""
         self.forwarder: Forwarder | None = None
         if neighbours is not None:
-            self.caller = Caller(limits, self._budget, tls=peer_context(config.tls))
-            self.forwarder = self._forwarder(neighbours, self.caller)
+            self.caller = Caller(
+                limits, self._budget, tls=peer_context(config.tls), introduction=self.guard.introduction()
+            )
+            self.ask = self.guard.proven(self.caller.call)
+            self.forwarder = self._forwarder(neighbours, self.caller, self.ask)
             self.host.became_ready = self.news.became_ready
         quotas = Quotas(self.host, self.forwarder, self._clock.now_ms, self._later)
         self.service = Service(
@@ -99,15 +117,17 @@ class Node:
             max_connections_per_address=config.server.max_connections_per_address,
             namespaces=self.host.counters.namespaces,
             requests=self.requests,
+            trusts=self.guard.trusts,
         )
+        self._open_log = OpenLog(self.host.shards, self._loop, lambda: self.server.serves)
         self._listening = ""
 
-    def _forwarder(self, neighbours: Neighbours, caller: Caller) -> Forwarder:
+    def _forwarder(self, neighbours: Neighbours, caller: Caller, ask: Ask) -> Forwarder:
         return Forwarder(
             self.host,
             self._config.server.id,
             neighbours.routing,
-            self.guard.proven(caller.call),
+            ask,
             caller.cut,
             handover_ms=neighbours.handover_ms,
             now_ms=self._clock.now_ms,
@@ -121,6 +141,10 @@ class Node:
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
+
+    def machine_ahead_ms(self) -> int:
+        """How far the machine's clock is ahead of the host's, which follows the databases'."""
+        return self._clock.machine_ahead_ms()
 
     @property
     def address(self) -> str:
@@ -139,14 +163,14 @@ class Node:
     # ------------------------------------------------------------------------------------- life
 
     async def start(self) -> tuple[str, int]:
-        """Opens the shards, then listens: when one is served, and all were tried or a second is over. (host, port)"""
+        """Take the port, open the shards, and serve when one is open and all were tried or a second is over.
+
+        Return (host, port). Raises OSError if the port is taken, before a shard is opened.
+        """
+        address = await self.bind()
         for shard in self.host.shards.values():
             self._open(shard)
         await self._serving.wait()
-        return await self.listen()
-
-    async def listen(self) -> tuple[str, int]:
-        address = await self.bind()
         await self.server.serve()
         return address
 
@@ -167,22 +191,28 @@ class Node:
         self._stopping = True
         deadline = self._loop.time() + self._config.server.grace_ms / 1000
         self.server.stop_listening()
+        self._open_log.close()
         self.host.drain(self._clock.now_ms())
         clean = await self.until(lambda: all(shard.idle for shard in self.host.serving), deadline)
         await self.server.drain(deadline)
         now_ms = self._clock.now_ms()
         in_order = {shard.number for shard in self.host.serving if not shard.quiet(now_ms)}
         for shard in list(self.host.serving):
+            if shard.number in in_order and shard.idle:
+                self._marker.closed(shard)
             self.host.drained(shard, now_ms)
         closing = set(self._workers)
         for number, worker in self._workers.items():
             worker.close(lambda number=number: closing.discard(number), clean=number in in_order)  # type: ignore[misc]
-        closed = await self.until(lambda: not closing, max(deadline, self._loop.time() + 0.5))
+        served = self._serving.is_set()  # else a database that hangs keeps a thread, and nothing can be lost
+        closed = await self.until(lambda: not closing, max(deadline if served else 0.0, self._loop.time() + 0.5))
+        await self.until(lambda: self._marker.idle, self._loop.time() + _SAVE_MARKS_S)
         self._pulse.stop()
         if self.caller is not None:
             self.caller.close()
-        log.info("host.stopped", clean=clean and closed, **self.host.counters.as_dict())
-        return clean and closed
+        clean = clean and (closed or not served)
+        log.info("host.stopped", clean=clean, **self.host.counters.as_dict())
+        return clean
 
     async def until(self, reached: Callable[[], bool], deadline: float) -> bool:
         """Waits for what is asked for often; False when it did not come before `deadline` (of the loop's clock)."""
@@ -219,6 +249,8 @@ class Node:
     def _hand_over(self, shard: Shard) -> None:
         now_ms = self._clock.now_ms()
         in_order = shard.idle and not shard.quiet(now_ms)
+        if in_order:
+            self._marker.closed(shard)
         self.host.drained(shard, now_ms)
         self.host.counters.shards_released += 1
         log.info("shard.released", shard=shard.number, epoch=shard.epoch, clean=in_order)
@@ -250,9 +282,15 @@ class Node:
             if self._neighbours is None:
                 raise  # it is in this host's own configuration
             # A cluster was told that URL: another one may come.
-            log.warning("shard.not_opened", shard=number, reason=str(error), waiting=False)
+            self._open_log.failed(number, error)
             return
         shard.to(ShardState.OPENING)
+        self._marker.recall(number, partial(self._open_store, shard, store))
+
+    def _open_store(self, shard: Shard, store: ShardStore, mark: Mark | None) -> None:
+        number = shard.number
+        if self._stopping or self.host.shards.get(number) is not shard:
+            return
         worker = Worker(store, f"shard-{number}", self._deliver)
         self._workers[number] = worker
         begun_ms = self._clock.now_ms()
@@ -264,14 +302,18 @@ class Node:
             self._config.server.id,
             take_over=self._take_over,
             epoch_above=self._epochs_above.get(number, 0),
+            mark=mark,
             done=done,
         )
 
     def _opened(
         self, shard: Shard, worker: Worker, store: ShardStore, outcome: Opened | StoreError, begun_ms: int
     ) -> None:
-        first = shard.number not in self._tried
         self._tried.add(shard.number)
+        if isinstance(outcome, StoreDown):
+            self.unreachable.add(shard.number)
+        else:
+            self.unreachable.discard(shard.number)
         if shard.number in self._unwanted:
             self._unwanted.discard(shard.number)
             shard.to(ShardState.CLOSED)
@@ -280,7 +322,11 @@ class Node:
             self._workers.pop(shard.number).close(lambda: self._forget(shard), clean=clean)
             return
         if isinstance(outcome, Opened):
-            self.host.opened(shard, outcome, store.max_batch_bytes, begun_ms, self._clock.now_ms())
+            self._marker.opened(shard.number, outcome)
+            db_ahead_ms = outcome.db_now_ms - self._clock.at_ms(outcome.read_ns)
+            set_ms = self._timekeeper.opened(db_ahead_ms)
+            self.host.opened(shard, outcome, store.max_batch_bytes, begun_ms + set_ms, self._clock.now_ms())
+            self._timekeeper.served(shard, db_ahead_ms - set_ms)
             for warning in outcome.warnings:
                 log.warning("shard.unsafe", shard=shard.number, warning=warning)
             if self._neighbours is None:
@@ -288,10 +334,9 @@ class Node:
             elif self.forwarder is not None:
                 self.forwarder.slot_moves.changed()
             log.info("shard.serving", shard=shard.number, epoch=outcome.epoch)
+            self._open_log.opened(shard.number)
         else:
-            held = isinstance(outcome, ShardRefused) and outcome.held
-            if first or not held:
-                log.warning("shard.not_opened", shard=shard.number, reason=str(outcome), waiting=held)
+            held = self._open_log.failed(shard.number, outcome)
             self.host.counters.shards_not_opened += 1
             self._dismiss(shard, worker)
             shard.to(ShardState.ASSIGNED)
@@ -330,10 +375,14 @@ class Node:
     def _finished(self, shard: Shard, worker: Worker, round_: Round, result: RoundResult) -> None:
         if result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
-        if result.db_now_ms and self._clock.jumped():
-            self._follow_clock(result.db_now_ms)
-        now_ms = self._clock.now_ms()
+        if result.db_now_ms:
+            self._timekeeper.read(shard, round_, result.db_now_ms)
+        now_ms, lost = self._clock.now_ms(), shard.lost
         self.host.finished(shard, round_, result, now_ms)
+        if shard.lost is not lost:
+            self._changed()
+        if result.saved and round_.batch is not None:
+            self._marker.committed(shard.number, round_.batch.next_number)
         if shard.state is ShardState.CLOSED and not self._stopping and self._workers.get(shard.number) is worker:
             log.warning("shard.lost", shard=shard.number, reason=result.error)
             self._dismiss(shard, worker)
@@ -344,14 +393,6 @@ class Node:
             # Lost to another owner: wait for the lock as a standby, without taking it from the living.
             self._take_over = False
             self._loop.call_later(_OPEN_AGAIN_S, self._open, shard)
-
-    def _follow_clock(self, db_now_ms: int) -> None:
-        off_ms = self._clock.off_by_ms()
-        followed = self._clock.confirm(db_now_ms)
-        if followed:
-            life.clock_set(self.host, off_ms)
-        self.host.counters.clock_jumps += 1
-        log.warning("clock.jumped", off_ms=off_ms, followed=followed)
 
     def _deliver(self, job: Callable[[], None]) -> None:
         """From a worker's thread to the event loop."""

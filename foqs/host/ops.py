@@ -73,7 +73,7 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
             return verdict
         if item.at_most_once:
             change = Change(item, To.GONE, Cause.DROPPED, waits)
-        elif 0 < item.expires_at_ms <= now_ms:
+        elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
             change = Change(item, To.GONE, Cause.TTL, waits)
         elif delay_ms:
             change = Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
@@ -102,7 +102,7 @@ def release(lease: int) -> Op:
 
 def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> None:
     """Ends the lease of an item that was not begun; at once when the lease was never written."""
-    if 0 < item.expires_at_ms <= now_ms:
+    if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
         shard.put(Change(item, To.GONE, Cause.TTL, waits), now_ms)
     elif item.place is Place.READY and not item.busy:
         item.lane.namespace.released += 1

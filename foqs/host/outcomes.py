@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from foqs.buffers.changes import Cause, Change, To
 from foqs.buffers.inserts import Chunk
-from foqs.buffers.round import Outcome, PageRead, Round, RoundResult
+from foqs.buffers.round import Outcome, Round, RoundResult
 from foqs.errors import Invalid, NotServed, Unavailable
-from foqs.host import keyed
+from foqs.host import keyed, pages
+from foqs.host.placing import DISK_FULL, again_ms
 from foqs.host.scans import apply_due, apply_expiring
 from foqs.host.shard import Shard
-from foqs.item import Phase, Place, from_found, from_ready
-from foqs.rows import Body, ReadyRow
+from foqs.item import Phase, Place, from_found
 
 # Members of enums, bound once for the hot path.
 _ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
@@ -26,10 +26,10 @@ def apply(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None
     ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
     shard.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
     shard.trips.ended(round_, result)
-    if result.down:
-        shard.lost = True
-        if shard.breaker.closed:
-            shard.breaker.trip(now_ms)
+    shard.lost = shard.lost or result.down
+    shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
+    if (result.down or result.disk_full) and shard.breaker.closed:
+        shard.breaker.trip(now_ms)
     if not ok or result.error:
         shard.pause_from_ms = now_ms
     if round_.reconnect:
@@ -130,6 +130,8 @@ def _stored(shard: Shard, chunk: Chunk) -> None:
 def _apply_mixed(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None:
     """Some of it was refused, or all of it failed: item by item."""
     all_committed = result.outcome is Outcome.COMMITTED
+    # Without inserts a transaction may fit a full disk: only changes that failed alone are refused for it.
+    full = result.disk_full and not round_.chunks
     if result.committed:
         _lanes_committed(shard, round_)
 
@@ -140,9 +142,12 @@ def _apply_mixed(shard: Shard, round_: Round, result: RoundResult, now_ms: int) 
         _chunk_mixed(shard, chunk, result, is_committed)
     for change in round_.changes:
         if change.item.id in result.rejected:
-            _rejected(shard, change, now_ms)
+            shard.counters.refused_rows += 1
+            _refused(shard, change, now_ms, "the database refuses this change")
         elif is_committed(change.item.id):
             committed(shard, change, now_ms)
+        elif full and change.waits and change.cause is not Cause.LEASE:
+            _refused(shard, change, now_ms, DISK_FULL)
         else:
             _again(shard, change, now_ms)
 
@@ -284,23 +289,22 @@ def _again(shard: Shard, change: Change, now_ms: int) -> None:
         shard.leave_scan(change, now_ms)
 
 
-def _rejected(shard: Shard, change: Change, now_ms: int) -> None:
-    """The database refuses the row: the item stays where it is."""
+def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
+    """The database does not store the change: the item stays where it is."""
     item = change.item
     item.flying = None
-    shard.counters.refused_rows += 1
     shard.leave_scan(change, now_ms)
     if item.change is None:
         shard.settle_phase(item)
     for request, at in change.waits:
-        request.settled(at, Unavailable("the database refuses this change"))
+        request.settled(at, Unavailable(why, again_ms(shard, now_ms) if shard.disk_full else None))
 
 
 # ------------------------------------------------------------------------------------------------- the reads
 
 
 def _apply_reads(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None:
-    _apply_pages(shard, round_, result)
+    pages.apply(shard, round_, result)
     if round_.look:
         _apply_look(shard, round_.look, result)
     if round_.due is not None:
@@ -315,61 +319,12 @@ def _apply_reads(shard: Shard, round_: Round, result: RoundResult, now_ms: int) 
             shard.lists.insert(0, listing)
 
 
-def _apply_pages(shard: Shard, round_: Round, result: RoundResult) -> None:
-    """Pages and bodies; what was not read is wanted still."""
-    for at, read in enumerate(round_.pages):
-        if at < len(result.pages):
-            _apply_page(shard, read, *result.pages[at])
-        elif read.window.generation == read.generation:
-            read.window.asked_ms = 0
-            shard.pages_wanted[read.lane] = None
-    if result.bodies is not None:
-        for body in result.bodies:
-            _apply_body(shard, body)
-        return
-    for item_id in round_.bodies:
-        if (item := shard.known.get(item_id)) is not None:
-            shard.bodies_wanted[item_id] = item
-
-
-def _apply_page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
-    shard.counters.page_reads += 1
-    shard.counters.page_rows += len(rows)
-    window, lane = read.window, read.lane
-    shard.woken[lane.key] = None
-    if lane.window is not window or window.generation != read.generation:
-        return
-    items = []
-    for row in rows:
-        if row.id in shard.known:
-            continue  # in the window, leased, or being changed: memory is newer than the page
-        item = from_ready(row, lane, bodies.get(row.id))
-        item.phase = Phase.WINDOW
-        shard.learn(item)
-        items.append(item)
-    end = (rows[-1].priority, rows[-1].deliver_after_ms, rows[-1].id) if rows else None
-    full = len(rows) >= read.limit
-    window.extend(items, end, more=full)
-    if full:
-        window.page_rows = min(2 * window.page_rows, shard.config.page_rows)
-    shard.bound_window(window)
-
-
-def _apply_body(shard: Shard, body: Body) -> None:
-    item = shard.known.get(body.id)
-    if item is not None and item.phase is Phase.WINDOW:
-        shard.got_body(item, body)
-        shard.woken[item.lane.key] = None
-        shard.counters.body_reads += 1
-
-
 def _apply_look(shard: Shard, ids: list[int], result: RoundResult) -> None:
     if result.look is None:
         return  # they stay in `looks` for the next trip
     found = {row.body.id: row for row in result.look}
     for item_id in ids:
-        waiting = shard.looks.pop(item_id)
-        shard.look_count -= len(waiting)
+        waiting = shard.looks.take(item_id)
         row = found.get(item_id)
         item = shard.known.get(item_id)
         if item is None and row is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foqs.buffers.inserts import Chunk
-from foqs.errors import FoqsError, Overloaded, Unavailable
+from foqs.errors import Overloaded, Unavailable
 from foqs.host.requests import EnqueueCall
 from foqs.host.shard import Shard
 from foqs.prefetch.lane import LaneKey
@@ -20,6 +20,7 @@ _CHUNK_ROWS = 1_000
 _GATHER_ROWS = 32
 _GATHER_MS = 10
 RETRY_MS = 100
+DISK_FULL = "the disk of the shard's database is full"
 
 
 def place_all(
@@ -43,13 +44,9 @@ def place(host: Host, chunk: Chunk, now_ms: int) -> None:
     """Gives `chunk` to one of the healthy shards, or refuses it."""
     if chunk.request.done:
         return
-    if chunk.dedup is not None:  # no other shard knows whether the keys were there before
-        chunk.request.refused(chunk.indices, Unavailable("the keys' shard cannot be used now", RETRY_MS))
-        return
     healthy = [shard for shard in host.serving if shard.takes_new and shard.healthy(now_ms)]
     if not healthy:
-        error: FoqsError = Unavailable("no shard can take items now", retry_after_ms=RETRY_MS)
-        chunk.request.refused(chunk.indices, error)
+        chunk.request.refused(chunk.indices, _nowhere(host, now_ms))
         return
     room = [shard for shard in healthy if shard.takes(chunk)]
     if not room or not host.budget.fits(0, host.config.host.input_share + 0.3):
@@ -59,6 +56,34 @@ def place(host: Host, chunk: Chunk, now_ms: int) -> None:
     shard.chunks.append(chunk)
     shard.chunk_rows += len(chunk.items)
     host.touch(shard)
+
+
+def place_elsewhere(host: Host, shard: Shard, chunk: Chunk, now_ms: int) -> None:
+    """Gives `chunk`, which `shard` did not store, to a healthy shard, or refuses it.
+
+    Items with deduplication keys are refused: no other shard knows whether their keys were stored before.
+    """
+    if chunk.dedup is None:
+        place(host, chunk, now_ms)
+    else:
+        chunk.request.refused(chunk.indices, unusable(shard, now_ms))
+
+
+def again_ms(shard: Shard, now_ms: int) -> int:
+    """How long a refused caller should wait: until the breaker lets the next trial through, `RETRY_MS` at least."""
+    return max(RETRY_MS, shard.breaker.retry_at_ms(now_ms) - now_ms)
+
+
+def unusable(shard: Shard, now_ms: int) -> Unavailable:
+    """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
+    why = f": {DISK_FULL}" if shard.disk_full else ""
+    return Unavailable(f"the shard of the dedup_key cannot be used now{why}", again_ms(shard, now_ms))
+
+
+def _nowhere(host: Host, now_ms: int) -> Unavailable:
+    why = f": {DISK_FULL}" if any(shard.disk_full for shard in host.serving) else ""
+    retry_ms = min((again_ms(shard, now_ms) for shard in host.serving), default=RETRY_MS)
+    return Unavailable(f"no shard can take items now{why}", retry_ms)
 
 
 def _choose(room: list[Shard], rng: random.Random, now_ms: int) -> Shard:

@@ -7,15 +7,17 @@ import asyncio
 from foqs.clock import Clock
 from foqs.host import rounds
 from foqs.host.host import Host
+from foqs.host.timekeeper import Timekeeper
 from foqs.leases.deadlines import NEVER_MS
 
 
 class Pulse:
     """Takes over `host.wake` and `host.alarm`. One timer, on the event loop."""
 
-    def __init__(self, host: Host, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: Host, clock: Clock, timekeeper: Timekeeper, loop: asyncio.AbstractEventLoop) -> None:
         self._host = host
         self._clock = clock
+        self._timekeeper = timekeeper
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER_MS
@@ -58,9 +60,6 @@ class Pulse:
     def _tick(self) -> None:
         self._timer = None
         self._timer_ms = NEVER_MS
-        if self._clock.jumped():
-            for shard in self._host.serving:
-                shard.confirm_wanted = True
-                self._host.touch(shard)
+        self._timekeeper.look()
         self._host.tick(self._clock.now_ms())
         self.arm()

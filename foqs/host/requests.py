@@ -5,13 +5,14 @@ Indices are those of the request's items. `reply` is called exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Protocol
 
 from foqs.buffers.changes import Change, Settles, Waits
 from foqs.buffers.inserts import Chunk
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
-from foqs.host.shard import Look, Shard
+from foqs.host.looks import Look
+from foqs.host.shard import Shard
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
@@ -35,16 +36,24 @@ class Timed(Protocol):
     def timed_out(self, shards: Mapping[int, Shard]) -> None: ...
 
 
-class EnqueueCall:
-    """`outcomes[i]` is an id or an error."""
+class Withdraws(Protocol):
+    """Holds items of an enqueue before they are sent to a database or to another host."""
 
-    __slots__ = ("chunks", "done", "left", "outcomes", "reply")
+    def withdraw(self) -> Sequence[int]:
+        """Drop the items that were never sent, and return their indices in the request."""
+
+
+class EnqueueCall:
+    """`outcomes[i]` is an id or an error. `unsent` holds items with deduplication keys: see `timed_out`."""
+
+    __slots__ = ("chunks", "done", "left", "outcomes", "reply", "unsent")
 
     def __init__(self, count: int, reply: Callable[[list[int | FoqsError]], None]) -> None:
         self.outcomes: list[int | FoqsError] = [0] * count
         self.left = count
         self.reply = reply
         self.chunks: list[Chunk] = []
+        self.unsent: list[Withdraws] = []
         self.done = False
 
     def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
@@ -68,18 +77,21 @@ class EnqueueCall:
 
     def _end(self) -> None:
         self.done = True
-        self.chunks = []  # they refer to this call: the payloads would wait for the garbage collector
+        self.chunks, self.unsent = [], []  # they refer to this call: payloads would wait for the garbage collector
         reply, self.reply = self.reply, _answered
         reply(self.outcomes)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        """What is not under way is withdrawn; of what is, nobody can tell."""
+        """Withdraw what was not sent: UNAVAILABLE. The outcome of the rest is unknown."""
         for chunk in self.chunks:
             error = OutcomeUnknown(_UNKNOWN) if chunk.flying else Unavailable(_TOO_LATE)
             for index in chunk.indices:
                 if self.outcomes[index] == 0:
                     self.outcomes[index] = error
-        # Those with keys, and those that another host was asked to store.
+        for unsent in self.unsent:
+            for index in unsent.withdraw():
+                self.outcomes[index] = Unavailable(_TOO_LATE)
+        # Sent to a shard with their keys, or to another host.
         unknown = OutcomeUnknown(_UNKNOWN)
         self.outcomes = [unknown if outcome == 0 else outcome for outcome in self.outcomes]
         self._end()
@@ -148,8 +160,9 @@ class DequeueCall(Settles):
     that was made.
 
     At-most-once leases have to be committed first: `deliver` is what the host does when they are, or when that takes
-    too long; `give_back` is for one that was committed after that. `elsewhere`, where it is set, is asked before the
-    call waits here because nothing is ready: it says whether it took the call to another host.
+    too long; `give_back` is for one that was committed after that, or that could not be committed. `elsewhere`, where
+    it is set, is asked before the call waits here because nothing is ready: it says whether it took the call to another
+    host.
     """
 
     __slots__ = (
@@ -162,10 +175,12 @@ class DequeueCall(Settles):
         "found",
         "give_back",
         "item_overhead_bytes",
+        "lacks",
         "lease_ms",
         "lost",
         "max_bytes",
         "open",
+        "places",
         "reply",
         "wants",
     )
@@ -193,6 +208,8 @@ class DequeueCall(Settles):
         self.lost: set[int] = set()  # those that could not be
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased to nobody
         self.elsewhere: Callable[[DequeueCall], bool] | None = None
+        self.lacks = False  # items of its topics are ready, and have to be read first
+        self.places: dict[LaneKey, int] = {}  # of topics in `wants`, when they were asked for
         self.away = False  # on another host, whose answer may bring what would be lost if nobody waited for it
         self.done = False
 
@@ -206,8 +223,18 @@ class DequeueCall(Settles):
             self.lost.add(at)
             if isinstance(error, OutcomeUnknown):
                 self.doubtful.append(self.found[at][1].id)
+            else:  # or the lease would be written later, for nobody
+                self.give_back(*self.found[at])
         if not self.open:
             self.deliver(self)
+
+    def part(self, keys: Collection[LaneKey]) -> list[tuple[LaneKey, int]]:
+        """What is wanted of the topics `keys`, in the order of `wants`."""
+        if len(self.wants) == 1:
+            return self.wants
+        if not self.places:
+            self.places = {key: at for at, (key, _) in enumerate(self.wants)}
+        return [self.wants[at] for at in sorted(self.places[key] for key in keys)]
 
     def hurry(self) -> None:
         """Delivers what can be: the others wait too long for their shard."""

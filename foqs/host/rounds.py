@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from foqs.buffers.changes import Cause, Change, To
-from foqs.buffers.round import PageRead, Round
-from foqs.host import keyed, slot_rows
+from foqs.buffers.round import Round
+from foqs.host import keyed, pages, slot_rows
 from foqs.host.shard import Shard
 from foqs.ids import first_id
 from foqs.item import Item, Phase, Place
@@ -16,8 +16,6 @@ from foqs.rows import Batch, LaneRow
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
-_BODY_READ_BYTES = 4 << 20
-"""Bodies fetched in one trip: enough for a full answer of small items, little enough not to hold up commits."""
 _LOOK_ROWS = 32
 
 
@@ -43,12 +41,14 @@ def build(shard: Shard, now_ms: int) -> Round | None:
 
 def _begin(shard: Shard, round_: Round, now_ms: int) -> Round:
     round_.begun_ms = now_ms
+    round_.keys_ms = now_ms - shard.late_ms
     shard.flight = round_
     return round_
 
 
 def _reads_anything(r: Round) -> bool:
-    return bool(r.pages or r.bodies or r.look or r.due or r.expiring or r.lists or r.dedup_expired or r.confirm)
+    ready = r.pages or r.lanes_pages or r.bodies
+    return bool(ready or r.look or r.due or r.expiring or r.lists or r.dedup_expired or r.confirm)
 
 
 def next_ms(shard: Shard, now_ms: int) -> int:
@@ -62,7 +62,8 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         return shard.retry_at_ms(now_ms)
     if shard.keys.gone is not None or shard.keys.wanted is not None or slot_rows.due(shard):
         return shard.retry_at_ms(now_ms)
-    if shard.state is ShardState.SERVING and (shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted):
+    asked = shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted or shard.clock_wanted
+    if asked and shard.state is ShardState.SERVING:
         return shard.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if shard.state is ShardState.SERVING:
@@ -214,7 +215,7 @@ def _take_idle_lanes(shard: Shard, round_: Round, batch: Batch, now_ms: int) -> 
 
 def _add_reads(shard: Shard, round_: Round, now_ms: int) -> None:
     if shard.state is ShardState.SERVING:
-        _add_pages(shard, round_, now_ms)
+        pages.add(shard, round_, now_ms)
         rows = shard.config.scan_rows
         if shard.timers.due_ms(now_ms) <= now_ms:
             round_.due = (shard.timers.begin(now_ms), rows)
@@ -223,27 +224,8 @@ def _add_reads(shard: Shard, round_: Round, now_ms: int) -> None:
     keyed.add_reads(shard, round_, now_ms)
     round_.look = list(shard.looks)[:_LOOK_ROWS]
     round_.lists, shard.lists = shard.lists[:1], shard.lists[1:]
-    if shard.confirm_wanted and round_.batch is None:
-        round_.confirm = True
-    shard.confirm_wanted = False
-
-
-def _add_pages(shard: Shard, round_: Round, now_ms: int) -> None:
-    room = min(_BODY_READ_BYTES, max(0, shard.budget.limit_bytes * 7 // 10 - shard.budget.used_bytes))
-    wanted, shard.bodies_wanted = shard.bodies_wanted, {}
-    for item in wanted.values():
-        if item.phase is not Phase.WINDOW or item.body is not None:
-            continue
-        # The first body is always fetched: an item that waits to be handed out must not starve by the budget.
-        if round_.bodies and item.bytes > room:
-            break
-        round_.bodies.append(item.id)
-        room -= item.bytes
-    pages, shard.pages_wanted = shard.pages_wanted, {}
-    for lane in pages:
-        window = lane.window
-        if window is None or not window.wants_page(shard.config.window_rows):
-            continue
-        window.asked_ms = now_ms
-        limit = min(window.page_rows, shard.config.page_rows, shard.config.window_rows)
-        round_.pages.append(PageRead(lane, window, window.generation, window.end, limit, max(room, 0) // len(pages)))
+    # Reads alone prove nothing of the owner: while they go on it is confirmed before it has to stop handing out.
+    reads = round_.pages or round_.lanes_pages or round_.bodies
+    stale = reads and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2
+    round_.confirm = shard.clock_wanted or (round_.batch is None and bool(shard.confirm_wanted or stale))
+    shard.confirm_wanted = shard.clock_wanted = False

@@ -14,7 +14,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
     if scan is None:
         timers.failed(now_ms)
         return
-    # A wall clock that jumped ahead of the database's must not end a lease.
+    # Where the host's clock is ahead of the database's, nothing ends before it does there.
     until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
     timers.outstanding = 1  # held by this loop, so that the scan is not over before all its changes stand
     for row in scan.rows:
@@ -30,7 +30,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 timers.left(timer.due_ms)
                 continue
             item = from_due(row, lane)
-        _scanned(shard, timers, _when_due(item, now_ms), timer.due_ms, now_ms)
+        _scanned(shard, timers, _when_due(item, until_ms), timer.due_ms, now_ms)
     timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
     timers.outstanding -= 1
     if not timers.outstanding:
@@ -43,8 +43,8 @@ def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms:
     shard.put(change, now_ms)
 
 
-def _when_due(item: Item, now_ms: int) -> Change:
-    if item.expires_at_ms and item.expires_at_ms <= now_ms:
+def _when_due(item: Item, until_ms: int) -> Change:
+    if item.expires_at_ms and item.expires_at_ms <= until_ms:
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:
         return Change(item, To.READY, Cause.DUE)
@@ -76,7 +76,7 @@ def apply_expiring(shard: Shard, scan: Scan[ExpiringRow] | None, now_ms: int) ->
             # Removed now, it could be handed out afterwards by the owner before, which has it in memory.
             ttls.left(row.at_ms)
             continue
-        if item.phase is Phase.LEASED and item.lease_expires_at_ms > now_ms:
+        if item.phase is Phase.LEASED and item.lease_expires_at_ms > until_ms:
             # Never under a live lease: look again when it ends.
             change = Change(item, To.KEPT, Cause.TTL, due_ms=item.lease_expires_at_ms)
         else:

@@ -7,7 +7,8 @@ No clock and no event loop: `foqs.host.member` gives them, and so does the simul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -16,6 +17,7 @@ from foqs.shardmgr.controller import Controller, ControllerSettings, Write, take
 from foqs.shardmgr.facts import Facts, HostFact, ShardFact, SlotMove, Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held, Membership
+from foqs.shardmgr.reach import Lasting, Reach, cut_off
 from foqs.shardmgr.slots import arrived, planned
 from foqs.zk.protocol import FactStore, Session, ZkConflict, ZkError
 
@@ -37,6 +39,12 @@ class Shards(Protocol):
     def seal(self, sealed: frozenset[int]) -> None:
         """These take no new items; the others do."""
 
+    def down(self) -> Collection[int]:
+        """Shards assigned to this host whose database does not answer it."""
+
+    def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
+        """Connects to the shard's database; `done(whether it answered)` comes once, later."""
+
 
 class Seat:
     """`facts` are those of a session that stands as long as `fresh`: nothing is begun on others."""
@@ -57,6 +65,10 @@ class Seat:
         self._shards = shards
         self._membership = Membership(host, handover_ms)
         self._controller = Controller(host, settings)
+        self._reach = Reach(host)
+        self._cut_off = Lasting(settings.session_timeout_ms)
+        self.cut_off: frozenset[int] = frozenset()
+        """Shards whose database this host cannot reach and another host can."""
         self._fact: HostFact | None = None
         self._connected = False
         self._clock_ms = clock_ms  # of the world, for stamps that go on when ZooKeeper begins anew
@@ -68,6 +80,7 @@ class Seat:
 
     def reconfigure(self, settings: ControllerSettings) -> None:
         self._controller.reconfigure(settings)
+        self._cut_off.hold_ms = settings.session_timeout_ms
 
     def join(self, fact: HostFact) -> None:
         self._fact = fact
@@ -77,6 +90,11 @@ class Seat:
     def end(self) -> None:
         """Nothing is done any more, whatever facts come."""
         self.fresh, self._fact = False, None
+
+    def twin(self, address: str) -> HostFact | None:
+        """The other process that has this host's id, as long as it keeps the host at `address` from joining."""
+        here = self.facts.hosts.get(self._id)
+        return None if self.seen or here is None or here.address == address else here
 
     @property
     def fact(self) -> HostFact | None:
@@ -98,7 +116,7 @@ class Seat:
             self.seen = True
         elif self.seen:
             self.end()
-            return f"another process runs as host {self._id}, at {here.address}: each needs a server.id of its own"
+            return f"another process runs as host {self._id}, at {here.address}: give each host its own server.id"
         return None
 
     def session(self, session: Session) -> None:
@@ -117,7 +135,7 @@ class Seat:
     def act(self, now_ms: int, measured: Mapping[int, float]) -> int | None:
         """Does what follows from the facts, and from how busy shards are. When to come again, if nothing changes; None:
         only when something did."""
-        if not self.fresh or self._fact is None:
+        if not self.fresh or self._fact is None or not self.seen:
             return None
         facts, shards = self.facts, self._shards
         steps = self._membership.decide(facts, shards.held(), now_ms)
@@ -135,10 +153,28 @@ class Seat:
             self._store.disown(owner.shard, owner.epoch, _done("withdraw", owner.shard))
         if facts.controller == self._id and facts.slots.shards:
             self.share_slots()
+        report_ms = self._report(now_ms)
         step = self._controller.decide(facts, now_ms, measured)
         if step.write is not None:
             self._write(step.write)
-        return min((at for at in (steps.next_ms, step.next_ms) if at is not None), default=None)
+        return min((at for at in (steps.next_ms, step.next_ms, report_ms) if at is not None), default=None)
+
+    def _report(self, now_ms: int) -> int | None:
+        """Keeps the part of the host's record that says which databases it reaches."""
+        assert self._fact is not None
+        served = [number for number, shard in self._shards.held().items() if shard.state is ShardState.SERVING]
+        report = self._reach.decide(self.facts, self._shards.down(), served, now_ms)
+        for number in report.check:
+            self._shards.doubt(number)
+        if report.probe is not None:
+            self._shards.probe(report.probe, lambda ok: self._reach.probed(ok=ok))
+        fact = replace(self._fact, unreachable=report.unreachable, reached=report.reached)
+        if fact != self._fact:
+            self._fact = fact
+            self._store.join(fact)
+        self.cut_off = self._cut_off.update(cut_off(self.facts).get(self._id, frozenset()), now_ms)
+        times = (report.next_ms, self._cut_off.next_ms(now_ms))
+        return min((at for at in times if at is not None), default=None)
 
     def share_slots(self) -> None:
         """Has each slot of deduplication keys be on a shard that takes items, or move to one."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from foqs import __version__
 from foqs.buffers.keys import Keyed
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed, Overloaded, Unavailable
 from foqs.host import answers, intake, keyed, ops, slot_moves, strays
@@ -14,6 +13,7 @@ from foqs.host.dispense import ITEM_OVERHEAD_BYTES
 from foqs.host.forward import Forwarder
 from foqs.host.gather import ANSWER_MS, Gathering
 from foqs.host.host import Host
+from foqs.host.info import Info
 from foqs.host.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS, Listing, active_topics, topics_cursor
 from foqs.host.news import Newsroom, WatchCall
 from foqs.host.quotas import Quotas
@@ -68,7 +68,7 @@ class Service:
             "GetItem": self.get_item,
             "ListItems": self.list_items,
             "DeleteItems": self.delete,
-            "GetServerInfo": self.server_info,
+            "GetServerInfo": Info(self._host, lambda: self.limits, self._now_ms).server_info,
             "GetRouting": self.get_routing,
             "WatchTopics": self.watch_topics,
             "GiveSlot": self.give_slot,
@@ -324,10 +324,6 @@ class Service:
             part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor)
             deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
             forwarder.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
-
-    def server_info(self, call: Call) -> None:
-        rows = {shard.number: shard.rows_changed for shard in self._host.serving}
-        call.reply(idl.GetServerInfoResponse(__version__, self.limits.as_map(), rows))
 
     # ------------------------------------------------------------------------------------- routing
 

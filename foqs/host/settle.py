@@ -108,7 +108,7 @@ def _look_first(host: Host, call: ItemsCall, at: int, shard: Shard, item_id: int
         else:
             _decide(host, call, at, shard, item, op, ns, host.now_ms)
 
-    shard.look_up(item_id, look)
+    shard.looks.add(item_id, look)
 
 
 def _outcome(host: Host, call: ItemsCall, at: int, error: FoqsError | None) -> None:

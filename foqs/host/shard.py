@@ -16,11 +16,12 @@ from foqs.buffers.inserts import Chunk
 from foqs.buffers.keys import Keys
 from foqs.buffers.round import ListRead, Round
 from foqs.counters import Counters
-from foqs.errors import FoqsError
+from foqs.host.looks import Looks
 from foqs.host.trips import Trips
 from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Body, NewItem
 from foqs.sections import HostSection
@@ -34,24 +35,19 @@ _WINDOW = Phase.WINDOW
 RETRY_MS = 20
 """Pause after a passing failure that the breaker does not count as enough to open."""
 
-WINDOW_SHARE = 0.7
-"""Windows and their bodies may fill this much of the byte budget; the rest is kept for input and output."""
-
-Look = Callable[[Item | None, Body | None, FoqsError | None], None]
-"""Told the item that an id names, and its body; None twice where there is none, or the error of the look-up."""
-
 
 class Shard:
     """Invariant: an id is in `known` while its item is in a window, leased (unless its written lease was dropped from
     memory), or has a change waiting or under way; a page row with a known id is skipped."""
 
     def __init__(
-        self, number: int, config: HostSection, breaker: BreakerSettings, budget: Budget, counters: Counters,
-        rng: random.Random,
+        self, number: int, config: HostSection, breaker: BreakerSettings, residents: Residents,
+        budget: Budget, counters: Counters, rng: random.Random,
     ) -> None:  # fmt: skip
         self.number = number
         self.config = config
         self.breaker = Breaker(breaker)
+        self.residents = residents
         self.budget = budget
         self.counters = counters
         self.rng = rng
@@ -79,19 +75,24 @@ class Shard:
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)
         self.keys = Keys()
-        self.looks: dict[int, list[Look]] = {}
-        self.look_count = 0
+        self.looks = Looks()
         self.lists: list[ListRead] = []
         self.pages_wanted: dict[Lane, None] = {}
         self.bodies_wanted: dict[int, Item] = {}
+        self.stalled: dict[LaneKey, None] = {}  # topics that were asked for while this shard handed out nothing
         self.rows_changed = 0
         self.confirm_wanted = False
         self.confirmed_ms = 0
+        self.clock_wanted = False  # a reading of the database's clock, also beside a transaction
+        self.clock_read_ms = 0
+        self.clock_ahead_ms = 0  # of the database, before the host's, when it was read
+        self.late_ms = 0  # how much later than by the host's clock items end, as the database's clock is behind
         self.confirming: list[Callable[[], None]] = []  # to be called after the next trip, or the end
         self.quiet_from_ms: int | None = None  # when it was taken from an owner that may live
         self.flight: Round | None = None
         self.unsettled: Round | None = None
         self.lost = False
+        self.disk_full = False  # from a transaction that failed for it to the next that is committed
         self.pause_from_ms: int | None = None  # after a passing failure
         self.returned: list[Chunk] = []
         self.woken: dict[LaneKey, None] = {}
@@ -152,12 +153,7 @@ class Shard:
 
     @property
     def full(self) -> bool:
-        return self.chunk_rows + len(self.changes) + self.look_count >= self.config.pending_rows
-
-    def look_up(self, item_id: int, look: Look) -> None:
-        """Has `look` told of the item by the next trip."""
-        self.looks.setdefault(item_id, []).append(look)
-        self.look_count += 1
+        return self.chunk_rows + len(self.changes) + self.looks.count >= self.config.pending_rows
 
     @property
     def idle(self) -> bool:
@@ -175,6 +171,7 @@ class Shard:
 
     def forget_lane(self, lane: Lane) -> None:
         """It has no row and no item."""
+        self.residents.discard(lane)
         if lane.number is not None:
             self.lane_numbers.pop(lane.number, None)
         if self.lanes.get(lane.key) is lane:
@@ -231,11 +228,12 @@ class Shard:
         lane = item.lane
         lane.add_ready(item.deliver_after_ms)
         window = self._window(lane, 1)
+        self.forget(item)
         if window is not None and window.covers(item.key):
-            self.forget(item)
-            self._into_window(item, window)
-        else:
-            self.forget(item)
+            self.learn(item)
+            item.phase = _WINDOW
+            window.add(item)
+            self.bound_window(window)
 
     def leave_ready(self, item: Item) -> None:
         """The item may not be handed out any more."""
@@ -249,21 +247,23 @@ class Shard:
         """The lane's window; a lane whose only ready items are the `new` ones has a complete one."""
         self.woken[lane.key] = None
         if lane.window is None and lane.ready == new:
-            lane.window = Window(complete=True, page_rows=FIRST_PAGE_ROWS)
+            self._new_window(lane, complete=True)
         return lane.window
 
-    def _into_window(self, item: Item, window: Window) -> None:
-        self.learn(item)
-        item.phase = _WINDOW
-        window.add(item)
-        self.bound_window(window)
+    def _new_window(self, lane: Lane, *, complete: bool) -> Window:
+        window = lane.window = Window(complete=complete, page_rows=FIRST_PAGE_ROWS)
+        self.residents.add(lane, self)
+        return window
 
     def bound_window(self, window: Window) -> None:
-        rows = min(len(window.entries), self.config.window_rows)
-        if rows < len(window.entries):
-            self.cut_window(window, rows)
-        while rows > 1 and not self.budget.fits(0, WINDOW_SHARE):
-            # Memory is short: the window gives back from its far end, but keeps its first item: it has to go on.
+        if len(window.entries) > self.config.window_rows:
+            self.cut_window(window, self.config.window_rows)
+        if not self.residents.full:
+            return
+        self.residents.relieve()  # perhaps of this window, too
+        rows = len(window.entries)
+        while rows > 1 and self.residents.full:
+            # The window gives back from its far end, but keeps its first item: its consumer has to go on.
             rows -= max(1, rows // 8)
             self.cut_window(window, rows)
 
@@ -273,12 +273,12 @@ class Shard:
             self.forget(gone)
 
     def open_window(self, lane: Lane) -> Window:
-        if lane.window is None:
-            lane.window = Window(complete=lane.ready == 0, page_rows=FIRST_PAGE_ROWS)
-        return lane.window
+        window = lane.window
+        return window if window is not None else self._new_window(lane, complete=lane.ready == 0)
 
     def drop_window(self, lane: Lane) -> None:
-        """Nobody asks for it: forget its items."""
+        """Forgets the window's items; a page finds them again."""
+        self.residents.discard(lane)
         if lane.window is not None:
             self.cut_window(lane.window, 0)
             lane.window.generation += 1
@@ -375,11 +375,11 @@ class Shard:
         return True
 
     def remember_written(self, item: Item) -> None:
-        """Keeps a written lease in memory; beyond the bound the oldest are read back when they are asked for."""
+        """Keeps a written lease in memory. Beyond the bound, or if memory is short, the oldest are read back later."""
         written = self.written
         written.pop(item.id, None)
         written[item.id] = item
-        excess = len(written) - self.config.leases
+        excess = max(len(written) - self.config.leases, 2 * self.residents.full)
         if excess > 0:
             for old in list(islice(written.values(), excess)):
                 if not (old.busy or old.awaited):

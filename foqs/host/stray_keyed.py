@@ -22,6 +22,8 @@ from foqs.shardmgr.routing import Route
 if TYPE_CHECKING:
     from foqs.host.forward import Forwarder
 
+_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
+_NOT_SERVED_RETRY_MS = 1_000
 _UNSAID = "the host that was asked did not say what became of the item"
 
 
@@ -45,6 +47,7 @@ class StrayKeyed:
         self._under_way = 0
         self.again_ms = self.hold_until_ms = 0
         self.done = False
+        call.unsent.append(self)
 
     def route(self) -> None:
         """Places, sends or holds what is astray."""
@@ -61,14 +64,22 @@ class StrayKeyed:
                 if away:  # rows of their slots are on their way, or the shard is about to have them
                     self._astray += away
                     forwarder.slot_moves.adopt()
+            elif owner is None and not forwarder.expects_owner(number):
+                for one in part:
+                    self._settle(one, Unavailable(_NOT_SERVED, _NOT_SERVED_RETRY_MS))
             elif owner is None or owner.host == forwarder.host_id:
                 self._astray += part
             else:
                 self._send(number, owner, part)
         self._hold_or_end()
 
+    def withdraw(self) -> Sequence[int]:
+        """See `Withdraws`: the items that are held, and that no host was asked to store."""
+        astray, self._astray = self._astray, []
+        return [one.at for one in astray if one.at not in self._doubtful]
+
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        """They were held for long enough."""
+        """End the hold: refuse what is still held."""
         astray, self._astray = self._astray, []
         if astray:
             self._forwarder.requests.unrouted("Enqueue", self._request, len(astray))

@@ -5,13 +5,15 @@ Nothing of the host's state is touched here: a round comes in, a result goes out
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from foqs.buffers.round import ListRead, Outcome, PageRead, Round, RoundResult
+from foqs.buffers.round import ListRead, Outcome, Round, RoundResult
 from foqs.dedup import bounds_of
+from foqs.marks import Mark
 from foqs.rows import Batch, Body, Opened, ReadyRow, TimerRow
 from foqs.store.protocol import (
     CommitUnknown,
@@ -21,6 +23,7 @@ from foqs.store.protocol import (
     StoreBusy,
     StoreDown,
     StoreError,
+    StoreFull,
 )
 
 
@@ -33,7 +36,7 @@ def run(store: ShardStore, round_: Round) -> RoundResult:
             result.settled = store.reconnect()
         if round_.batch is not None:
             begun = time.perf_counter()
-            _commit(store, round_.batch, round_.begun_ms, result)
+            _commit(store, round_.batch, round_.keys_ms, result)
             result.transaction_ms = (time.perf_counter() - begun) * 1000
         if result.outcome in (Outcome.NONE, Outcome.COMMITTED) and not result.down:
             _read(store, round_, result)
@@ -63,6 +66,7 @@ def _commit(store: ShardStore, batch: Batch, now_ms: int, result: RoundResult) -
         _bisect(store, batch, str(error), result)
     except StoreBusy as error:
         result.outcome, result.error = Outcome.FAILED, str(error)
+        result.disk_full = isinstance(error, StoreFull)
     except CommitUnknown as error:
         result.outcome, result.error, result.down = Outcome.UNKNOWN, str(error), True
 
@@ -100,6 +104,7 @@ def _bisect(store: ShardStore, batch: Batch, reason: str, result: RoundResult) -
             except StoreBusy as error:
                 result.failed.update(half)
                 result.error = str(error)
+                result.disk_full = isinstance(error, StoreFull)
             except (CommitUnknown, StoreDown, Fenced) as error:
                 _broken(parts, half, batch, error, result)
                 return
@@ -127,7 +132,11 @@ def _read(store: ShardStore, round_: Round, result: RoundResult) -> None:
         result.db_now_ms = store.confirm().db_now_ms
         result.confirmed = True
     for page in round_.pages:
-        result.pages.append(_page(store, page))
+        rows = store.page(page.lane.number or 0, page.after, page.limit)
+        result.pages.append((rows, _first_bodies(store, rows, page.body_bytes)))
+    for lanes in round_.lanes_pages:
+        rows = store.page_of_lanes([page.lane.number or 0 for page in lanes.pages], lanes.limit)
+        result.lanes_pages.append((rows, _first_bodies(store, rows, lanes.body_bytes)))
     if round_.bodies:
         result.bodies = store.bodies(round_.bodies)
     if round_.look:
@@ -149,15 +158,14 @@ def _read(store: ShardStore, round_: Round, result: RoundResult) -> None:
         result.lists.append(_list(store, listing))
 
 
-def _page(store: ShardStore, page: PageRead) -> tuple[list[ReadyRow], dict[int, Body]]:
-    rows = store.page(page.lane.number or 0, page.after, page.limit)
-    room, ids = page.body_bytes, []
+def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
+    ids = []
     for row in rows:
-        room -= row.bytes
-        if room < 0:
+        room_bytes -= row.bytes
+        if room_bytes < 0:
             break
         ids.append(row.id)
-    return rows, {body.id: body for body in store.bodies(ids)} if ids else {}
+    return {body.id: body for body in store.bodies(ids)} if ids else {}
 
 
 def _list(store: ShardStore, listing: ListRead) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]:
@@ -189,16 +197,25 @@ class Worker:
         self._thread.start()
 
     def _loop(self) -> None:
+        # Python handles signals in the main thread. One that this thread took while the process ends, and ignores
+        # signals already, would be printed as an error.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         while (job := self._jobs.get()) is not None:
             job()
 
     def open(
-        self, owner: str, *, take_over: bool, epoch_above: int = 0, done: Callable[[Opened | StoreError], None]
+        self,
+        owner: str,
+        *,
+        take_over: bool,
+        epoch_above: int = 0,
+        mark: Mark | None = None,
+        done: Callable[[Opened | StoreError], None],
     ) -> None:
         def job() -> None:
             outcome: Opened | StoreError
             try:
-                outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above)
+                outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
             except StoreError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001 - as in `submit`

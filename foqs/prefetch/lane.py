@@ -22,6 +22,7 @@ class Lane:
     What happens to them is counted in `namespace`."""
 
     __slots__ = (
+        "_bucket",
         "_buckets",
         "empty_since_ms",
         "key",
@@ -44,34 +45,43 @@ class Lane:
         self.total = 0
         self.leased = 0
         self.empty_since_ms = 0
-        self._buckets: dict[int, int] = {}
+        self._bucket = 0  # that of all ready items, while `_buckets` is None: most lanes have one, and need no dict
+        self._buckets: dict[int, int] | None = None
 
     def add_ready(self, deliver_after_ms: int, items: int = 1) -> None:
+        bucket, buckets = deliver_after_ms >> BACKLOG_SHIFT, self._buckets
+        if not self.ready:
+            self._bucket = bucket
+        elif buckets is None and bucket != self._bucket:
+            self._buckets = {self._bucket: self.ready, bucket: items}
+        elif buckets is not None:
+            buckets[bucket] = buckets.get(bucket, 0) + items
+            if len(buckets) > _MAX_BUCKETS:
+                # The two oldest become one, under the older name: ages stay a bound from above.
+                oldest, second = sorted(buckets)[:2]
+                buckets[oldest] += buckets.pop(second)
         self.ready += items
-        buckets = self._buckets
-        bucket = deliver_after_ms >> BACKLOG_SHIFT
-        buckets[bucket] = buckets.get(bucket, 0) + items
-        if len(buckets) > _MAX_BUCKETS:
-            # The two oldest become one, under the older name: ages stay a bound from above.
-            oldest, second = sorted(buckets)[:2]
-            buckets[oldest] += buckets.pop(second)
 
     def remove_ready(self, deliver_after_ms: int) -> None:
         self.ready -= 1
         buckets = self._buckets
+        if buckets is None:
+            return
         bucket = deliver_after_ms >> BACKLOG_SHIFT
-        if bucket not in buckets and buckets:
+        if bucket not in buckets:
             older = [b for b in buckets if b < bucket]
             bucket = max(older) if older else min(buckets)
-        left = buckets.get(bucket, 0) - 1
-        if left > 0:
-            buckets[bucket] = left
-        else:
-            buckets.pop(bucket, None)
+        buckets[bucket] -= 1
+        if not buckets[bucket]:
+            del buckets[bucket]
+            if len(buckets) == 1:
+                (self._bucket,), self._buckets = buckets, None
 
     def oldest_ready_at_ms(self) -> int:
         """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""
-        return min(self._buckets) << BACKLOG_SHIFT if self._buckets else 0
+        if not self.ready:
+            return 0
+        return (self._bucket if self._buckets is None else min(self._buckets)) << BACKLOG_SHIFT
 
     def __repr__(self) -> str:
         return f"Lane({'/'.join(self.key)} #{self.number} ready={self.ready} total={self.total})"

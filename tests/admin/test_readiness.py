@@ -2,8 +2,8 @@
 
 import pytest
 
-from foqs.admin.readiness import assigned, unjoined, unready
-from foqs.shardmgr.facts import Assignment, Facts, ShardFact
+from foqs.admin.readiness import assigned, notes, unjoined, unready
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, ShardFact
 from foqs.shardmgr.lifecycle import ShardState
 
 SERVING, OPENING = ShardState.SERVING, ShardState.OPENING
@@ -30,6 +30,18 @@ def test_what_is_missing(
     assert unready(wanted, states, listens=listens, stopping=stopping) == missing
 
 
+def test_a_shard_whose_database_answers_no_host_is_not_missing() -> None:
+    states = {1: SERVING, 2: OPENING}
+    assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2, 3}) == []
+    assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2}) == ["shard 3 is assigned"]
+    assert notes({3, 2}) == ["shard 2: its database cannot be reached", "shard 3: its database cannot be reached"]
+
+
+def test_a_host_that_alone_reaches_no_database_is_not_ready() -> None:
+    told = unready([1, 2], {1: SERVING}, listens=True, stopping=False, unreachable={1, 2}, cut_off={1, 2})
+    assert told == [f"shard {n}: this host cannot reach its database, another host can" for n in (1, 2)]
+
+
 def test_the_answer_is_short() -> None:
     told = unready(range(1, 10_001), {}, listens=True, stopping=False)
     assert (len(told), told[-1]) == (101, "and 9900 more")
@@ -37,10 +49,20 @@ def test_the_answer_is_short() -> None:
 
 def test_who_is_no_host_of_the_cluster_yet() -> None:
     shards = {1: ShardFact(1, "sqlite:///x")}
-    assert unjoined(Facts(shards=shards), seen=False) == ["not among the hosts of the cluster"]
-    assert unjoined(Facts(shards=shards), seen=True) == ["no shard of the cluster is assigned yet"]
-    assert unjoined(Facts(), seen=True) == []
-    assert unjoined(Facts(shards=shards, assignment=Assignment(0, {1: "b"})), seen=True) == []
+    assert unjoined(Facts(shards=shards), "/foqs", seen=False) == ["not among the hosts of the cluster"]
+    assert unjoined(Facts(shards=shards), "/foqs", seen=True) == ["no shard of the cluster is assigned yet"]
+    assert unjoined(Facts(shards=shards, assignment=Assignment(0, {1: "b"})), "/foqs", seen=True) == []
+
+
+def test_a_cluster_without_a_shard_is_not_ready() -> None:
+    (told,) = unjoined(Facts(assignment=Assignment(0, {})), "/mistyped", seen=True)
+    assert told == "no shard at /mistyped in ZooKeeper: is zookeeper.root right? `foqs shards add` adds a shard"
+
+
+def test_a_host_whose_id_is_taken_names_the_other() -> None:
+    twin = HostFact("a", "elsewhere:7707", "run")
+    (told,) = unjoined(Facts(hosts={"a": twin}), "/foqs", seen=False, twin=twin)
+    assert told == "waiting for another host a, at elsewhere:7707, to end: give each host its own server.id"
 
 
 def test_the_shards_of_one_host() -> None:

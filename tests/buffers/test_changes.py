@@ -11,7 +11,8 @@ from foqs.counters import Namespace
 from foqs.item import Item, Phase, Place, from_found
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem
-from tests.sim.memory_store import MemoryDatabase, MemoryStore
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim.memory_store import MemoryStore
 
 NOW_MS = 1_000
 LEASE, OTHER = 77, 88

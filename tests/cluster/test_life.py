@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from foqs.lab.crash.rig import Shard
 from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
+from tests.admin.scraping import missing
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.service.hosts import HostProcess, foqs, until
 
@@ -227,15 +230,26 @@ def everything(by: Mapping[str, Wire], wanted: set[int]) -> list[Item]:
     return items
 
 
-def test_a_second_process_with_the_same_id(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """The second one takes the name, and the first one says so and ends; the shards are served."""
+def test_a_second_process_with_the_same_id_waits(new_cluster: NewCluster, tmp_path: Path) -> None:
+    """It says so in one line, serves nothing, and takes over when the first one has ended."""
     cluster = new_cluster("a", shards=2)
-    config = tmp_path / "a.toml"
+    config, log = tmp_path / "a.toml", tmp_path / "second.log"
+    before = cluster.registry.facts
     argv = [sys.executable, "-m", "foqs", "serve", "--config", str(config), "--port", "0"]
-    with (tmp_path / "second.log").open("w") as said:
-        second = subprocess.Popen(argv, stdout=said, stderr=said)
+    with log.open("w") as said:
+        second = subprocess.Popen(argv, stdout=said, stderr=said, env={**os.environ, "FOQS_ADMIN__PORT": "0"})
     try:
-        cluster.hosts["a"].wait_for("another process runs as host a")
+        until(lambda: "host.waiting" in log.read_text(), "the second process to wait")
+        found = re.search(r"admin.listening +address=([\d.]+):(\d+)\s", log.read_text())
+        assert found is not None
+        address = before.hosts["a"].address
+        waiting = f"waiting for another host a, at {address}, to end: give each host its own server.id"
+        assert missing((found[1], int(found[2]))) == ["not listening yet", waiting]
+        cluster.hosts["a"].kill()
+        cluster.start("a")  # long before the session of the one before ends
+        cluster.registry.wait_for(lambda facts: facts.hosts["a"].run != before.hosts["a"].run, timeout_ms=20_000)
+        assert cluster.settled("a").hosts["a"].address == address
+        cluster.hosts["a"].stop()
         cluster.registry.wait_for(
             lambda facts: (
                 len(facts.owners) == 2
@@ -246,6 +260,7 @@ def test_a_second_process_with_the_same_id(new_cluster: NewCluster, tmp_path: Pa
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(90) == 0
+    assert log.read_text().count("host.waiting") <= 2, "a line for each process that it waited for"
 
 
 def test_busy_shards_are_spread(new_cluster: NewCluster, tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ class Told:
     def close(self, done: Callable[[], None]) -> None:
         done()
 
+    def recall(self, shard: int, done: Callable[[None, None], None]) -> None:
+        done(None, None)
+
+    def remember(self, shard: int, mark: object, done: Callable[[None], None]) -> None:
+        done(None)
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **_: self.asked.append((name, *args))
 
@@ -84,6 +90,35 @@ def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None
         assert not member.seat.fresh
         store.changed(assigned(facts))
         await until(lambda: bool(member.node.host.serving))
+        assert await member.stop()
+
+    asyncio.run(run())
+
+
+def test_a_host_whose_id_is_taken_begins_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        store, config = Told(), configured()
+        url = f"sqlite:///{tmp_path}/1.db"
+        create_schema(url, 1)
+        assert config.zookeeper is not None
+        member = Member(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), print)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(member.start())
+        await until(lambda: store.started)
+        shards = {1: ShardFact(1, url)}
+        taken = Facts(shards=shards, hosts={"a": HostFact("a", "x:1", "another")}, assignment=Assignment(0, {1: "a"}))
+        store.session(Session.CONNECTED)
+        for facts in (taken, taken):
+            store.changed(facts)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert (store.asked, dict(member.node.host.shards), member.node.server.serves) == ([], {}, False)
+        store.changed(Facts(shards=shards))
+        await starting
+        assert [what for what, *_ in store.asked] == ["join"]
+        store.changed(taken)  # another newcomer was faster: its record stands, and the shards are its own
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert dict(member.node.host.shards) == {}
         assert await member.stop()
 
     asyncio.run(run())

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from foqs.client import Client, Forbidden, ItemSpec, NotFound, OutcomeUnknown, Tls, Unauthenticated, Unavailable
+from foqs.client import (
+    Client,
+    Forbidden,
+    Invalid,
+    ItemSpec,
+    NotFound,
+    OutcomeUnknown,
+    Tls,
+    Unauthenticated,
+    Unavailable,
+)
 from foqs.lab.cluster import LocalCluster
 from tests.certificates import Authority
 from tests.cluster.conftest import NewCluster
@@ -33,6 +47,25 @@ def files(folder: Path, authority: Authority) -> dict[str, dict[str, object]]:
         "tls": {key: str(path) for key, path in tls.items()} | {"client_certificates": "required"},
         "auth": {"principals_file": str(principals), "cluster_secret_file": str(secret)},
     }
+
+
+@contextmanager
+def busy(port: int) -> Iterator[None]:
+    """Items are enqueued through that host alone; without routing they stay on its shards."""
+    over = Event()
+
+    def work() -> None:
+        with Client(f"127.0.0.1:{port}", "shop", token="shop", routing=False) as client:
+            while not over.is_set():
+                client.enqueue_many([ItemSpec("mail", b"x")] * 20)
+
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(work)
+        try:
+            yield
+        finally:
+            over.set()
+        working.result()
 
 
 def log_of(cluster: LocalCluster) -> str:
@@ -79,7 +112,10 @@ def test_rights_and_tls_across_hosts_and_workers(new_cluster: NewCluster, tmp_pa
         assert client.ack_many(held) == [None, None]
         with Client(f"127.0.0.1:{ports[0]}", "shop", token="wrong", tls=tls) as nobody, pytest.raises(Unauthenticated):
             nobody.enqueue("mail", b"x")
-    for stranger in (None, Tls(authority.ca_file), Tls(authority.ca_file, *authority.issue("c.test", expired=True))):
+    plain = Client(f"127.0.0.1:{ports[1]}", "shop", token="shop", routing=False)
+    with plain, pytest.raises(Invalid, match="speaks TLS"):
+        plain.enqueue("mail", b"x", timeout_ms=10_000)
+    for stranger in (Tls(authority.ca_file), Tls(authority.ca_file, *authority.issue("c.test", expired=True))):
         client = Client(f"127.0.0.1:{ports[1]}", "shop", token="shop", tls=stranger, routing=False)
         with client, pytest.raises((Unavailable, OutcomeUnknown)):
             client.enqueue("mail", b"x", timeout_ms=300)
@@ -90,3 +126,18 @@ def test_rights_and_tls_across_hosts_and_workers(new_cluster: NewCluster, tmp_pa
     assert sum(int(number) for number in re.findall(r" forwarded=(\d+)", log)) == 0  # it is told at the end only
     cluster.stop()
     assert sum(int(number) for number in re.findall(r" forwarded=(\d+)", log_of(cluster))) > 0
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("kind", ["mariadb"])
+def test_load_is_measured_with_a_principals_file(new_cluster: NewCluster, tmp_path: Path) -> None:
+    """Both hosts have two shards and one has all the traffic: only measured load moves a shard."""
+    auth = {"auth": files(tmp_path, Authority(tmp_path))["auth"]}
+    cluster = new_cluster("a", "b", settings={**auth, "zookeeper": {"balance_every_ms": 1_500}})
+    owned = [number for number, owner in cluster.registry.facts.owners.items() if owner.host == "a"]
+    assert len(owned) == 2
+    with busy(cluster.hosts["a"].port):
+        cluster.registry.wait_for(
+            lambda facts: len({facts.assignment.hosts[number] for number in owned}) == 2, timeout_ms=60_000
+        )
+    assert "audit.refused" not in log_of(cluster)

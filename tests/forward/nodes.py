@@ -11,6 +11,7 @@ from typing import Any
 import uvloop
 
 from foqs.config import Config, load
+from foqs.host.marks import Marks
 from foqs.host.neighbours import Neighbours
 from foqs.host.node import Node
 from foqs.shardmgr.lifecycle import ShardState
@@ -40,7 +41,12 @@ class Member(Node):
         )
         self.routing = Routing()
         neighbours = Neighbours(lambda: self.routing, handover_ms, lambda: None)
-        super().__init__(self.config, lambda number: SqlStore(cluster.url(number), shard=number), neighbours=neighbours)
+        super().__init__(
+            self.config,
+            lambda number: SqlStore(cluster.url(number), shard=number),
+            neighbours=neighbours,
+            marks=cluster.marks,
+        )
         assert self.caller is not None
         self.caller._connect_timeout_s = PATIENCE_S
         if not shards:
@@ -80,6 +86,7 @@ class Cluster:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self.members: list[Member] = []
+        self.marks: Marks | None = None  # of all its hosts
         self.wires: list[Wire] = []
         self.shards: set[int] = set()
 

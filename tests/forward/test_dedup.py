@@ -1,5 +1,6 @@
 """Deduplication keys in a cluster: whichever host is asked, the shard of the key decides."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -96,6 +97,45 @@ def test_they_wait_for_a_shard_that_is_being_moved(cluster: Cluster, two: tuple[
     assert [outcome.id for outcome in made[:50]] == [outcome.id for outcome in before]
     assert all(outcome.id for outcome in made[50:])
     assert {outcome.duplicate for outcome in made[50:]} == {None}
+
+
+def codes(outcomes: list[Any], shard: int) -> set[tuple[int, int | None]]:
+    """Code and `retry_after_ms` of the keys of a shard; those of the other one are stored."""
+    assert all(outcome.id for n, outcome in enumerate(outcomes) if shard_of_key(n) != shard)
+    errors = [outcome.error for n, outcome in enumerate(outcomes) if shard_of_key(n) == shard]
+    return {(error.code, error.retry_after_ms) for error in errors}
+
+
+def test_keys_of_a_disabled_shard_are_refused_at_once(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    a, _ = two
+    cluster.tell(replace(with_slots(cluster.routing(without=[2])), disabled=frozenset({2})))
+    assert codes(cluster.wire(a).outcomes(*keyed(50)), 2) == {(Code.UNAVAILABLE, 1_000)}
+    assert a.counters.held == 0
+
+
+def test_keys_are_not_held_for_a_shard_without_an_owner_for_long(cluster: Cluster) -> None:
+    """Its database is down, so no host opens it."""
+    a, b = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
+    share_out(cluster, a, b)
+    cluster.tell(with_slots(cluster.routing(without=[2])))
+    assert a.forwarder is not None
+    cluster.until(lambda: not a.forwarder.expects_owner(2), "the end of the longest hand-over")
+    cluster.tell(with_slots(cluster.routing(without=[2])))
+    assert codes(cluster.wire(a).outcomes(*keyed(50)), 2) == {(Code.UNAVAILABLE, 1_000)}
+    assert a.counters.held == 0
+    cluster.tell(with_slots(cluster.routing()))
+    assert all(outcome.id for outcome in cluster.wire(a).outcomes(*keyed(50)))
+
+
+def test_keys_held_until_their_time_out_are_unavailable(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    """Nothing was sent, so nothing can be stored."""
+    from foqs.idl import idl
+
+    a, _ = two
+    cluster.tell(with_slots(cluster.routing(without=[2])))
+    made = cluster.wire(a).outcomes(*keyed(50), context=idl.RequestContext(timeout_ms=300))
+    assert a.counters.held > 0
+    assert {code for code, _ in codes(made, 2)} == {Code.UNAVAILABLE}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_who_waits_when_the_clock_is_set_waits_as_long(
 
     def set_it() -> None:  # in one go: a trip that comes back between would find another clock than its database's
         monkeypatch.setattr(clock, "time", set_)
-        a._follow_clock(set_.time_ns() // 1_000_000)
+        a._timekeeper._set(set_ns // 1_000_000)
 
     cluster.on_loop(set_it)
     assert a.counters.clock_jumps == 1

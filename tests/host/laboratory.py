@@ -6,8 +6,11 @@ import random
 from typing import Any
 
 from foqs.budget import Budget
+from foqs.buffers.keys import Keyed
 from foqs.buffers.round import Round, RoundResult
 from foqs.config import Config
+from foqs.dedup import Dedup, digest_of
+from foqs.host import keyed
 from foqs.host.host import Host
 from foqs.host.requests import DequeueCall, EnqueueCall
 from foqs.host.shard import Shard
@@ -16,7 +19,8 @@ from foqs.item import Item
 from foqs.rows import NewItem
 from foqs.sections import ShardSection
 from foqs.shardmgr.lifecycle import ShardState
-from tests.sim.memory_store import MemoryDatabase, MemoryStore
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim.memory_store import MemoryStore
 
 KEY = ("ns", "topic")
 
@@ -65,6 +69,24 @@ class Laboratory:
         item = NewItem(payload, None, None, 0, self.now_ms, 0, self.now_ms, 0, 0, 1)
         call = EnqueueCall(1, answers.extend)
         self.host.enqueue(call, [0], [item], [KEY], [len(payload)], self.now_ms, timeout_ms)
+        return answers
+
+    def enqueue_keyed(self, *keys: str, shard: int = 1, timeout_ms: int = 5_000) -> list[Any]:
+        """As `enqueue`, one item a key, all in one request to `shard`."""
+        answers: list[Any] = []
+        call = EnqueueCall(len(keys), answers.extend)
+        self.host.deadlines.push(self.now_ms + timeout_ms, call)
+        items = [
+            Keyed(
+                at,
+                Dedup(digest_of("ns", key), 0),
+                NewItem(b"x", None, None, 0, self.now_ms, 0, self.now_ms, 0, 0, 1),
+                KEY,
+                1,
+            )
+            for at, key in enumerate(keys)
+        ]
+        keyed.place(self.host, call, shard, items, self.now_ms)
         return answers
 
     def dequeue(self, wait_ms: int = 0) -> list[Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-_LISTENING = re.compile(r"foqs listening on (.+):(\d+)")
+_LISTENING = re.compile(r"""(?:.*")?foqs listening on (.+):(\d+)(?:".*)?""")  # as text, or in a line of JSON
 _FAULTS = (
     "Traceback",
     "handler.failed",

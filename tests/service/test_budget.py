@@ -227,3 +227,17 @@ def test_dead_requests_do_not_stay_in_memory(start_dev: Start, tmp_path: Path, b
             done += outcome.error is None and wire.delete(outcome.id, context=context) == [0]
         assert done == 300
         assert host.rss_bytes() - idle_bytes < 80 * MiB
+
+
+def test_announced_frames_take_nothing_from_a_host(start_whole: Start) -> None:
+    """Seven connections that send four bytes each announce more than four fifths of the budget."""
+    host = start_whole("--shards", "1")
+    with ExitStack() as stack:
+        for _ in range(7):
+            stack.enter_context(Wire(host.address)).send((16_000_000).to_bytes(4, "big"))
+        wire = stack.enter_context(Wire(host.address))
+        for _ in range(3):
+            (item_id,) = wire.put("calm", b"x" * 100_000)
+            item = wire.one("calm")
+            assert item.id == item_id
+            assert wire.ack(item) == [0]

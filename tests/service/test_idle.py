@@ -25,7 +25,7 @@ def host_with_few_files(start_dev: Callable[..., HostProcess]) -> Iterator[HostP
         pytest.skip(f"only {hard} open files are allowed here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        host = start_dev(**PATIENT)
+        host = start_dev(**PATIENT, FOQS_SERVER__MAX_CONNECTIONS_PER_ADDRESS=str(COUNT + 10))
         assert host.address
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         yield whole(host)

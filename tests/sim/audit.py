@@ -14,7 +14,7 @@ from foqs.host.listing import Listing
 from foqs.host.shard import Shard
 from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.prefetch.lane import Lane
-from tests.sim.memory_store import MemoryDatabase
+from tests.sim.memory_database import MemoryDatabase
 
 
 class MemoryWrong(AssertionError):

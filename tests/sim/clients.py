@@ -19,7 +19,7 @@ from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.ledger import Op, Spec, broken
-from tests.sim.memory_store import POISON
+from tests.sim.memory_database import POISON
 from tests.sim.requests import TIMEOUTS_MS, Request, list_topic, look_at
 from tests.sim.slots import FEW_SLOTS
 
@@ -100,7 +100,8 @@ class Clients:
         self._after(self.rng.choice([50, 300, 500]), self._produce)
 
     def _enqueue(self, count: int, timeout_ms: int) -> int:
-        member, now_ms = self.any_member(), self.sim.now_ms
+        member = self.any_member()
+        now_ms = member.now_ms
         if member.host.draining:
             return count  # the service refuses
         specs, items, keys = [], [], []
@@ -127,7 +128,8 @@ class Clients:
 
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
         """New keys, and some that were enqueued before, whatever was said of them."""
-        member, now_ms, rng = self.any_member(), self.sim.now_ms, self.rng
+        member, rng = self.any_member(), self.rng
+        now_ms = member.now_ms
         if member.host.draining:
             return
         specs, parts = [], []
@@ -144,6 +146,7 @@ class Clients:
                 self.keyed.append(spec)
                 self.payloads[spec.number] = item.payload
             specs.append(spec)
+            spec.open += 1
             size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
             assert spec.dedup is not None
             parts.append(Keyed(at, spec.dedup, item, spec.key, size))
@@ -198,7 +201,8 @@ class Clients:
             self.sim.soon(50, self._consume)
             return
         topics = self.sim.profile.topics
-        keys = topics if self.draining else rng.sample(topics, rng.randint(1, min(3, len(topics))))
+        most = len(topics) if self.sim.profile.prompt else min(3, len(topics))
+        keys = topics if self.draining else rng.sample(topics, rng.randint(1, most))
         wants = [(key, rng.choice([1, 5, 20])) for key in keys]
         wait_ms = rng.choice([0, 5, 300])
         lease_ms = rng.choice([0, 100, 400, 2_000])
@@ -207,15 +211,26 @@ class Clients:
         within_ms = max(wait_ms, host_config.confirm_ms) + host_config.confirm_ms  # for at-most-once leases
         request = Request(self, member, f"dequeue of {wants} waiting {wait_ms}", within_ms)
         cancelled = False
+        ready = member.ready(keys) if self.sim.profile.prompt else {}
+        later_ms = member.later_ms()
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
+            if not items and not doubtful and not cancelled:
+                now, now_ms = member.ready(keys), member.now_ms
+                still = [
+                    item_id
+                    for item_id, made in now.items()
+                    if ready.get(item_id) == made and later_ms.get(shard_of(item_id), 0) <= now_ms
+                ]
+                if still:
+                    broken(5, f"{request.what} came back empty though {len(still)} items stayed ready: {still[0]:#x}")
             self.sim.ledger.doubtful.update(doubtful)
             if cancelled or lost:
                 self.sim.ledger.doubtful.update(item.id for item in items)
             if cancelled:
                 return False
             request.answered()
-            leases = [(hex(item.id), item.lease, item.attempt) for item in items]
+            leases = [(item.id, item.lease, item.attempt) for item in items]
             self.sim.note("dequeued", member.name, "by nobody" if lost else "", leases, doubtful)
             self._after(20 if items else 200, self._consume)
             if lost:
@@ -224,7 +239,7 @@ class Clients:
             return True
 
         call = DequeueCall(wants, lease_ms, max_bytes, 50, reply)
-        member.host.dequeue(call, self.sim.now_ms, wait_ms)
+        member.host.dequeue(call, member.now_ms, wait_ms)
         if rng.random() < 0.03 and not request.answers:
 
             def cancel() -> None:
@@ -314,19 +329,19 @@ class Clients:
             request.answered()
             sim.note(
                 "settled",
-                [(op.kind, hex(op.id), e.code.name if e else "OK") for op, e in zip(asked, outcomes, strict=True)],
+                [(op.kind, op.id, e.code.name if e else "OK") for op, e in zip(asked, outcomes, strict=True)],
             )
             for op, error in zip(asked, outcomes, strict=True):
                 sim.ledger.answered(op, error, sim.now_ms, current=self._current(member, op.id))
 
-        sim.note("settle", member.name, [(op.kind, hex(op.id)) for op in asked])
+        sim.note("settle", member.name, [(op.kind, op.id) for op in asked])
         for op in asked:
             sim.ledger.asked(op)
         call = ItemsCall(len(asked), reply)
         if all(op.kind == "ack" for op in asked):
-            member.host.ack(call, [_Acked(op.id, op.token) for op in asked], ns, sim.now_ms, timeout_ms)
+            member.host.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
         else:
-            member.host.settle(call, [(op.id, _host_op(op)) for op in asked], ns, sim.now_ms, timeout_ms)
+            member.host.settle(call, [(op.id, _host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 
     def _current(self, member: Member, item_id: int) -> bool:
         return shard_of(item_id) in self.sim.dbs and member.current(shard_of(item_id))

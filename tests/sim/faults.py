@@ -17,6 +17,7 @@ class FaultRates:
     read_busy: float = 0.0
     commit_down: float = 0.0
     commit_busy: float = 0.0
+    commit_full: float = 0.0
     commit_lost: float = 0.0  # the outcome, applied or not
     slow: float = 0.0
     hang: float = 0.0
@@ -32,7 +33,17 @@ def random_rates(rng: random.Random) -> FaultRates:
     kind = rng.choice(["none", "one", "all", "all", "bad"])
     if kind == "none":
         return NONE
-    names = ["connect_fails", "read_down", "read_busy", "commit_down", "commit_busy", "commit_lost", "slow", "hang"]
+    names = [
+        "connect_fails",
+        "read_down",
+        "read_busy",
+        "commit_down",
+        "commit_busy",
+        "commit_full",
+        "commit_lost",
+        "slow",
+        "hang",
+    ]
     if kind == "one":
         name = rng.choice(names)
         return replace(NONE, **{name: rng.uniform(0.02, 0.3)})
@@ -57,7 +68,7 @@ class Faults:
         """May raise StoreDown or StoreBusy."""
 
     def committing(self) -> str:
-        """ "" for a good commit; "down", "busy", or a commit whose outcome is lost: "applied", "not applied"."""
+        """ "" for a good commit; "down", "busy", "full"; "applied" or "not applied" when its outcome is lost."""
         return ""
 
 
@@ -89,6 +100,7 @@ class RandomFaults(Faults):
         for rate, fault in (
             (rates.commit_down, "down"),
             (rates.commit_busy, "busy"),
+            (rates.commit_full, "full"),
             (rates.commit_lost / 2, "applied"),
             (rates.commit_lost / 2, "not applied"),
         ):

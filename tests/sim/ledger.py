@@ -14,7 +14,7 @@ from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body
-from tests.sim.memory_store import MemoryDatabase
+from tests.sim.memory_database import MemoryDatabase
 
 _ENDING = ("ack", "nack", "release", "delete")
 LATE_MS = 2_000
@@ -35,6 +35,7 @@ class Spec:
     state: str = "sent"
     id: int = 0
     dedup: Dedup | None = None  # then it may be asked for again and again
+    open: int = 0  # requests for it with a key that were not answered, or answered OUTCOME_UNKNOWN
     remembered_ms: int = 0  # its key, until then
     ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
     new: set[int] = field(default_factory=set)  # of those that were told as new
@@ -127,13 +128,13 @@ class Ledger:
     def enqueue_answered(self, spec: Spec, outcome: int | FoqsError) -> None:
         if isinstance(outcome, int):
             if outcome <= 0 or spec.id != outcome:
-                broken(1, f"spec {spec.number} was answered with id {outcome:#x} but is stored as {spec.id:#x}")
+                broken(1, f"spec {spec.number} was answered with id {outcome} but is stored as {spec.id}")
             spec.state = "stored"
         elif outcome.code is Code.OUTCOME_UNKNOWN:
             spec.state = "unknown"
         else:
             if spec.id:
-                broken(1, f"spec {spec.number} was refused ({outcome}) but is stored as {spec.id:#x}")
+                broken(1, f"spec {spec.number} was refused ({outcome}) but is stored as {spec.id}")
             spec.state = "refused"
         if not isinstance(outcome, int) and outcome.code is Code.INVALID and not spec.poisoned:
             broken(9, f"spec {spec.number} was refused for its neighbour: {outcome}")
@@ -141,9 +142,11 @@ class Ledger:
 
     def keyed_answered(self, spec: Spec, outcome: int | FoqsError) -> None:
         """An enqueue of a spec with a key: another one may have stored it."""
+        if isinstance(outcome, int) or outcome.code is not Code.OUTCOME_UNKNOWN:
+            spec.open -= 1
         if isinstance(outcome, int):
             if outcome not in spec.ids:
-                broken(1, f"spec {spec.number} was answered with id {outcome:#x} but is stored as {spec.id:#x}")
+                broken(1, f"spec {spec.number} was answered with id {outcome} but is stored as {spec.id}")
             if not isinstance(outcome, Duplicate):
                 if outcome in spec.new:
                     broken(1, f"spec {spec.number} was called new twice")
@@ -164,7 +167,9 @@ class Ledger:
             spec = self.specs[spec_number(item.payload)]
             forgotten = spec.dedup is not None and spec.remembered_ms <= now_ms
             if (spec.id and not forgotten) or (spec.state == "refused" and spec.dedup is None):
-                broken(1, f"spec {spec.number} ({spec.state}, {spec.id:#x}) is stored as {item.id:#x}")
+                broken(1, f"spec {spec.number} ({spec.state}, {spec.id}) is stored as {item.id}")
+            if spec.dedup is not None and not spec.open:
+                broken(1, f"spec {spec.number} is stored as {item.id}, and all its requests were refused")
             spec.id = item.id
             spec.ids.add(item.id)
             spec.remembered_ms = remembered.get(item.id, 0)
@@ -200,14 +205,14 @@ class Ledger:
                 return op.kind
         if body.expires_at_ms and body.expires_at_ms <= now_ms:
             if any(record.live(d, now_ms) for d in record.deliveries):
-                broken(3, f"item {item_id:#x} is removed by its TTL under a live lease")
+                broken(3, f"item {item_id} is removed by its TTL under a live lease")
             return "ttl"
         if any(op.kind == "nack" and op.token in current for op in record.ops) and body.expires_at_ms:
             return "ttl"
         if body.delivery == AT_MOST_ONCE and timer is not None and timer.lease and timer.due_ms <= now_ms:
             self.dropped.add((item_id, timer.lease))
             return "dropped"
-        broken(3, f"item {item_id:#x} is removed for no allowed cause: {body} {record}")
+        broken(3, f"item {item_id} is removed for no allowed cause: {body} {record}")
         return ""
 
     def owner_changed(self, shard: int, now_ms: int) -> None:
@@ -229,18 +234,18 @@ class Ledger:
             row = db.timer.get(item_id)
             for d in self.records[item_id].deliveries:
                 if self.records[item_id].live(d, now_ms) and (row is None or row.lease != d.token):
-                    broken(7, f"the lease {d} of {item_id:#x} was not written before its host stopped: {row}")
+                    broken(7, f"the lease {d} of {item_id} was not written before its host stopped: {row}")
         self.checks["stopped"] += 1
 
     def clock_stepped(self, now_ms: int, to_ms: int) -> None:
-        """What is over by the clock as it was stays so when it is set back."""
+        """What is over by the clock as it was stays so when it is set back. A lease that is not written yet keeps its
+        remaining time; the end of one that is written stays."""
         self.latest_ms = max(self.latest_ms, now_ms)
         for op in self.open_extends:
             op.sent_ms = min(op.sent_ms, to_ms)
         for record in self.records.values():
             for d in record.deliveries:
-                if d.until_ms <= now_ms:
-                    d.until_ms = 0
+                d.until_ms = 0 if d.until_ms <= now_ms else min(d.until_ms, d.until_ms + to_ms - now_ms)
 
     # ------------------------------------------------------------------------------------- leases
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from foqs.budget import Budget
@@ -13,6 +13,7 @@ from foqs.host.host import Host
 from foqs.host.listing import Listing
 from foqs.host.requests import DequeueCall
 from foqs.host.shard import Shard
+from foqs.host.timekeeper import Timekeeper
 from foqs.host.worker import run
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import LaneKey
@@ -28,19 +29,41 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
+_PROMPT_MS = 100
+"""Within this, a host reads what it may hand out: a few trips."""
+
+
 class WatchedHost(Host):
     """The production host; what it leases is checked as it is leased."""
 
     member: Member
 
-    def _serve(self, call: DequeueCall, now_ms: int) -> bool:
+    def serve(self, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
         member = self.member
         eligible = [shard for shard in self.serving if member.ready_to_hand_out(shard, now_ms)]
         skipping = set(self.skipping)
-        served = super()._serve(call, now_ms)
+        served = super().serve(call, wants, now_ms)
         if served:
             member.check_served(call, eligible, skipping)
         return served
+
+
+class MemberClock:
+    """In place of `foqs.clock.Clock`. The clock of the member's machine stays as wrong as it was at the start."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.machine_skew_ms = member.skew_ms
+
+    def now_ms(self) -> int:
+        return self.member.now_ms
+
+    def machine_ahead_ms(self) -> int:
+        return self.machine_skew_ms - self.member.skew_ms
+
+    def set(self, by_ms: int) -> None:
+        self.member.skew_ms += by_ms
+        self.member.clock_set()
 
 
 class Member:
@@ -64,8 +87,15 @@ class Member:
         self.host.member = self
         self.host.alone = False
         self.neighbour = Neighbour(self)
+        self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
+        self.timekeeper = Timekeeper(self.host, MemberClock(self))
         self.host.wake = self._wake
         self.host.alarm = self._alarm
+
+    @property
+    def now_ms(self) -> int:
+        """The host's clock."""
+        return self.sim.now_ms + self.skew_ms
 
     # ------------------------------------------------------------------------------------- the loop, as in `Node`
 
@@ -78,31 +108,39 @@ class Member:
         self._pumping = False
         if self.alive:
             dirty = list(self.host.dirty)
-            self.host.pump(self.sim.now_ms)
+            self.host.pump(self.now_ms)
             for shard in dirty:
                 if shard.flight is None:
-                    self._alarm(rounds.next_ms(shard, self.sim.now_ms))
+                    self._alarm(rounds.next_ms(shard, self.now_ms))
 
     def _alarm(self, at_ms: int) -> None:
-        wait_ms = max(0, at_ms - self.sim.now_ms)
+        wait_ms = max(0, at_ms - self.now_ms)
         at = self.sim.time + wait_ms
         if at < self._tick_at:
             self._tick_at = at
             self.sim.soon(wait_ms, lambda: self._tick(at))
 
     def arm(self) -> None:
-        self._alarm(self.host.next_ms(self.sim.now_ms))
+        self._alarm(self.host.next_ms(self.now_ms))
 
     def _tick(self, at: int) -> None:
         if self.alive and at == self._tick_at:
             self._tick_at = NEVER_MS
-            self.host.tick(self.sim.now_ms)
+            self.timekeeper.look()
+            self.host.tick(self.now_ms)
             self.arm()
 
     def clock_stepped(self, by_ms: int) -> None:
         life.clock_set(self.host, by_ms)
+        for _, early in self.flights.values():
+            if early is not None and early.db_now_ms:  # the database's clock was stepped as well
+                early.db_now_ms += by_ms
+        self.clock_set()
+
+    def clock_set(self) -> None:
+        """The next tick was reckoned by the clock as it was."""
         self._tick_at = NEVER_MS
-        self.arm()
+        self.sim.soon(0, lambda: self.arm() if self.alive else None)
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -113,7 +151,7 @@ class Member:
             shard.to(ShardState.ASSIGNED)
         shard.to(ShardState.OPENING)
         self.opening.add(number)
-        begun_ms = self.sim.now_ms
+        begun_ms = self.now_ms
         self.sim.soon(self.sim.faults[number].trip_ms(), lambda: self._open(shard, take_over, begun_ms))
 
     def _open(self, shard: Shard, take_over: bool, begun_ms: int) -> None:
@@ -137,12 +175,17 @@ class Member:
         sim.ledger.owner_changed(number, sim.now_ms)
         # Counting a long backlog takes its time after the epoch was taken; another owner may come meanwhile.
         late_ms = sim.rng.randint(0, 3_000) if sim.rng.random() < 0.2 and not sim.healing else 0
-        sim.soon(late_ms, lambda: self._opened(shard, opened, begun_ms))
+        db_ahead_ms = opened.db_now_ms - sim.now_ms  # of the simulation's clock
+        sim.soon(late_ms, lambda: self._opened(shard, opened, begun_ms, db_ahead_ms))
 
-    def _opened(self, shard: Shard, opened: Opened, begun_ms: int) -> None:
+    def _opened(self, shard: Shard, opened: Opened, begun_ms: int, db_ahead_ms: int) -> None:
         if self.alive:
             self.opening.discard(shard.number)
-            self.host.opened(shard, opened, self.stores[shard.number].max_batch_bytes, begun_ms, self.sim.now_ms)
+            ahead_ms = db_ahead_ms - self.skew_ms
+            set_ms = self.timekeeper.opened(ahead_ms)
+            store = self.stores[shard.number]
+            self.host.opened(shard, opened, store.max_batch_bytes, begun_ms + set_ms, self.now_ms)
+            self.timekeeper.served(shard, ahead_ms - set_ms)
             self.neighbour.moves.changed()
             self.arm()
 
@@ -170,7 +213,9 @@ class Member:
         result = early if early is not None else run(self.stores[number], round_)
         result.latency_ms = float(trip_ms)
         sim.note("round", self.name, number, round_, result)
-        self.host.finished(shard, round_, result, sim.now_ms)
+        if result.db_now_ms:
+            self.timekeeper.read(shard, round_, result.db_now_ms)
+        self.host.finished(shard, round_, result, self.now_ms)
         if shard.state is ShardState.CLOSED:
             sim.note("lost", self.name, number)
             self.lost_shards += 1
@@ -191,7 +236,7 @@ class Member:
     def stop(self, done: Callable[[], None]) -> None:
         """SIGTERM: what is in hand is committed and pending leases are written, if the grace allows; then `done`."""
         host, grace_ends = self.host, self.sim.time + 2_000
-        host.drain(self.sim.now_ms)
+        host.drain(self.now_ms)
 
         def look() -> None:
             if not self.alive:
@@ -199,11 +244,11 @@ class Member:
             if self.sim.time < grace_ends and not all(shard.idle for shard in host.serving):
                 self.sim.soon(10, look)
                 return
-            in_order = [shard.number for shard in host.serving if not shard.quiet(self.sim.now_ms)]
+            in_order = [shard.number for shard in host.serving if not shard.quiet(self.now_ms)]
             for shard in list(host.serving):
                 if shard.idle and self.current(shard.number):
                     self.sim.ledger.stopped(shard.number, self.sim.now_ms)
-                host.drained(shard, self.sim.now_ms)
+                host.drained(shard, self.now_ms)
             self.sim.clients.check_all_answered(self)
             flights, self.flights = self.flights, {}
             for number, (round_, early) in flights.items():
@@ -266,3 +311,28 @@ class Member:
                 if may and may[0] < given[-1]:
                     broken(5, f"{key}: {given[-1]} was handed out before {may[0]} of shard {shard.number}")
             sim.ledger.checks["order"] += 1
+
+    def ready(self, keys: Sequence[LaneKey]) -> dict[int, int]:
+        """Items of topics that this host may hand out, with the number of leases each of them has had.
+
+        Not those of a transaction whose outcome the host does not know yet.
+        """
+        found = {}
+        for shard in self.host.serving:
+            rounds = [round_ for round_ in (shard.flight, shard.unsettled) if round_ is not None]
+            new = {item.id for round_ in rounds for chunk in round_.chunks for item in chunk.items}
+            for key in keys:
+                lane = shard.lanes.get(key)
+                for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]) if lane is not None else ():
+                    if item_id not in new:
+                        found[item_id] = len(self.sim.ledger.records[item_id].deliveries)
+        return found
+
+    def later_ms(self) -> dict[int, int]:
+        """Shards of which an earlier owner may still hand out items, and when this host does: they are confirmed and
+        read first."""
+        return {
+            shard.number: shard.quiet_from_ms + shard.config.confirm_ms + _PROMPT_MS
+            for shard in self.host.serving
+            if shard.quiet_from_ms is not None
+        }

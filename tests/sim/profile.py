@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from foqs.config import Config
 from foqs.sections import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
-from tests.sim.faults import FaultRates, random_rates
+from tests.sim.faults import NONE, FaultRates, random_rates
 
 _DAY_MS = 86_400_000
+_SKEW_MS = 7_200_000
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Profile:
     crash_every_ms: int  # 0: never
     rival: bool  # a second host that takes shards over
     clock_steps: bool
+    skews_ms: tuple[int, ...]  # how far the machines' clocks of hosts are ahead of the databases'
     topics: list[tuple[str, str]]
     producers: int
     consumers: int
@@ -32,12 +34,17 @@ class Profile:
     delayed: float
     poisoned: float
     prefilled: int  # items that are there before the first host opens its shards
+    prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
-    """`trouble`: crash, rival, clock, calm, or "" for any."""
+    """`trouble`: crash, rival, clock, calm, topics, or "" for any of the first four. "skew" is rival with wrong clocks
+    of machines."""
+    if trouble == "topics":
+        return _many_topics(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
+    skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
     return Profile(
         config=_config(rng, shards, trouble),
         budget_bytes=rng.choice([40_000, 100_000, 1_000_000, 1_000_000]),
@@ -45,8 +52,9 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         active_ms=rng.randint(1_500, 4_000),
         rates={number: random_rates(rng) for number in range(1, shards + 1)},
         crash_every_ms=rng.randint(500, 2_000) if trouble == "crash" else 0,
-        rival=trouble == "rival",
+        rival=trouble in ("rival", "skew"),
         clock_steps=trouble == "clock",
+        skews_ms=skews_ms,
         topics=[("ns", f"topic-{n}") for n in range(rng.choice([1, 2, 3, 6]))] + [("other", "topic-0")],
         producers=rng.randint(1, 3),
         consumers=rng.randint(1, 5),
@@ -57,6 +65,44 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         delayed=rng.choice([0, 0.3, 0.6]),
         poisoned=rng.choice([0, 0, 0.05]),
         prefilled=rng.choice([0, 0, 50, 300]),
+    )
+
+
+def _many_topics(rng: random.Random) -> Profile:
+    """Many topics with few items each, in memory for the first items of a few of them."""
+    shards = rng.choice([1, 2, 3])
+    config = _config(rng, shards, "calm")
+    host = config.host.model_copy(
+        update={
+            "confirm_ms": 1_000,
+            "lease_write_delay_ms": 200,
+            "merge_wait_ms": rng.choice([10, 50]),
+            "lanes": 1_000,
+            "page_rows": rng.choice([3, 10, 100]),
+            "pending_rows": 100_000,
+        }
+    )
+    return Profile(
+        config=config.model_copy(update={"host": host}),
+        budget_bytes=rng.choice([8_000, 20_000]),
+        max_batch_bytes=20_000,
+        active_ms=1_500,
+        rates=dict.fromkeys(range(1, shards + 1), NONE),
+        crash_every_ms=0,
+        rival=False,
+        clock_steps=False,
+        topics=[("ns", f"topic-{n:02}") for n in range(60)],
+        producers=2,
+        consumers=rng.randint(3, 6),
+        payload_bytes=rng.choice([10, 200]),
+        priorities=rng.choice([1, 3]),
+        at_most_once=rng.choice([0, 0.2]),
+        with_ttl=0,
+        delayed=0,
+        poisoned=0,
+        prefilled=200,
+        skews_ms=(),
+        prompt=True,
     )
 
 
@@ -86,5 +132,5 @@ def _config(rng: random.Random, shards: int, trouble: str) -> Config:
         host=host,
         breaker=BreakerSection(hang_ms=rng.choice([200, 1_000]), pause_ms=rng.choice([20, 200]), max_pause_ms=1_000),
         store=StoreSection(),
-        shards=tuple(ShardSection(id=number, url=f"memory:{number}") for number in range(1, shards + 1)),
+        shards=tuple(ShardSection(id=number, url=f"sqlite:///memory-{number}.db") for number in range(1, shards + 1)),
     )

@@ -60,13 +60,13 @@ def list_topic(clients: Clients) -> None:
 
     listing = Listing(member.host, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, Answer())
     member.listings.append(listing)
-    member.host.list(listing, clients.sim.now_ms, timeout_ms)
+    member.host.list(listing, member.now_ms, timeout_ms)
 
 
 def look_at(clients: Clients, item_id: int) -> None:
     member, db = clients.member_for(item_id), clients.sim.dbs[shard_of(item_id)]
     timeout_ms = clients.rng.choice(TIMEOUTS_MS)
-    request = Request(clients, member, f"look at {item_id:#x}", timeout_ms)
+    request = Request(clients, member, f"look at {item_id}", timeout_ms)
 
     def reply(item: Item | None, body: Body | None, error: FoqsError | None) -> None:
         request.answered()
@@ -76,11 +76,11 @@ def look_at(clients: Clients, item_id: int) -> None:
         elif not member.current(shard_of(item_id)):
             pass
         elif (item is None) != (item_id not in db.items):
-            broken(1, f"a look at {item_id:#x} found {item} but the database has {db.items.get(item_id)}")
+            broken(1, f"a look at {item_id} found {item} but the database has {db.items.get(item_id)}")
         elif item is not None:
             delayed = item.phase is not Phase.LEASED and item.place is Place.TIMER
             row = db.timer.get(item_id)
             if body != db.items[item_id] or delayed != (row is not None and not row.lease):
-                broken(1, f"a look at {item_id:#x} found {item} {body}, the database has {row}")
+                broken(1, f"a look at {item_id} found {item} {body}, the database has {row}")
 
-    member.host.look(item_id, LookCall(reply), clients.sim.now_ms, timeout_ms)
+    member.host.look(item_id, LookCall(reply), member.now_ms, timeout_ms)

@@ -18,7 +18,7 @@ from tests.sim.clients import Clients
 from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger, PromiseBroken, broken
 from tests.sim.member import Member
-from tests.sim.memory_store import MemoryDatabase
+from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
 from tests.sim.slots import Record
 
@@ -79,7 +79,7 @@ class Simulation:
     def trace(self, message: str = "") -> str:
         """The last events; those about the item that `message` names, if it names one."""
         lines = self.lines()
-        about = re.search(r"0x[0-9a-f]{6,}", message)
+        about = re.search(r"\b\d{15,}\b", message)
         if about is None:
             return "\n".join(line[:400] for line in lines[-60:])
         return "\n".join(line[:2000] for line in lines if about[0] in line)
@@ -124,6 +124,8 @@ class Simulation:
             self._until(2_000)
             if self.rng.random() < 0.8:
                 self._crash(self.members[0])  # nothing in memory: the backlog has to be read
+            if profile.prompt:
+                self._until(self.time + profile.config.host.confirm_ms + 100)  # a new owner hands out nothing before
         for number, rates in profile.rates.items():
             self.faults[number].rates = rates
         self.clients.start()
@@ -245,7 +247,7 @@ class Simulation:
         ledger = self.ledger
         untold = {item_id for item_id, _ in ledger.dropped - ledger.heard} - ledger.doubtful
         if untold and not ledger.crashed:
-            broken(4, f"no consumer heard of the leases of at-most-once items {[hex(one) for one in untold]}")
+            broken(4, f"no consumer heard of the leases of at-most-once items {sorted(untold)}")
 
     def _check_counts(self, member: Member) -> None:
         """Promise 3: every removal is counted by the host that made it."""
@@ -264,10 +266,9 @@ class Simulation:
 
 
 def _shown(part: object) -> str:
-    """Rounds without what is empty, and without addresses, which are others in each run; ids in hex."""
+    """Rounds without what is empty, and without addresses, which are others in each run."""
     text = re.sub(r" at 0x[0-9a-f]+>", ">", str(part))
-    text = re.sub(r"\b\w+=(\[\]|\{\}|set\(\)|None|False|0|'')(, )?", "", text)
-    return re.sub(r"\b\d{15,}\b", lambda number: hex(int(number[0])), text)
+    return re.sub(r"\b\w+=(\[\]|\{\}|set\(\)|None|False|0|'')(, )?", "", text)
 
 
 def simulate(seed: int, trouble: str = "") -> Simulation:

@@ -7,7 +7,8 @@ import pytest
 from foqs.rows import Batch, LaneRow, NewItem, ReadyRow, TimerRow
 from foqs.store.protocol import ShardStore
 from tests.sim.faults import Faults
-from tests.sim.memory_store import POISON, DatabaseRuleBroken, MemoryDatabase, MemoryStore
+from tests.sim.memory_database import POISON, DatabaseRuleBroken, MemoryDatabase
+from tests.sim.memory_store import MemoryStore
 from tests.store.contract import StoreContract, ready_row
 from tests.store.shards import NOW_MS, Moment, new_item
 

@@ -3,32 +3,39 @@
 Every mutant is production code patched for the length of the test; MANY seeds are tried and the first failure ends it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from foqs.buffers.changes import Change
-from foqs.buffers.keys import Keyed, Keys, TakesOutcomes
+from foqs.buffers.keys import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.round import Outcome, Round, RoundResult
-from foqs.host import keyed, ops, outcomes, slot_rows, worker
+from foqs.host import consumers, keyed, ops, outcomes, pages, slot_rows, worker
 from foqs.host.host import Host
 from foqs.host.requests import DequeueCall
 from foqs.host.shard import Shard
 from foqs.host.slot_moves import SlotMoves
+from foqs.host.timekeeper import Timekeeper
 from foqs.item import KNOWN_BYTES, Item, Phase
 from foqs.leases.checkpoint import Checkpoint
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch import merge
+from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch
 from foqs.store.protocol import ShardStore
-from tests.sim.memory_store import MemoryDatabase, MemoryStore
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim.memory_store import MemoryStore
 from tests.sim.simulation import simulate
 
 MANY = 100
 # Found only where shards are taken over.
 RIVALS = ("no_fence", "an_unconfirmed_owner_hands_out", "a_new_owner_hands_out_at_once")
+# Found only where the clocks of machines are wrong.
+SKEWED = ("the_machines_clock_is_trusted",)
+# Found only with many topics in little memory.
+TOPICS = ("a_stalled_topic_is_not_tried_again", "windows_keep_what_they_hold")
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
@@ -94,6 +101,21 @@ def keys_on_their_way_are_not_known(patch: Patch) -> None:
 
 
 @mutant
+def withdrawn_keys_stay_queued(patch: Patch) -> None:
+    """The caller was told that nothing was changed."""
+
+    def withdraw(request: KeyedRequest) -> Sequence[int]:
+        indices = original(request)
+        if indices:
+            request.done = False
+            request._keys.pending.update({one.dedup.digest: one for one in request._entries})
+        return indices
+
+    original = KeyedRequest.withdraw
+    patch.setattr(KeyedRequest, "withdraw", withdraw)
+
+
+@mutant
 def a_slot_moves_without_its_rows(patch: Patch) -> None:
     """A key that was stored is new where its slot went."""
     patch.setattr(SlotMoves, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
@@ -119,16 +141,16 @@ def no_skip_of_known_page_rows(patch: Patch) -> None:
         def __contains__(self, item_id: object) -> bool:
             return False
 
-    def page(shard: Shard, read: object, rows: object, bodies: object) -> None:
+    def page(shard: Shard, read: object, rows: object, bodies: object, *, full: bool) -> None:
         known, shard.known = shard.known, Nothing(shard.known)
         try:
-            apply_page(shard, read, rows, bodies)  # type: ignore[arg-type]
+            apply_page(shard, read, rows, bodies, full=full)  # type: ignore[arg-type]
         finally:
             known.update(shard.known)
             shard.known = known
 
-    apply_page = outcomes._apply_page
-    patch.setattr(outcomes, "_apply_page", page)
+    apply_page = pages._apply_page
+    patch.setattr(pages, "_apply_page", page)
 
 
 @mutant
@@ -305,6 +327,48 @@ def bodies_are_never_given_back_to_the_budget(patch: Patch) -> None:
     patch.setattr(Shard, "drop_body", lambda shard, item: setattr(item, "held", KNOWN_BYTES))
 
 
+@mutant
+def the_machines_clock_is_trusted(patch: Patch) -> None:
+    """Items are removed before their TTL is over, or delivered early."""
+    patch.setattr(Timekeeper, "opened", lambda timekeeper, db_ahead_ms: 0)
+    patch.setattr(Timekeeper, "_read", lambda timekeeper, shard, ahead_ms: None)
+
+
+@mutant
+def a_stalled_topic_is_not_tried_again(patch: Patch) -> None:
+    """Its consumer goes on waiting when the shard hands out again."""
+
+    def wake(host: Host, shard: Shard, now_ms: int) -> None:
+        shard.stalled.clear()
+        original(host, shard, now_ms)
+
+    original = consumers.wake
+    patch.setattr(consumers, "wake", wake)
+
+
+@mutant
+def windows_keep_what_they_hold(patch: Patch) -> None:
+    """Windows without a consumer leave no room for the pages that a dequeue needs."""
+
+    def room_bytes(residents: Residents, most_bytes: int) -> int:
+        budget = residents._budget
+        return max(0, min(most_bytes, int(budget.limit_bytes * WINDOW_SHARE) - budget.used_bytes))
+
+    add_bodies = pages._add_bodies
+    patch.setattr(Residents, "relieve", lambda residents: None)
+    patch.setattr(Residents, "room_bytes", room_bytes)
+    patch.setattr(pages, "_add_bodies", lambda shard, round_, room: add_bodies(shard, round_, room) if room else 0)
+
+
+def trouble_of(name: str) -> str:
+    """The kind of simulation that finds the mutant."""
+    if name in RIVALS:
+        return "rival"
+    if name in SKEWED:
+        return "skew"
+    return "topics" if name in TOPICS else ""
+
+
 @pytest.fixture
 def patch() -> Iterator[Patch]:
     with pytest.MonkeyPatch.context() as context:
@@ -317,7 +381,7 @@ def test_mutant_is_found(name: str, patch: Patch) -> None:
     MUTANTS[name](patch)
     for seed in range(MANY):
         try:
-            simulate(seed, "rival" if name in RIVALS else "")
+            simulate(seed, trouble_of(name))
         except Exception:  # noqa: BLE001 - a broken promise, or the host's own check that found it first
             return
     pytest.fail(f"no seed below {MANY} fails with {name}")

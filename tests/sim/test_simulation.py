@@ -19,6 +19,12 @@ def test_promises_hold(seed: int) -> None:
     simulate(seed)
 
 
+@pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 3])
+def test_many_topics_in_little_memory(seed: int) -> None:
+    """A dequeue that names many topics finds what is ready, whatever little of it memory holds."""
+    simulate(seed, "topics")
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert first.lines() == again.lines()
@@ -38,3 +44,11 @@ def test_runs_do_check_something() -> None:
     for what in ("ack STALE_LEASE", "ack NOT_FOUND", "ack UNAVAILABLE", "nack STALE_LEASE", "ack OUTCOME_UNKNOWN"):
         assert checks[what] > 0, (what, checks)
     assert set(causes) == {"ack", "nack", "delete", "ttl", "dropped"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hosts_with_wrong_clocks_end_nothing_early(seed: int) -> None:
+    """Each host starts with its machine's clock right, or two hours ahead or behind the databases'."""
+    run = simulate(seed, "skew")
+    for member in run.members:
+        assert abs(member.skew_ms) <= member.host.config.host.clock_jump_ms or not member.served

@@ -1,0 +1,108 @@
+"""Which windows give back memory when more than their share of the byte budget is used.
+
+A hand goes round over all windows, a bounded number of steps a call. A window with a waiting consumer, or with a page
+in flight, keeps what it holds. The others give back in this order: windows that no dequeue asked for lately, whole;
+then the far half of windows that were asked for lately. Taking items from a window costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container
+from typing import Protocol
+
+from foqs.budget import Budget
+from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.window import Window
+
+WINDOW_SHARE = 0.7
+"""Windows and their bodies may fill this much of the byte budget; the rest is kept for input and output."""
+_LOW_SHARE = WINDOW_SHARE - 1 / 32
+"""Windows that exceed their share give back until this much is left, so that they do not give back item by item."""
+_RECENT_MS = 1_000
+"""A window that a dequeue asked for this long ago is likely to be asked for again."""
+_STEPS = 1_000
+"""Windows looked at in one call: the event loop must not stop for a walk over all of them."""
+
+
+class Holder(Protocol):
+    """A shard: it owns the windows of its lanes."""
+
+    def drop_window(self, lane: Lane) -> None: ...
+
+    def cut_window(self, window: Window, keep: int) -> None: ...
+
+
+class Residents:
+    """All windows of a host. `demanded` holds the keys that consumers wait for."""
+
+    def __init__(self, budget: Budget, demanded: Container[LaneKey], now_ms: Callable[[], int]) -> None:
+        self.demanded = demanded
+        self._budget = budget
+        self._now_ms = now_ms
+        self._holders: OrderedDict[Lane, Holder] = OrderedDict()
+        self._fruitless_ms = -1  # when the last call found nothing to give back
+
+    def add(self, lane: Lane, holder: Holder) -> None:
+        """`lane` has a window now."""
+        self._holders[lane] = holder
+
+    def discard(self, lane: Lane) -> None:
+        """`lane` has no window any more."""
+        self._holders.pop(lane, None)
+
+    @property
+    def full(self) -> bool:
+        return not self._budget.fits(0, WINDOW_SHARE)
+
+    def room_bytes(self, most_bytes: int) -> int:
+        """How much a read may bring into memory: up to `most_bytes`. Windows give back what they can for it.
+
+        A small part is always free: a dequeue whose windows may not give back still has to go on."""
+        limit_bytes = self._budget.limit_bytes
+        if not self._budget.fits(most_bytes, WINDOW_SHARE):
+            self.relieve()
+        room_bytes = int(limit_bytes * WINDOW_SHARE) - self._budget.used_bytes
+        return min(most_bytes, max(room_bytes, limit_bytes // 64))
+
+    def relieve(self) -> None:
+        """Has windows give back memory until they are well within their share, or until nothing is left to give."""
+        now_ms = self._now_ms()
+        if now_ms == self._fruitless_ms:
+            return  # a round of reads ends in very many calls
+        before_bytes = self._budget.used_bytes
+        if not self._go_round(_LOW_SHARE, now_ms - _RECENT_MS, _STEPS):
+            self._go_round(_LOW_SHARE, None, _STEPS)
+        if self._budget.used_bytes == before_bytes:
+            self._fruitless_ms = now_ms
+
+    def drop_idle(self, share: float, idle_ms: int, steps: int) -> None:
+        """Drops windows that no dequeue asked for in `idle_ms`, as long as more than `share` of the budget is used."""
+        self._go_round(share, self._now_ms() - idle_ms, steps)
+
+    def _go_round(self, share: float, used_before_ms: int | None, steps: int) -> bool:
+        """Drops windows that were last asked for before that time; None: halves all. True when no more than `share`
+        is used."""
+        holders, budget = self._holders, self._budget
+        for _ in range(min(steps, len(holders))):
+            if budget.fits(0, share):
+                return True
+            lane = next(iter(holders))
+            window = lane.window
+            assert window is not None, "a lane without a window was not discarded"
+            if window.asked_ms or lane.key in self.demanded:
+                holders.move_to_end(lane)
+            elif used_before_ms is None and len(window) > 1:
+                holders[lane].cut_window(window, len(window) // 2)
+                holders.move_to_end(lane)
+            elif used_before_ms is None or window.used_ms <= used_before_ms:
+                holders[lane].drop_window(lane)
+            else:
+                holders.move_to_end(lane)
+        return budget.fits(0, share)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __repr__(self) -> str:
+        return f"Residents({len(self._holders)} windows, {self._budget})"

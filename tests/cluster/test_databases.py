@@ -1,0 +1,62 @@
+"""A database server dies under a cluster of processes: hosts stay ready, and no shard is moved."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from foqs.lab.cluster import LocalCluster
+from foqs.lab.servers import Kind
+from tests.admin.scraping import Scrape, missing
+from tests.cluster.conftest import MISSED, NewCluster
+from tests.conftest import NewServer
+from tests.service.hosts import until
+
+pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
+
+BALANCE_MS = 1_000
+
+
+@pytest.fixture
+def kind() -> Kind:
+    return "mariadb"
+
+
+def ready(cluster: LocalCluster, name: str) -> bool:
+    return missing(("127.0.0.1", cluster.hosts[name].admin_port)) == []
+
+
+def unreachable(cluster: LocalCluster, name: str) -> float:
+    return Scrape(("127.0.0.1", cluster.hosts[name].admin_port)).sum("foqs_shards_unreachable")
+
+
+def test_a_dead_database_server_moves_nothing(new_server: NewServer, new_cluster: NewCluster) -> None:
+    server = new_server("mariadb")
+    settings = {**MISSED, "zookeeper": {**MISSED["zookeeper"], "balance_every_ms": BALANCE_MS}}
+    settings["store"] = {"io_timeout_ms": 5_000}
+    cluster = new_cluster("a", "b", server=server, settings=settings)
+    facts = cluster.registry.facts
+    shards = set(facts.shards)
+    server.kill()
+    cluster.registry.wait_for(lambda facts: shards <= set().union(*(host.unreachable for host in facts.hosts.values())))
+
+    cluster.start("c")  # has nothing, and is given nothing
+    before = cluster.registry.wait_for(lambda facts: "c" in facts.hosts).assignment
+    cluster.registry.wait_for(lambda facts: all(host.unreachable for host in facts.hosts.values()))
+    time.sleep(5 * BALANCE_MS / 1_000)  # nothing happens in it
+    assert cluster.registry.facts.assignment == before
+    assert all(ready(cluster, name) for name in "abc")
+
+    cluster.hosts["b"].kill()
+    cluster.start("b")  # it had never opened a shard
+    until(lambda: ready(cluster, "b"), "the host that was started while the database was dead")
+    facts = cluster.registry.wait_for(lambda facts: set(facts.assignment.hosts) == shards)
+    for name in "ac":
+        kept = {shard for shard, host in before.hosts.items() if host == name}
+        assert kept <= {shard for shard, host in facts.assignment.hosts.items() if host == name}
+    until(lambda: sum(unreachable(cluster, name) for name in "abc") == len(shards), "all shards to be counted")
+
+    server.restart()
+    cluster.settled("a", "b", "c")
+    until(lambda: all(ready(cluster, name) for name in "abc"), "the hosts after it came back")

@@ -1,0 +1,150 @@
+"""A dequeue that names many topics: what it costs, and that it finds what is ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.host import dispense, ops
+from foqs.host.requests import DequeueCall, EnqueueCall, ItemsCall
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import NewItem
+from foqs.shardmgr.lifecycle import ShardState
+from tests.host.laboratory import Laboratory
+
+TOPICS: list[LaneKey] = [("ns", f"topic-{number:03}") for number in range(500)]
+
+
+def fill(lab: Laboratory, keys: list[LaneKey]) -> None:
+    for key in keys:
+        item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
+        lab.host.enqueue(EnqueueCall(1, lambda outcomes: None), [0], [item], [key], [1], lab.now_ms, 5_000)
+    lab.settle()
+
+
+def reopen(lab: Laboratory) -> None:
+    """The shards' items stay, nothing of them is in memory."""
+    for number, shard in lab.host.shards.items():
+        lab.host.drained(shard, lab.now_ms)
+        lab.stores[number].close(clean=True)
+        shard.to(ShardState.ASSIGNED)
+        lab.open(number)
+    lab.settle()
+
+
+def dequeue(lab: Laboratory, keys: list[LaneKey], wait_ms: int) -> list[list[int]]:
+    answers: list[list[int]] = []
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        answers.append([item.id for item in items])
+        return True
+
+    lab.host.dequeue(DequeueCall([(key, 10) for key in keys], 60_000, 1 << 20, 0, reply), lab.now_ms, wait_ms)
+    return answers
+
+
+def test_small_first_pages_are_read_together() -> None:
+    lab = Laboratory(1)
+    fill(lab, TOPICS)
+    reopen(lab)
+    answers = dequeue(lab, TOPICS, 0)
+    ((shard, round_),) = lab.send()
+    assert not round_.pages
+    assert [len(read.pages) for read in round_.lanes_pages] == [len(TOPICS)]
+    lab.arrive(shard, round_)
+    lab.settle()
+    assert [len(found) for found in answers] == [len(TOPICS)]
+
+
+def test_a_later_dequeue_keeps_the_page_that_was_asked_for() -> None:
+    """Dequeues that come more often than pages would otherwise each discard the page of the one before."""
+    lab = Laboratory(1)
+    fill(lab, TOPICS[:1])
+    reopen(lab)
+    answers = dequeue(lab, TOPICS[:1], 0)
+    ((shard, round_),) = lab.send()
+    dequeue(lab, TOPICS[:1], 0)
+    lab.arrive(shard, round_)
+    assert [len(found) for found in answers] == [1]
+
+
+def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty consumers name all topics. One enqueue must not make the host look at all of them again."""
+    lab = Laboratory(1)
+    answers = [dequeue(lab, TOPICS, 60_000) for _ in range(20)]
+    tried: list[Any] = []
+    original = dispense._fill_topic
+
+    def count(*args: Any) -> int:
+        tried.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(dispense, "_fill_topic", count)
+    fill(lab, [TOPICS[7]])
+    assert [len(got) for got in answers] == [1] + [0] * 19
+    assert len(tried) <= 3
+
+
+def test_a_page_wakes_each_of_its_topics_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of a page of 500 topics is 500 topics for the consumers that wait for them, and not 500 for each."""
+    lab = Laboratory(1, 2)
+    fill(lab, TOPICS)
+    reopen(lab)
+    answers = dequeue(lab, TOPICS, 60_000)
+    tried: list[Any] = []
+    original = dispense._fill_topic
+
+    def count(*args: Any) -> int:
+        tried.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(dispense, "_fill_topic", count)
+    lab.settle()
+    assert len(answers) == 1
+    assert len(tried) <= 2 * len(TOPICS)
+
+
+def test_first_come_first_served_by_topic() -> None:
+    """A consumer of many topics does not take the items of a topic that another one has waited longer for."""
+    lab = Laboratory(1)
+    only = dequeue(lab, [TOPICS[1]], 60_000)
+    many = dequeue(lab, TOPICS[:2], 60_000)
+    keys = [TOPICS[0], TOPICS[1]]
+    items = [NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1) for _ in keys]
+    lab.host.enqueue(EnqueueCall(2, lambda outcomes: None), [0, 1], items, keys, [1, 1], lab.now_ms, 5_000)
+    lab.settle()
+    assert [len(got) for got in (*many, *only)] == [1, 1]
+
+
+def test_all_topics_are_drained_when_memory_is_full() -> None:
+    """Slices of the topics one after another, without waiting, in a budget that holds few of their items."""
+    lab = Laboratory(1, 2)
+    fill(lab, TOPICS)
+    lab.host.budget.limit_bytes = 40_000
+    reopen(lab)
+    found: set[int] = set()
+    for _ in range(20):
+        for at in range(0, len(TOPICS), 100):
+            answers = dequeue(lab, TOPICS[at : at + 100], 0)
+            lab.settle()
+            lab.now_ms += 60
+            lab.host.tick(lab.now_ms)
+            lab.settle()
+            (got,) = answers
+            found.update(got)
+            ack(lab, got)
+        if len(found) == len(TOPICS):
+            return
+    pytest.fail(f"only {len(found)} of {len(TOPICS)} items came")
+
+
+def ack(lab: Laboratory, ids: list[int]) -> None:
+    call = ItemsCall(len(ids), lambda outcomes: None)
+    leases = [lab.host.shards[shard_of(item_id)].known[item_id].lease for item_id in ids]
+    asked = [(item_id, ops.ack(lease)) for item_id, lease in zip(ids, leases, strict=True)]
+    if asked:
+        lab.host.settle(call, asked, None, lab.now_ms, 5_000)
+        lab.settle()

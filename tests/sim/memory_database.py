@@ -1,0 +1,204 @@
+"""A shard's database in memory, which checks every transaction whole.
+
+An item is in exactly one of `ready` and `timer`, rows say what the body says, a delete matches a row, no id is inserted
+twice ever, no checkpoint passes a row, only the owner changes a row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from foqs.rows import (
+    Batch,
+    Body,
+    DedupRow,
+    Holding,
+    Key,
+    LaneRow,
+    NewItem,
+    ReadyRow,
+    TimerRow,
+)
+
+POISON = b"\xffpoison"
+"""A payload or metadata that begins with it is refused by the database."""
+
+
+class DatabaseRuleBroken(AssertionError):
+    """A transaction that no correct owner sends."""
+
+
+def _rule(holds: bool, message: str, *about: Any) -> None:
+    if not holds:
+        raise DatabaseRuleBroken(message.format(*about))
+
+
+class Holder(Protocol):
+    """The store whose connection holds the shard."""
+
+    def cut(self) -> None: ...
+
+
+class MemoryDatabase:
+    """The tables of one shard. `now_ms` is the database's clock; `observers` see every committed batch.
+
+    An observer is called with (epoch, batch) before the rows change. Not `strict`: ids may be used again, and lanes
+    need no row, as the tables of a SQL shard have it.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], *, max_batch_bytes: int = 1 << 20, strict: bool = True) -> None:
+        self.now_ms = now_ms
+        self.strict = strict
+        self.max_batch_bytes = max_batch_bytes
+        self.items: dict[int, Body] = {}
+        self.ready: dict[int, ReadyRow] = {}
+        self.order: dict[int, list[Key]] = {}  # lane -> keys of `ready`, sorted
+        self.timer: dict[int, TimerRow] = {}
+        self.due_order: list[tuple[int, int]] = []
+        self.expiry: dict[int, int] = {}
+        self.expiry_order: list[tuple[int, int]] = []
+        self.lanes: dict[int, LaneRow] = {}
+        self.ever: set[int] = set()
+        self.epoch = 0
+        self.seq = 0
+        self.owner = ""
+        self.next_number = 1
+        self.due_from_ms = 0
+        self.expiry_from_ms = 0
+        self.dedup: dict[bytes, DedupRow] = {}
+        self.dedup_from_ms = 0
+        self.slots = Holding()
+        self.holder: Holder | None = None
+        self.observers: list[Callable[[int, Batch], None]] = []
+        self.commits = 0
+
+    def apply(self, epoch: int, batch: Batch) -> None:
+        """Carries out `batch` for the owner of `epoch`, checking everything."""
+        for observer in self.observers:
+            observer(epoch, batch)
+        _rule(epoch == self.epoch, "epoch {} changed rows of epoch {}", epoch, self.epoch)
+        for lane in batch.lanes_new:
+            names = [other[1:] for other in self.lanes.values()]
+            _rule(lane.lane not in self.lanes and lane[1:] not in names, "lane {} exists", lane)
+            self.lanes[lane.lane] = lane
+        for item in batch.inserts:
+            self._insert(item)
+        for _, priority, deliver_after_ms, item_id in batch.ready_gone:
+            self._ready_gone((priority, deliver_after_ms, item_id))
+        for item_id in batch.timer_gone:
+            self._timer_gone(item_id)
+        for item_id, metadata in batch.metadata_new:
+            self.items[item_id] = self.items[item_id]._replace(metadata=metadata)
+        for item_id, at_ms in batch.deliver_after_new:
+            self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
+        for row in batch.ready_new:
+            self._ready_new(row)
+        for timer in batch.timer_new:
+            self._timer_new(timer)
+        for item_id in batch.expiry_gone:
+            at = self.expiry.pop(item_id, None)  # the owner of a row read without its body may ask in vain
+            if at is not None:
+                del self.expiry_order[bisect_left(self.expiry_order, (at, item_id))]
+        for at_ms, item_id in batch.expiry_new:
+            self._expiry_new(at_ms, item_id)
+        for item_id in batch.item_gone:
+            _rule(item_id in self.items, "item {} is removed but is not there", item_id)
+            del self.items[item_id]
+        for number in batch.lanes_gone:
+            _rule(number in self.lanes, "lane {} is removed but is not there", number)
+            _rule(not any(b.lane == number for b in self.items.values()), "lane {} has items", number)
+            del self.lanes[number]
+        if batch.dedup_gone is not None:
+            low, high = batch.dedup_gone
+            self.dedup = {d: row for d, row in self.dedup.items() if not low <= row.expires_at_ms <= high}
+        for dedup in batch.dedup_again:
+            old = self.dedup.get(dedup.digest)
+            _rule(old is None or old.expires_at_ms <= self.now_ms() + 1, "key {} is stored twice", dedup)
+        self.dedup.update((row.digest, row) for row in (*batch.dedup_copied, *batch.dedup_new, *batch.dedup_again))
+        self._check(batch)
+        self.slots = self.slots if batch.slots is None else batch.slots
+        self.dedup_from_ms = batch.dedup_from_ms
+        self.next_number = batch.next_number
+        self.due_from_ms, self.expiry_from_ms = batch.due_from_ms, batch.expiry_from_ms
+        self.commits += 1
+
+    def has_keys(self, batch: Batch) -> bool:
+        """Whether a new key of `batch` is there, or comes twice."""
+        low, high = batch.dedup_gone or (1, 0)
+        new = {dedup.digest for dedup in batch.dedup_new}
+        there = [row for digest in new if (row := self.dedup.get(digest))]
+        return len(new) < len(batch.dedup_new) or any(not low <= row.expires_at_ms <= high for row in there)
+
+    def _insert(self, item: NewItem) -> None:
+        _rule(item.id not in (self.ever if self.strict else self.items), "id {} is inserted twice", item.id)
+        self.ever.add(item.id)
+        self.items[item.id] = Body(
+            item.id, item.lane, item.priority, item.deliver_after_ms, item.enqueued_at_ms, item.expires_at_ms,
+            item.lease_ms, item.delivery, item.payload, item.metadata, item.headers,
+        )  # fmt: skip
+        size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
+        if item.due_ms:
+            self._timer_new(TimerRow(item.due_ms, item.id, item.lane, 0, 0, 0, size))
+        else:
+            self._ready_new(ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size))
+        if item.expires_at_ms:
+            self._expiry_new(item.expires_at_ms, item.id)
+
+    def _ready_new(self, row: ReadyRow) -> None:
+        body = self.items.get(row.id)
+        _rule(body is not None, "ready row {} without item", row)
+        assert body is not None
+        same = (body.lane, body.priority, body.deliver_after_ms) == (row.lane, row.priority, row.deliver_after_ms)
+        _rule(same and self._is_lane(row.lane), "ready row {} is not what its item says: {}", row, body)
+        _rule(row.id not in self.ready, "ready row {} exists", row)
+        self.ready[row.id] = row
+        insort(self.order.setdefault(row.lane, []), (row.priority, row.deliver_after_ms, row.id))
+
+    def _is_lane(self, number: int) -> bool:
+        return number in self.lanes or not self.strict
+
+    def _ready_gone(self, key: Key) -> None:
+        row = self.ready.pop(key[2], None)
+        _rule(row is not None, "ready row {} is deleted but is not there", key)
+        assert row is not None
+        keys = self.order[row.lane]
+        at = bisect_left(keys, key)
+        _rule(at < len(keys) and keys[at] == key, "ready row {} is deleted as {}", row, key)
+        del keys[at]
+
+    def _timer_new(self, row: TimerRow) -> None:
+        body = self.items.get(row.id)
+        _rule(body is not None, "timer row {} without item", row)
+        assert body is not None
+        _rule(body.lane == row.lane and self._is_lane(row.lane), "timer row {} of another lane", row)
+        _rule(bool(row.lease) or body.deliver_after_ms == row.due_ms, "delayed row {} is not due then", row)
+        _rule(row.id not in self.timer, "timer row {} exists", row)
+        self.timer[row.id] = row
+        insort(self.due_order, (row.due_ms, row.id))
+
+    def _timer_gone(self, item_id: int) -> None:
+        row = self.timer.pop(item_id, None)
+        _rule(row is not None, "timer row of {} is deleted but is not there", item_id)
+        assert row is not None
+        del self.due_order[bisect_left(self.due_order, (row.due_ms, item_id))]
+
+    def _expiry_new(self, at_ms: int, item_id: int) -> None:
+        _rule(item_id in self.items and item_id not in self.expiry, "expiry row of {} cannot be", item_id)
+        self.expiry[item_id] = at_ms
+        insort(self.expiry_order, (at_ms, item_id))
+
+    def _check(self, batch: Batch) -> None:
+        for item_id in batch.ids():
+            tables = (item_id in self.ready) + (item_id in self.timer)
+            _rule(tables == (item_id in self.items), "item {} is in {} of ready and timer", item_id, tables)
+            body = self.items.get(item_id)
+            has_ttl = body is not None and body.expires_at_ms > 0
+            _rule((item_id in self.expiry) == has_ttl, "item {} has the wrong expiry row", item_id)
+        for order, from_ms, what in (
+            (self.due_order, batch.due_from_ms, "timer"),
+            (self.expiry_order, batch.expiry_from_ms, "expiry"),
+            (sorted((row.expires_at_ms, 0) for row in self.dedup.values()), batch.dedup_from_ms, "dedup"),
+        ):
+            _rule(not order or order[0][0] >= from_ms, "the {} checkpoint {} passed a row", what, from_ms)

@@ -1,6 +1,6 @@
 """`python -m foqs` is the `foqs` command."""
 
-from foqs.cli.main import app
+from foqs.cli.entry import main
 
 if __name__ == "__main__":
-    app()
+    main()

@@ -27,7 +27,7 @@ from foqs.cli.shards import app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
-from foqs.store.protocol import StoreError
+from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
     from foqs.sections import ZookeeperSection
@@ -96,8 +96,10 @@ def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str
         refuse_bad(fact.url, fact.id, create=True)
         quietly()
         change = asyncio.run(add())
-    except (FoqsError, StoreError) as error:
+    except FoqsError as error:
         return f"shard {fact.id}: {error}"
+    except StoreError as error:
+        return f"shard {fact.id}: {explained(error)}"
     print(f"shard {fact.id} is added" if change.action is not None else change.says, flush=True)
     return None
 

@@ -25,7 +25,11 @@ class Database(StrEnum):
 
 
 WORKLOADS = ("cycle", "single", "enqueue", "drain", "latency")
-ASSIGNMENT, CLUSTER = "assignment", "cluster"
+ASSIGNMENT, CLUSTER, TOPICS = "assignment", "cluster", "topics"
+ALONE = (ASSIGNMENT, CLUSTER, TOPICS)
+
+
+_TOPICS_LIMIT_S = 300.0
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +41,7 @@ def bench(
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of: {', '.join(WORKLOADS)}; default: all of these. Or {ASSIGNMENT} or {CLUSTER}, by itself."
+            help=f"Of: {', '.join(WORKLOADS)}; default: all of these. Or one of {', '.join(ALONE)}, by itself."
         ),
     ] = None,
     database: Annotated[Database, typer.Option(help="What the shards are on; a private server is started.")] = (
@@ -57,23 +61,30 @@ def bench(
     latency_rounds: Annotated[int, typer.Option(min=100)] = 1_000,
     shards_total: Annotated[int, typer.Option(min=1, max=MAX_SHARD, help=f"Shards of {ASSIGNMENT}.")] = 10_000,
     hosts: Annotated[int, typer.Option(min=1, max=100_000, help=f"Hosts of {ASSIGNMENT}.")] = 1_000,
+    topics: Annotated[
+        int, typer.Option(min=1, max=100_000, help=f"Topics of {TOPICS}, which --items are spread over.")
+    ] = 100_000,
     limit: Annotated[bool, typer.Option("--limit", help="Also measure the raw bound of the same database.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also measure SKIP LOCKED and beanstalkd.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measures full cycles, enqueues, the drain of a backlog, and latencies; or how long it takes to decide which host
-    serves which shard (no database is needed); or what a cluster costs and how long its changes take."""
+    serves which shard (no database is needed); or what a cluster costs and how long its changes take; or how very many
+    topics with few items each are drained."""
     chosen = tuple(workloads or WORKLOADS)
     for name in chosen:
-        if name not in (*WORKLOADS, ASSIGNMENT, CLUSTER):
-            fail(f"no workload {name!r}: choose from {', '.join((*WORKLOADS, ASSIGNMENT, CLUSTER))}", 2)
-        if name in (ASSIGNMENT, CLUSTER) and len(chosen) > 1:
+        if name not in (*WORKLOADS, *ALONE):
+            fail(f"no workload {name!r}: choose from {', '.join((*WORKLOADS, *ALONE))}", 2)
+        if name in ALONE and len(chosen) > 1:
             fail(f"{name} is measured by itself", 2)
     if ASSIGNMENT in chosen:
         _assignment(shards_total, hosts, rounds, as_json)
         return
     if CLUSTER in chosen:
         _cluster(database, rounds, items, as_json)
+        return
+    if TOPICS in chosen:
+        _topics(database, driver, shards, topics, items, payload_bytes, as_json)
         return
     # Imported here: the bench pulls in the lab's servers, and a plain `foqs` should start fast.
     from foqs.lab.bench.report import show
@@ -120,6 +131,29 @@ def _assignment(shards: int, hosts: int, rounds: int, as_json: bool) -> None:
         print()
     else:
         assignment.show(cases, shards, hosts, Console())
+
+
+def _topics(
+    database: Database, driver: str, shards: int, topics: int, items: int, payload_bytes: int, as_json: bool
+) -> None:
+    from foqs.lab.bench import topics as bench
+    from foqs.lab.bench.rig import rig
+    from foqs.lab.servers import ServerUnavailable
+
+    if items % topics:
+        fail(f"--items {items} is not a multiple of --topics {topics}: the items are spread evenly", 2)
+    plan = bench.Plan(topics, items, payload_bytes, _TOPICS_LIMIT_S)
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status, rig(database.value, shards, driver) as measured:
+            drains = bench.measure(measured, plan, status.update)
+    except ServerUnavailable as error:
+        fail(str(error))
+    if as_json:
+        json.dump({name: drain.as_json() for name, drain in drains.items()}, sys.stdout, indent=2)
+        print()
+    else:
+        bench.show(drains, plan, Console())
 
 
 def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None:

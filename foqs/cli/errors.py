@@ -8,15 +8,19 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
+from foqs.cli import logs
 from foqs.errors import FoqsError
-from foqs.store.protocol import StoreError
+from foqs.store.protocol import StoreError, explained
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    print(f"foqs: {message}", file=sys.stderr)
+    if logs.is_json():
+        logs.failed(message, status)
+    else:
+        print(f"foqs: {message}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -27,8 +31,10 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (FoqsError, StoreError) as error:
+        except FoqsError as error:
             fail(str(error))
+        except StoreError as error:
+            fail(explained(error))
         except KeyboardInterrupt:
             fail("interrupted", 130)
 
@@ -36,7 +42,7 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def piped(command: Callable[P, R]) -> Callable[P, R]:
-    """A reader that went away (`| head`) ends the command quietly, as it does others."""
+    """A reader that went away (`| head`) ends the command quietly, as it does with other commands."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,12 +50,13 @@ def piped(command: Callable[P, R]) -> Callable[P, R]:
             result = command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
-            _end_quietly()
+            discard_stdout()
+            raise SystemExit(1) from None
         return result
 
     return wrapped
 
 
-def _end_quietly() -> NoReturn:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains while it ends
-    raise SystemExit(1)
+def discard_stdout() -> None:
+    """Drop what stdout still holds, which the interpreter would try to write, and complain about, while it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import islice
@@ -19,8 +19,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from foqs.cli.errors import fail, piped, told
+from foqs.cli.written import write_items
 from foqs.client import Client, Duplicate, FoqsError, ItemSpec, Lease, Nack, Producer
+from foqs.client.connection import NotSent
 from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
+from foqs.errors import Invalid
+from foqs.ids import parse_id
 
 AddressOption = Annotated[
     str, typer.Option("--address", envvar="FOQS_ADDRESS", help="host:port, or several with commas.")
@@ -38,7 +42,10 @@ TlsOption = Annotated[
         help="Talk TLS: `on`, or ca_file, cert_file, key_file and server_name.",
     ),
 ]
-IdArgument = Annotated[str | None, typer.Argument(metavar="ID", help="Without it, JSON lines are read from stdin.")]
+IdArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="ID", help="In decimal, or 0x and hexadecimal. Without it, JSON lines are read from stdin."),
+]
 LeaseArgument = Annotated[str | None, typer.Argument(metavar="LEASE")]
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
@@ -56,7 +63,9 @@ def register(app: typer.Typer) -> None:
 def enqueue(
     topic: Annotated[str, typer.Argument(help="Where items go that name no topic of their own.")],
     raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is a payload as it is.")] = False,
-    priority: Annotated[int, typer.Option(help="Of items that name none; lower is more urgent.")] = 0,
+    priority: Annotated[
+        int, typer.Option(min=-(1 << 31), max=(1 << 31) - 1, help="Of items that name none; lower is more urgent.")
+    ] = 0,
     delay_ms: Annotated[int | None, typer.Option(help="Of items that name no time.")] = None,
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
@@ -67,33 +76,31 @@ def enqueue(
 
     A JSON line holds `payload` (text) or `payload_base64`, and may hold topic, priority, delay_ms,
     deliver_after_ms, lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, delivery
-    ("AT_LEAST_ONCE", "AT_MOST_ONCE"). One JSON line with the id, or the error, is written for each.
+    ("AT_LEAST_ONCE", "AT_MOST_ONCE"). One JSON line with the id, or the error with its line, is written for each.
     """
     failed = total = 0
     with (
         _client(address, namespace, token, tls) as client,
         Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
     ):
-        waiting: deque[Future[int]] = deque()
+        waiting: deque[tuple[int, Future[int]]] = deque()
         with _progress(sys.stdin.buffer) as advance:
             for number, line in enumerate(sys.stdin.buffer, 1):
                 advance(len(line))
                 if not raw and not line.strip():
                     continue
                 total += 1
-                waiting.append(_submit(producer, line, topic, raw, priority, delay_ms, number))
-                while waiting and (waiting[0].done() or len(waiting) > 4 * BATCH_ITEMS):
-                    failed += _write_outcome(waiting.popleft())
+                waiting.append((number, _submit(producer, line, topic, raw, priority, delay_ms)))
+                while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
+                    failed += _write_outcome(*waiting.popleft())
             producer.flush()
             while waiting:
-                failed += _write_outcome(waiting.popleft())
+                failed += _write_outcome(*waiting.popleft())
     if failed:
         fail(f"{failed} of {total} items were not enqueued")
 
 
-def _submit(
-    producer: Producer, line: bytes, topic: str, raw: bool, priority: int, delay_ms: int | None, number: int
-) -> Future[int]:
+def _submit(producer: Producer, line: bytes, topic: str, raw: bool, priority: int, delay_ms: int | None) -> Future[int]:
     try:
         if raw:
             spec = ItemSpec(topic, line.removesuffix(b"\n"), priority=priority, delay_ms=delay_ms)
@@ -101,19 +108,18 @@ def _submit(
             spec = spec_of_line(line, topic=topic, priority=priority, delay_ms=delay_ms)
         return producer.submit(spec)
     except FoqsError as error:
-        error.message = f"line {number}: {error.message}"
         future: Future[int] = Future()
         future.set_exception(error)
         return future
 
 
-def _write_outcome(future: Future[int]) -> bool:
-    """True when it failed."""
+def _write_outcome(number: int, future: Future[int]) -> bool:
+    """Write what became of line `number`. True when it failed."""
     try:
         item_id = future.result()
         _write({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
     except FoqsError as error:
-        _write({"error": error.code.name, "message": error.message})
+        _write({"error": error.code.name, "message": f"line {number}: {error.message}"})
         return True
     return False
 
@@ -131,16 +137,15 @@ def dequeue(
 ) -> None:
     """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
 
-    The payload is `payload` where it is UTF-8 text, else `payload_base64`.
+    The payload is `payload` where it is UTF-8 text, else `payload_base64`. Items whose lines cannot be written, as
+    the reader went away, are given back.
     """
     failed: list[FoqsError] = []
     with _client(address, namespace, token, tls) as client:
         while count > 0 and (
             found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
         ):
-            for got in found:
-                _write(item_json(got))
-            sys.stdout.flush()
+            write_items(client, found, to_ack=ack)
             if ack:
                 failed += [error for error in client.ack_many(found) if error is not None]
             count -= len(found)
@@ -190,10 +195,12 @@ def _each_lease(
     """Writes a JSON line for each; ends with an error when one failed."""
     if (item_id is None) != (lease is None):
         fail("give ID and LEASE, or neither", 2)
-    given = {"id": item_id, "lease": lease}
-    lines: Iterable[bytes] = sys.stdin.buffer if item_id is None else [json.dumps(given).encode()]
+    leases: Iterator[Lease]
+    if item_id is None:
+        leases = (lease_of_line(line, number) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
+    else:
+        leases = iter([Lease(parse_id(item_id), parse_id(lease, "a lease"))])
     failed = total = 0
-    leases = (lease_of_line(line, number) for number, line in enumerate(lines, 1) if line.strip())
     while chunk := list(islice(leases, BATCH_ITEMS)):
         for told_of, error in zip(chunk, tell(chunk), strict=True):
             total += 1
@@ -226,25 +233,32 @@ def topics(
 
 
 def item(
-    item_id: Annotated[str, typer.Argument(metavar="ID")],
+    item_id: Annotated[str, typer.Argument(metavar="ID", help="In decimal, or 0x and hexadecimal.")],
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
     tls: TlsOption = None,
 ) -> None:
     """Show one item as JSON; leases nothing."""
-    if not item_id.isdecimal():
-        fail(f"{item_id!r} is not an id", 2)
+    try:
+        number = parse_id(item_id)
+    except Invalid as error:
+        fail(error.message, 2)
     with _client(address, namespace, token, tls) as client:
-        _write(item_json(client.get_item(int(item_id))))
+        _write(item_json(client.get_item(number)))
 
 
 # ------------------------------------------------------------------------------------------ the terminal
 
 
 def _client(address: str, namespace: str, token: str | None, tls: str | None) -> Client:
-    # Somebody is waiting; and for the few calls of a command it does not pay to learn who serves what.
-    return Client(address, namespace, token=token, tls=tls, timeout_ms=TIMEOUT_MS, routing=False)
+    # A user waits; and for the few calls of a command it does not pay to learn which host serves what.
+    return Client(address, namespace, token=token, tls=tls, timeout_ms=TIMEOUT_MS, routing=False, on_retry=_say_retry)
+
+
+def _say_retry(error: FoqsError, left_s: float) -> None:
+    hint = "; is a server running there? --address and FOQS_ADDRESS name another" if isinstance(error, NotSent) else ""
+    print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint}", file=sys.stderr, flush=True)
 
 
 def _write(value: dict[str, Any]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
 import sys
 import threading
+import tomllib
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -23,24 +28,42 @@ _Event = MutableMapping[str, Any]
 
 log = structlog.get_logger("foqs.log")
 
+_FORMAT_VARIABLE = "FOQS_LOG__FORMAT"
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@")
 _LITERAL = re.compile(r"\bx'[0-9A-Fa-f]{8,}")
 _outlet = Outlet()
+_form = "console"
 
 
 def from_environment(level: Level = "info") -> None:
     """For commands that serve nothing, and until a configuration is read. Raises Invalid."""
     wanted = os.environ.get("FOQS_LOG__LEVEL", level).lower()
-    form = os.environ.get("FOQS_LOG__FORMAT", "console")
+    form = os.environ.get(_FORMAT_VARIABLE, "console")
     for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
         if value not in known:
             raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): not one of {', '.join(known)}")
     configure(wanted, form)
 
 
+def from_file(path: Path) -> None:
+    """Take the format that a configuration file names, so that a refusal of that file has it as well."""
+    if _FORMAT_VARIABLE in os.environ:
+        return
+    with suppress(OSError, ValueError, KeyError, TypeError):  # the configuration's reader says what is wrong
+        if tomllib.loads(path.read_text())["log"]["format"] == "json":
+            configure("info", "json")
+
+
+def is_json() -> bool:
+    return _form == "json"
+
+
 def configure(level: str, form: str, **always: str) -> None:
     """`always` is in every line. What other libraries say through `logging` comes out alike, from WARNING on: below it
     they tell statements, and so payloads."""
+
+    global _form  # noqa: PLW0603
+    _form = form
 
     def add(_logger: object, _method: str, event: _Event) -> _Event:
         event.update(always)
@@ -66,6 +89,8 @@ def configure(level: str, form: str, **always: str) -> None:
     logging.basicConfig(handlers=[handler], force=True)
     logging.captureWarnings(True)
     set_level(level)
+    if form == "json":
+        _catch_in_process()
 
 
 def set_level(level: str) -> None:
@@ -104,13 +129,32 @@ class _Bridge(logging.Handler):
             Stderr(record.name).msg(text)
 
 
+def failed(message: str, status: int) -> None:
+    """Log why a command ends."""
+    log.error("command.failed", error=message, status=status)
+
+
+def announce(text: str, **fields: object) -> None:
+    """Write a line to stdout for the program that waits for it: `text`, as JSON if the log is JSON."""
+    if is_json():
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        first = {"timestamp": now, "level": "info", "event": "host.listening", "logger": "foqs.host"}
+        text = json.dumps({**first, **fields, "said": text})
+    print(text, flush=True)
+
+
 def catch_faults(loop: asyncio.AbstractEventLoop) -> None:
-    """What ends callbacks, threads and the process itself is told in the log, in its format."""
+    """Log what ends callbacks, threads and the process itself."""
 
     def in_loop(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         # Not the rest of the context: it shows arguments, and so payloads.
         log.error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
 
+    loop.set_exception_handler(in_loop)
+    _catch_in_process()
+
+
+def _catch_in_process() -> None:
     def in_thread(fault: threading.ExceptHookArgs) -> None:
         name = None if fault.thread is None else fault.thread.name
         log.error("thread.failed", thread=name, exc_info=fault.exc_value)
@@ -118,9 +162,12 @@ def catch_faults(loop: asyncio.AbstractEventLoop) -> None:
     def in_process(_kind: type[BaseException], error: BaseException, _traceback: TracebackType | None) -> None:
         log.error("process.failed", exc_info=error)
 
-    loop.set_exception_handler(in_loop)
+    def in_cleanup(fault: sys.UnraisableHookArgs) -> None:
+        log.error("cleanup.failed", said=fault.err_msg, exc_info=fault.exc_value)
+
     threading.excepthook = in_thread
     sys.excepthook = in_process
+    sys.unraisablehook = in_cleanup
 
 
 def _logger_name(logger: Stderr, _method: str, event: _Event) -> _Event:

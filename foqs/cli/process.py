@@ -6,7 +6,9 @@ Apart from the commands, because what it imports takes longer than a `foqs ack`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import os
 import resource
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +26,7 @@ from foqs.cli.errors import fail
 from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config import Config
 from foqs.errors import Invalid
+from foqs.host.marks import FileMarks
 from foqs.host.member import Member
 from foqs.host.node import Node
 from foqs.sections import ServerSection, ShardSection
@@ -41,12 +44,19 @@ UNFINISHED = "stopped before everything in hand was finished: the grace was too 
 def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
     """The shards of an embedded host: those that the directory holds already, and at least `shards`."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        _make_private(data_dir)
     except OSError as error:
         raise Invalid(f"--data-dir {data_dir}: {error.strerror}") from error
     held = [int(path.stem.removeprefix("shard-")) for path in data_dir.glob("shard-*.db") if path.stem[6:].isdigit()]
     count = max([shards, *held])
     return [ShardSection(id=n, url=_file_url(data_dir.resolve() / f"shard-{n}.db")) for n in range(1, count + 1)]
+
+
+def _make_private(folder: Path) -> None:
+    """Make a missing folder, and its missing parents, for its owner alone. An existing one keeps its mode."""
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _file_url(path: Path) -> str:
@@ -92,7 +102,7 @@ def serve(
 
 
 def _print(host: str, port: int) -> None:
-    print(f"foqs listening on {host}:{port}", flush=True)
+    logs.announce(f"foqs listening on {host}:{port}", address=f"{host}:{port}")
 
 
 def _allow_files(server: ServerSection) -> None:
@@ -157,11 +167,18 @@ async def _until(
         await node.stop()
         server = running().server
         ports = server.port if shared_port is None else f"{server.port} and {shared_port}"
-        raise Invalid(f"cannot listen on {server.host}:{ports}: {error.strerror}") from error
+        raise Invalid(f"cannot listen on {server.host}:{ports}: {_reason(error)}") from error
     tell(host, port)
     await stop.wait()
     log.info("host.stopping", grace_ms=running().server.grace_ms)
     return await node.stop()
+
+
+def _reason(error: OSError) -> str:
+    """The system's words for it; asyncio's repeat the address. An address that is no number has an errno below 0."""
+    if error.errno == errno.EADDRINUSE:
+        return f"{os.strerror(error.errno)} by another process: stop that one or choose another port"
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
 
 
 @asynccontextmanager
@@ -171,13 +188,14 @@ async def _admin(config: Config, host: Node | Member) -> AsyncIterator[None]:
         yield
         return
     node, seat = (host.node, host.seat) if isinstance(host, Member) else (host, None)
-    server = AdminServer(config.admin, View(config.server.id, node, seat))
+    root = config.zookeeper.root if config.zookeeper is not None else ""
+    server = AdminServer(config.admin, View(config.server.id, node, seat, root))
     try:
         try:
             await server.start(config.admin_port)
         except OSError as error:
             address = f"{config.admin.host}:{config.admin_port}"
-            raise Invalid(f"admin: cannot listen on {address}: {error.strerror}") from error
+            raise Invalid(f"admin: cannot listen on {address}: {_reason(error)}") from error
         yield
     finally:
         await server.stop()
@@ -199,4 +217,6 @@ def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
         facts = ZkFactStore(config.zookeeper, asyncio.get_running_loop())
         return Member(config, config.zookeeper, facts, make_store, fatal, shared_port)
     urls = {section.id: section.url for section in config.shards}
-    return Node(config, lambda number: make_store(number, urls[number]), take_over=take_over)
+    directory = config.store.state_dir
+    marks = None if directory is None else FileMarks(directory, urls)
+    return Node(config, lambda number: make_store(number, urls[number]), take_over=take_over, marks=marks)

@@ -16,6 +16,7 @@ import typer
 
 from foqs.cli import logs
 from foqs.cli.errors import told
+from foqs.cli.interrupt import ends_at_once
 from foqs.cli.operators import ConfigOption
 from foqs.errors import Invalid
 from foqs.exposure import exposed
@@ -44,17 +45,19 @@ def dev(
     shards: Annotated[int, typer.Option(min=1, max=64, help="How many shards to begin with.")] = 4,
 ) -> None:
     """Runs foqs on embedded SQLite shards: no other server is needed, and items survive a restart."""
-    from foqs.cli.process import dev_shards, run
-    from foqs.config import load
-    from foqs.store.schema import create_schema
+    with ends_at_once():
+        from foqs.cli.process import dev_shards, run
+        from foqs.config import load
+        from foqs.store.schema import create_schema
 
-    sections = dev_shards(data_dir, shards)
-    config = load(**_server(host, port), shards=[section.model_dump() for section in sections])
-    for section in config.shards:
-        create_schema(section.url, section.id)
-    logs.configure(config.log.level, config.log.format)
-    log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
-    run(config, None, take_over=False)
+        sections = dev_shards(data_dir, shards)
+        shards_of = [section.model_dump() for section in sections]
+        config = load(**_server(host, port), shards=shards_of, store={"state_dir": data_dir.resolve()})
+        for section in config.shards:
+            create_schema(section.url, section.id)
+        logs.configure(config.log.level, config.log.format)
+        log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
+        run(config, None, take_over=False)
 
 
 @told
@@ -77,12 +80,18 @@ def serve(
 ) -> None:
     """Runs a host: over the shards of foqs.toml, waiting as a standby while another host has them, or, with a
     zookeeper section, as a host of that cluster."""
+    with ends_at_once():
+        _serve(config, host, port, take_over, workers)
+
+
+def _serve(path: Path, host: str | None, port: int | None, take_over: bool, workers: int | None) -> None:
     from foqs.config import load
 
+    logs.from_file(path)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # or one that comes before it can be heeded ends the host
 
     def read() -> Config:
-        return named(load(config, **_server(host, port)))
+        return _with_state(named(load(path, **_server(host, port))), path)
 
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
@@ -114,6 +123,13 @@ def named(config: Config) -> Config:
         return config
     name = f"{socket.gethostname()}:{config.server.port or os.getpid()}"
     return config.model_copy(update={"server": config.server.model_copy(update={"id": name})})
+
+
+def _with_state(config: Config, file: Path) -> Config:
+    if config.zookeeper is not None or config.store.state_dir is not None:
+        return config
+    state_dir = file.resolve().parent / "foqs-state"
+    return config.model_copy(update={"store": config.store.model_copy(update={"state_dir": state_dir})})
 
 
 def _server(host: str | None, port: int | None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from foqs.cli.operators import (
 from foqs.errors import Invalid
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
-from foqs.store.protocol import StoreError
+from foqs.store.protocol import StoreError, explained
 
 ShardArgument = Annotated[int, typer.Argument(metavar="ID", help="The shard's number.")]
 
@@ -47,19 +47,23 @@ def create(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> 
         try:
             create_schema(url, shard)
         except StoreError as error:
-            fail(f"shard {shard}: {error}")
+            fail(f"shard {shard}: {explained(error)}")
         print(f"shard {shard}: ready")
 
 
 @app.command("check")
 @told
 def check(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
-    """Verifies schema, version, number and the settings that the promises rest on; exits 1 when something is wrong."""
+    """Verifies tables, indexes, version, number and the settings that the promises rest on.
+
+    Exits 1 when something is wrong, and says how to mend it.
+    """
     wrong = False
     for shard, url in _urls(config, connect_timeout):
         findings = _findings(url, shard)
         wrong = wrong or bool(findings)
-        print(f"shard {shard}: {'; '.join(findings) or 'good'}")
+        for finding in findings or ["good"]:
+            print(f"shard {shard}: {finding}")
     if wrong:
         sys.exit(1)
 
@@ -80,10 +84,11 @@ def _urls(path: Path, connect_s: float) -> list[tuple[int, str]]:
 
 
 def _findings(url: str, shard: int) -> list[str]:
+    """What is wrong, each with what mends it."""
     from foqs.store.schema import check_schema
 
     try:
-        return check_schema(url, shard)
+        return [f"{one.found} -> {one.mend}" if one.mend else one.found for one in check_schema(url, shard)]
     except StoreError as error:
         return [str(error)]
 
@@ -173,16 +178,49 @@ def disable(
 def remove(
     shard: ShardArgument,
     config: ConfigOption,
+    items: Annotated[int, typer.Option(min=0, help="How many items the shard holds: it has to be right.")] = 0,
+    uncounted: Annotated[bool, typer.Option("--uncounted", help="Do not count: its database is gone.")] = False,
     yes: YesOption = False,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Takes a disabled shard out of the cluster. Its items stay in the database, and nobody serves them."""
+    """Takes a disabled shard out of the cluster. Its items stay in the database, and no host serves them: a shard that
+    holds items is removed only when --items says how many."""
+    from foqs.config import load
+
+    def first() -> None:
+        if not uncounted:
+            facts = look(cluster_of(load(config)), connect_timeout)
+            refuse_items(facts.shards[shard].url, shard, items)
+        confirm(f"Remove shard {shard}?", yes=yes)
+
     perform(
         config,
         lambda facts: operate.remove_shard(facts, shard),
         connect_s=connect_timeout,
         timeout_s=TIMEOUT_S,
-        first=lambda: confirm(f"Remove shard {shard}?", yes=yes),
+        first=first,
+    )
+
+
+def refuse_items(url: str, shard: int, expected: int) -> None:
+    """Raises Invalid unless the shard's database holds just so many items."""
+    from foqs.store.count import count_items
+
+    try:
+        found = count_items(url, shard)
+    except StoreError as error:
+        raise Invalid(
+            f"the items of shard {shard} cannot be counted: {error}. Once its database answers, try again; to give up "
+            "the items, give --uncounted"
+        ) from None
+    if found == expected:
+        return
+    holds = f"shard {shard} holds {found:,} item{'' if found == 1 else 's'}"
+    if expected:
+        raise Invalid(f"{holds}, not {expected:,}: nothing is removed")
+    raise Invalid(
+        f"{holds}, which no host will serve: drain the shard first (foqs shards enable {shard}, then drain), or give "
+        f"--items {found} to leave them in the database"
     )
 
 

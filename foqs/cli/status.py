@@ -20,8 +20,11 @@ from foqs.shardmgr.status import Status, status_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from foqs.sections import ZookeeperSection
+    from foqs.config import Config
     from foqs.shardmgr.facts import Facts, ShardFact
+    from foqs.shardmgr.status import Answers
+
+    Show = Callable[[Facts, bool, Answers], None]
 
 app = typer.Typer(help="A cluster as a whole.", no_args_is_help=True)
 
@@ -45,25 +48,26 @@ def status(
     from foqs.config import load
 
     show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
-    section = cluster_of(load(config))
+    whole = load(config)
+    cluster_of(whole)
     quietly()
     try:
-        asyncio.run(_show(section, connect_timeout, show, watch=watch))
+        asyncio.run(_show(whole, connect_timeout, show, watch=watch))
     except KeyboardInterrupt:
         if not watch:
             raise
 
 
-async def _show(
-    config: ZookeeperSection, connect_s: float, show: Callable[[Facts, bool], None], *, watch: bool
-) -> None:
+async def _show(config: Config, connect_s: float, show: Show, *, watch: bool) -> None:
+    from foqs.cli.ask import ask_hosts
     from foqs.cli.cluster import Cluster
 
-    async with Cluster(config, connect_s) as cluster:
+    async with Cluster(cluster_of(config), connect_s) as cluster:
         shown: tuple[Facts, bool] | None = None
         while shown is None or watch:
             if shown != (now := (cluster.facts, cluster.connected)):
-                show(*now)
+                addresses = {host: fact.address for host, fact in now[0].hosts.items()}
+                show(*now, await ask_hosts(config, addresses))
                 shown = now
             if watch:
                 await cluster.news()
@@ -72,31 +76,31 @@ async def _show(
 # ------------------------------------------------------------------------------------------------------- shapes
 
 
-def _json_shown(indent: int | None) -> Callable[[Facts, bool], None]:
-    def show(facts: Facts, connected: bool) -> None:
-        print(json.dumps(document(facts, connected), indent=indent), flush=True)
+def _json_shown(indent: int | None) -> Show:
+    def show(facts: Facts, connected: bool, answers: Answers) -> None:
+        print(json.dumps(document(facts, connected, answers), indent=indent), flush=True)
 
     return show
 
 
-def document(facts: Facts, connected: bool) -> dict[str, Any]:
+def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
     """`connected`: false when ZooKeeper does not answer, and this is what it said last. `database` is the part of the
     shard's URL that is no secret."""
-    status = asdict(status_of(facts))
+    status = asdict(status_of(facts, answers))
     for row in status["shards"]:
         row["database"] = _database(facts.shards, row["id"])
     return {"connected": connected, **status}
 
 
-def _tables_shown(*, clear: bool) -> Callable[[Facts, bool], None]:
+def _tables_shown(*, clear: bool) -> Show:
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)
 
-    def show(facts: Facts, connected: bool) -> None:
+    def show(facts: Facts, connected: bool, answers: Answers) -> None:
         if clear:
             console.clear()
-        status = status_of(facts)
+        status = status_of(facts, answers)
         for line in _summary(status, connected):
             console.print(line)
         console.print()
@@ -113,22 +117,49 @@ def _tables_shown(*, clear: bool) -> Callable[[Facts, bool], None]:
 def _summary(status: Status, connected: bool) -> list[str]:
     version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
     controller = "none" if status.controller is None else name(status.controller)
-    apart = "-" if status.imbalance is None else f"{status.imbalance:.0%}"
-    lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, imbalance {apart}"]
+    lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, {_evenness(status)}"]
     return lines if connected else ["ZooKeeper does not answer; this is what it said last", *lines]
 
 
+def _evenness(status: Status) -> str:
+    if status.imbalance is None or status.best_imbalance is None:
+        return "imbalance -"
+    if status.imbalance <= status.best_imbalance:
+        return "as even as can be"
+    return f"imbalance {status.imbalance:.0%} ({status.best_imbalance:.0%} at best)"
+
+
 def _hosts(status: Status) -> Table:
-    table = _table("host", "address", "state", "assigned", "served", numbers=("assigned", "served"))
+    table = _table(
+        "host", "address", "state", "assigned", "served", "rows/s", "items", "version",
+        numbers=("assigned", "served", "rows/s", "items"),
+    )  # fmt: skip
     for row in status.hosts:
-        table.add_row(name(row.id), name(row.address or "-"), row.state, str(row.assigned), str(row.served))
+        table.add_row(
+            name(row.id),
+            name(row.address or "-"),
+            row.state,
+            str(row.assigned),
+            str(row.served),
+            _rate(row.load),
+            _number(row.items),
+            name(row.version or "-"),
+        )
     return table
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
     table = _table(
-        "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "database",
-        numbers=("shard", "weight", "epoch"),
+        "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "rows/s", "items", "database",
+        numbers=("shard", "weight", "epoch", "rows/s", "items"),
     )  # fmt: skip
     for row in status.shards:
         table.add_row(
@@ -139,6 +170,8 @@ def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
             "-" if row.assigned is None else name(row.assigned),
             "-" if row.owner is None else name(row.owner),
             "-" if row.epoch is None else str(row.epoch),
+            _rate(row.load),
+            _number(row.items),
             _database(records, row.id) or "-",
         )
     return table

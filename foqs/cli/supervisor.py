@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -108,6 +109,9 @@ class _Supervisor:
         told.cancel()
         reloading.cancel()
         log.info("workers.stopping", workers=len(tasks))
+        for keeper in self._keepers:
+            if keeper.id in self._quiet:  # it has no shards to hand over
+                keeper.stop.set()
         for keeper, task in zip(self._keepers, tasks, strict=True):  # one at a time: the next ones take its shards
             keeper.stop.set()
             await asyncio.wait({task})
@@ -123,7 +127,10 @@ class _Supervisor:
         if worker in self._quiet:
             self._quiet.remove(worker)
             if not self._quiet:
-                print(f"foqs listening on {self._address} ({len(self._keepers)} workers)", flush=True)
+                workers = len(self._keepers)
+                logs.announce(
+                    f"foqs listening on {self._address} ({workers} workers)", address=self._address, workers=workers
+                )
 
 
 class _Keeper:
@@ -142,6 +149,7 @@ class _Keeper:
         """For the worker that runs, and for those that come after it. `config` is that of all of them."""
         config = config_of(config, self._number)
         self.id = config.server.id
+        self._format = config.log.format  # of what a worker says before it has read its order
         order = {"config": config.model_dump(mode="json"), "shared_port": self._shared_port}
         self._order = json.dumps(order).encode() + b"\n"
         self._patience_s = 2 * config.server.grace_ms / 1000 + _END_S  # shards handed over, then calls in hand
@@ -174,7 +182,9 @@ class _Keeper:
         argv = (sys.executable, "-m", "foqs.cli.worker", self.id)
         # A group of its own: Ctrl-C in a terminal is for the supervisor.
         try:
-            process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, process_group=0)
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=PIPE, stdout=PIPE, process_group=0, env={**os.environ, "FOQS_LOG__FORMAT": self._format}
+            )
         except OSError as error:  # no memory, too many processes: that may pass
             return str(error)
         log.info("worker.started", worker=self.id, pid=process.pid)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.interrupt import ends_at_once
 from foqs.cli.lab import interruptible
 from foqs.cli.operators import quietly
 from foqs.cli.status import app
@@ -40,9 +41,10 @@ def up(
 
     For development and tests: nothing of it outlives the command, but for what --keep leaves.
     """
-    from foqs.lab.cluster import local_cluster
-    from foqs.lab.crash.rig import make_shards
-    from foqs.lab.servers import ServerSettings, ServerUnavailable, start_database_server
+    with ends_at_once():
+        from foqs.lab.cluster import local_cluster
+        from foqs.lab.crash.rig import make_shards
+        from foqs.lab.servers import ServerSettings, ServerUnavailable, start_database_server
 
     quietly()
     try:

@@ -30,6 +30,7 @@ _READ_BYTES = 64 * 1024
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    logs.from_environment()
     orders = _Orders()
     order = orders.first()
     if order is None:

@@ -23,6 +23,7 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
+from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
 from foqs.client.tls import Tls
@@ -70,6 +71,7 @@ __all__ = [
     "Tls",
     "Unauthenticated",
     "Unavailable",
+    "UnreadFailures",
     "Worker",
     "request_id",
 ]

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from tenacity import RetryCallState, Retrying, retry_if_result
 
-from foqs.client.codec import Goodbye, Malformed, Method
+from foqs.client.codec import SERVER_INFO, Goodbye, Malformed, Method
 from foqs.client.connection import Address, Connection, LostReply, NotSent
 from foqs.client.forks import renew_after_fork
 from foqs.client.pool import Pool
 from foqs.client.request_ids import current, in_one_call, named
 from foqs.client.retry import pause_ms
+from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, Invalid, Unavailable
 from foqs.idl import idl
 
+log = logging.getLogger("foqs.client")
+
 _SEQUENCES = 0x7FFF_FFFF
+QUIET_S = 60.0
+OnRetry = Callable[[FoqsError, float], object]
+_SMALL_BYTES = 64 * 1024
+"""Hosts read no longer request before the first authenticated one of a connection."""
 
 
 class Task(Protocol):
     """Something that may take several requests; `deadline` is of the monotonic clock, in seconds."""
 
     deadline: float
+
+    @property
+    def error(self) -> FoqsError | None:
+        """Why the last attempt is repeated."""
 
     @property
     def retry_after_ms(self) -> int | None:
@@ -47,7 +60,9 @@ class Asked(NamedTuple):
 
 
 class Caller:
-    """Thread-safe. Makes requests with one token over one pool; `traceparent` gives what they tell of the trace."""
+    """Thread-safe. Makes requests with one token over one pool. `traceparent` gives what they carry of the trace.
+    `on_retry(error, left_s)` is called before the first retry, and before another only after `QUIET_S` without any.
+    """
 
     def __init__(
         self,
@@ -56,12 +71,15 @@ class Caller:
         attempt_timeout_ms: int,
         max_frame_bytes: int,
         traceparent: Callable[[], str | None] | None = None,
+        on_retry: OnRetry | None = None,
     ) -> None:
         self.pool = pool
         self.max_frame_bytes = max_frame_bytes
         self._token = token
         self._attempt_timeout_ms = attempt_timeout_ms
         self._traceparent = traceparent
+        self._on_retry = on_retry or self._log_retry
+        self._retried_at = -inf
         self._sequence = count(1)
         self.retries = 0  # about: threads may count at the same time
         self.waited_s = 0.0
@@ -121,13 +139,32 @@ class Caller:
             raise Invalid(f"a request of {len(message)} bytes; a frame holds {self.max_frame_bytes}")
         connection = self.pool.take(until, to, wait=wait)
         try:
+            if len(message) > _SMALL_BYTES and self._token is not None and not connection.authenticated:
+                self._introduce(connection, until)
             connection.send(message, until)
         except BaseException as error:
-            if isinstance(error, NotSent):
+            if isinstance(error, NotSent | WrongPeer):
                 self.pool.avoid(connection.address)
             self.pool.give(connection, usable=False)
+            if isinstance(error, WrongPeer):
+                raise self._elsewhere(error) from error.__cause__
             raise
         return Asked(method, sequence, request_id, connection, until)
+
+    def _introduce(self, connection: Connection, until: float) -> None:
+        """Sends the token in a small request: hosts that ask for one read large requests of authenticated connections
+        only. The answer does not matter: if the token is refused, so is the request. Raises NotSent or WrongPeer."""
+        sequence = next(self._sequence) & _SEQUENCES
+        request = SERVER_INFO.request(context=idl.RequestContext(token=self._token))
+        try:
+            SERVER_INFO.decode(connection.exchange(SERVER_INFO.encode(request, sequence), until), sequence)
+        except (LostReply, Goodbye, Malformed) as error:
+            raise NotSent(f"{connection.address}: {error}") from error
+        except (NotSent, WrongPeer):
+            raise
+        except FoqsError:
+            return
+        connection.authenticated = True
 
     def receive(self, asked: Asked) -> Any:
         """The response to what was sent. Raises the typed error of what went wrong."""
@@ -135,11 +172,14 @@ class Caller:
         usable = False
         try:
             response = asked.method.decode(connection.receive(asked.until), asked.sequence)
-            usable = True
+            usable = connection.authenticated = True
         except LostReply as error:
             self.pool.avoid(connection.address)
             named(error, asked.request_id)
             raise
+        except WrongPeer as error:
+            self.pool.avoid(connection.address)
+            raise named(self._elsewhere(error), asked.request_id) from error.__cause__
         except Malformed as error:
             raise named(LostReply(f"{connection.address}: {error}"), asked.request_id) from error
         except FoqsError as answered:
@@ -153,6 +193,10 @@ class Caller:
         finally:
             self.pool.give(connection, usable=usable)
         return response
+
+    def _elsewhere(self, error: WrongPeer) -> FoqsError:
+        """`error`; one after which other addresses are tried if there are any."""
+        return NotSent(error.message) if self.pool.has_others else error
 
     def give_up(self, asked: Asked) -> None:
         """Nobody wants the answer."""
@@ -175,6 +219,7 @@ class Caller:
         def sleep(seconds: float) -> None:
             self.retries += 1
             self.waited_s += seconds
+            self._report(task)
             self._closed.wait(seconds)
 
         # Not set up for every call: it takes as long as a whole call to a server nearby.
@@ -187,6 +232,18 @@ class Caller:
         )
         made = iter((False,))  # its first attempt is the one just made without it
         again(lambda: next(made, True) and task.attempt())
+
+    def _report(self, task: Task) -> None:
+        now = monotonic()
+        quiet, self._retried_at = now - self._retried_at < QUIET_S, now
+        if not quiet and task.error is not None:
+            self._on_retry(task.error, task.deadline - now)
+
+    def _log_retry(self, error: FoqsError, left_s: float) -> None:
+        log.warning(
+            "a call to %s failed: %s: %s; retrying for up to %.1f s (the next line comes after %.0f s without retries)",
+            ",".join(map(str, self.pool.addresses)), error.code.name, error.message, left_s, QUIET_S,
+        )  # fmt: skip
 
 
 def server_timeout_ms(left_ms: float) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from weakref import finalize
 
 from foqs.client import codec, retry
-from foqs.client.caller import Caller
+from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import Address, parse_addresses
 from foqs.client.credential import read_token
 from foqs.client.items import (
@@ -32,6 +32,7 @@ from foqs.client.tls import Securing, Tls
 from foqs.client.topics import Topics, active_topics
 from foqs.errors import FoqsError
 from foqs.idl import idl
+from foqs.ids import parse_id
 from foqs.limits import Limits
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Client:
                         then hosts beyond `address` are called as well. False for one address in front of all
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
                         context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
+    on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
+                        any; `left_s`: how long the call goes on. Default: a warning in the log `foqs.client`
 
     What fails in a way that changed nothing is asked of another host, where there is one.
 
@@ -97,6 +100,7 @@ class Client:
         max_frame_bytes: int = _LIMITS.frame_bytes,
         routing: bool = True,
         tracing: bool = False,
+        on_retry: OnRetry | None = None,
     ) -> None:
         self.namespace = namespace
         self.address = address
@@ -107,7 +111,7 @@ class Client:
         token = read_token(token)
         pool = Pool(given, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
         traceparent = None if self.tracing is None else self.tracing.traceparent
-        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent)
+        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry)
         self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
         self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
         finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
@@ -249,8 +253,9 @@ class Client:
 
     # ------------------------------------------------------------------------------------- looking and operat
 
-    def get_item(self, item_id: int, *, timeout_ms: int | None = None) -> Item:
-        """The item with its `state`; leases nothing. Raises NotFound."""
+    def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:
+        """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
+        item_id = parse_id(item_id)
         response = self._read(codec.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
         item: Item = response.item
         item.state = response.state
@@ -276,11 +281,10 @@ class Client:
         for found in self._pages(codec.TOPICS, request, lambda response: response.topics, timeout_ms):
             yield ActiveTopic(found.ns, found.topic, found.ready, found.oldest_ready_at_ms, tuple(found.hosts or ()))
 
-    def delete_items(self, item_ids: Iterable[int], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+    def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
-        return self._each(
-            codec.DELETE, retry.END_ITEM, item_ids, lambda ids: partial(self._router.split, ids), timeout_ms
-        )
+        ids = map(parse_id, item_ids)
+        return self._each(codec.DELETE, retry.END_ITEM, ids, lambda ids: partial(self._router.split, ids), timeout_ms)
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
         """Version and limits of the server that answers."""

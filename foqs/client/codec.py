@@ -29,6 +29,14 @@ _REFUSED = {
 """Answers of a server that did not get as far as doing anything."""
 
 
+_BITS = {"BYTE": 8, "I08": 8, "I16": 16, "I32": 32, "I64": 64}
+_SHOWN_BITS = 256
+_WANTED = {
+    "STRING": "it has to be text (valid Unicode), or bytes where it is binary",
+    "MAP<STRING, STRING>": "it has to be a mapping of texts to texts",
+}
+
+
 class Malformed(Exception):
     """The reply is not one of the protocol."""
 
@@ -130,10 +138,25 @@ def _write(protocol: Any, struct: Any) -> None:
     try:
         protocol.write_struct(struct)
     except TDecodeException as error:
-        # Its own text would show the value, and payloads do not belong in logs.
-        raise Unencodable(f"{error.struct_name}.{error.field} is not a {error.type_repr}") from None
+        raise Unencodable(_misfit(error.field, error.type_repr or "", error.value)) from None
     except Exception as error:
         raise Unencodable(f"cannot be encoded: {type(error).__name__}") from error
+
+
+def _misfit(field: str, kind: str, value: object) -> str:
+    """Why `value` cannot be the field. Shows a number that is out of range, but no text: payloads stay out of logs.
+
+    >>> _misfit("priority", "I32", 1 << 40)
+    'priority is 1099511627776: it has to be an integer from -2147483648 to 2147483647'
+    """
+    bits = _BITS.get(kind)
+    if bits is None:
+        return f"{field} is of type {type(value).__name__} or holds what cannot be encoded: {_WANTED.get(kind, kind)}"
+    if isinstance(value, int):
+        given = f"is {value}" if value.bit_length() <= _SHOWN_BITS else f"has {value.bit_length()} bits"
+    else:
+        given = f"is of type {type(value).__name__}"
+    return f"{field} {given}: it has to be an integer from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}"
 
 
 def typed(error: Any) -> FoqsError:

@@ -9,12 +9,22 @@ from __future__ import annotations
 import select
 import socket
 from contextlib import suppress
+from ipaddress import IPv6Address
 from ssl import SSLSocket
 from time import monotonic
 from typing import NamedTuple
 
 from foqs.client.codec import pack_length
 from foqs.client.tls import Securing, refused
+from foqs.client.wrong_peer import (
+    PROBE_S,
+    Speaks,
+    WrongPeer,
+    asked_plainly,
+    asked_with_tls,
+    spoken,
+    why_no_handshake,
+)
 from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
 
 MAX_REPLY_BYTES = 64 << 20
@@ -35,6 +45,19 @@ class LostReply(OutcomeUnknown):
 
 class ClientClosed(FoqsError):
     """The client was closed."""
+
+
+class _Closed(OSError):
+    """The peer closed the connection instead of a reply."""
+
+
+class _NoFrame(OSError):
+    """`head`, the first bytes of what came, is no beginning of a reply."""
+
+    def __init__(self, head: bytes) -> None:
+        length = int.from_bytes(head, "big")
+        super().__init__(f"a reply of {length} bytes was announced; it has at most {MAX_REPLY_BYTES}")
+        self.head = head
 
 
 class Address(NamedTuple):
@@ -58,11 +81,18 @@ def parse_addresses(text: str) -> list[Address]:
 
 
 def _parse(text: str) -> Address:
+    if "://" in text:
+        scheme, _, rest = text.partition("://")
+        tls = " and turn TLS on with tls (--tls on)" if scheme in ("https", "tls", "ssl") else ""
+        plain = rest.partition("/")[0].rpartition("@")[2]
+        raise Invalid(f"an address of foqs is no URL ({scheme}://...): give host:port alone ({plain}){tls}")
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
         port = port.removeprefix(":")
     elif text.count(":") > 1:
         host, port = text, ""
+        if not _is_ipv6(host):
+            raise Invalid(f"{text!r} is neither host:port nor an IPv6 address")
     else:
         host, _, port = text.partition(":")
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
@@ -70,18 +100,32 @@ def _parse(text: str) -> Address:
     return Address(host, int(port) if port else DEFAULT_PORT)
 
 
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 class Connection:
     """Used by one thread at a time. Times are of the monotonic clock, in seconds."""
 
     def __init__(self, address: Address, timeout_s: float, securing: Securing | None = None) -> None:
+        """Raises NotSent, or WrongPeer if the peer does not speak TLS though `securing` asks for it."""
         self.address = address
-        self.idle_since = 0.0
+        self.idle_since = 0.0  # set when it is kept for another request, so after a reply
+        self.authenticated = False  # a request of this connection was answered
         self._ended = False  # something came behind a reply: a goodbye
         try:
             self._socket = socket.create_connection(address, timeout_s)
             if securing is not None:
                 self._socket = securing.wrap(self._socket, address.host)
         except OSError as error:
+            if securing is not None and (
+                found := why_no_handshake(error, lambda: asked_plainly(address, min(PROBE_S, timeout_s)))
+            ):
+                raise found.error(address) from error
             raise NotSent(f"cannot connect to {address}: {_said(error)}") from error
         except UnicodeError as error:
             raise NotSent(f"cannot connect to {address}: not the name of a host") from error
@@ -102,7 +146,7 @@ class Connection:
         return self.receive(deadline)
 
     def send(self, message: bytes, deadline: float) -> None:
-        """Sends `message` as a frame. Raises NotSent; then it must be closed."""
+        """Sends `message` as a frame. Raises NotSent or WrongPeer; then it must be closed."""
         left = memoryview(pack_length(len(message)) + message)
         try:
             # Not sendall: how much went out decides whether the server can have seen the request.
@@ -110,15 +154,19 @@ class Connection:
                 self._socket.settimeout(_remaining(deadline))
                 left = left[self._socket.send(left) :]
         except OSError as error:
+            if (wrong := self._wrong_peer(error, deadline)) is not None:
+                raise wrong from error
             raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
 
     def receive(self, deadline: float) -> bytes:
-        """The frame that answers what was sent. Raises LostReply; then it must be closed."""
+        """The frame that answers what was sent. Raises LostReply or WrongPeer; then it must be closed."""
         try:
             return self._receive(deadline)
         except OSError as error:
             if refused(error):
                 raise NotSent(f"{self.address} does not take the client's certificate: {_said(error)}") from error
+            if (wrong := self._wrong_peer(error, deadline)) is not None:
+                raise wrong from error
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
 
     def _receive(self, deadline: float) -> bytes:
@@ -127,7 +175,7 @@ class Connection:
             data += self._read(deadline)
         length = int.from_bytes(data[:4], "big")
         if length > MAX_REPLY_BYTES:
-            raise OSError(f"a reply of {length} bytes was announced")
+            raise _NoFrame(data[:4])
         if len(data) == length + 4:
             return data[4:]
         if len(data) > length + 4:
@@ -153,8 +201,23 @@ class Connection:
         self._socket.settimeout(max(_AT_ONCE_S, deadline - monotonic()))
         data = self._socket.recv(_FIRST_READ_BYTES)
         if not data:
-            raise OSError("the connection was closed")
+            raise _Closed("the connection was closed")
         return data
+
+    def _wrong_peer(self, error: OSError, deadline: float) -> WrongPeer | None:
+        """The error to raise if the first request here failed as the peer speaks another protocol."""
+        if self.idle_since or self.authenticated:
+            return None
+        found = None
+        if isinstance(error, _NoFrame):
+            found = spoken(error.head)
+        elif isinstance(error, _Closed | ConnectionError) and not isinstance(self._socket, SSLSocket):
+            # A host with TLS closes a connection that does not begin with a handshake, and says nothing. The answer of
+            # an HTTP server is lost if it closes while a large request is sent.
+            for ask in (asked_with_tls, asked_plainly)[: 1 if isinstance(error, _Closed) else 2]:
+                left = min(PROBE_S, deadline - monotonic())
+                found = found or (ask(self.address, left) if left > 0 else None)
+        return None if found in (None, Speaks.PLAIN) else found.error(self.address)
 
     def _held(self) -> bool:
         """Whether something was received that was not read."""

@@ -128,7 +128,7 @@ class Item:
 
     def __repr__(self) -> str:
         return (
-            f"Item({self.id:#x} topic={self.topic!r} priority={self.priority} attempt={self.attempt} "
+            f"Item({self.id} topic={self.topic!r} priority={self.priority} attempt={self.attempt} "
             f"payload={len(self.payload)} bytes)"
         )
 

@@ -1,15 +1,12 @@
-"""What a handler is given, and how it is called."""
+"""The job that a Worker gives to a handler beside the item."""
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from foqs.client.items import Item
 from foqs.client.leases import Held, Leases
-from foqs.errors import Invalid
 
 
 class Retry(Exception):
@@ -49,24 +46,4 @@ class Job:
         self._leases.extend(self._held, lease_ms)
 
 
-class HandlerObject(Protocol):
-    def handle(self, item: Item, job: Job, /) -> object:
-        """Works on one item. Returning acks it, an exception nacks it."""
-
-
-Handler = Callable[[Item], object] | HandlerObject | type[HandlerObject]
 Call = Callable[[Item, Job], object]
-
-
-def handler_call(handler: Handler) -> Call:
-    """`handler` as a function of item and job; a class is instantiated here, once for each thread that calls
-    this.
-    """
-    target: Any = handler() if inspect.isclass(handler) else handler
-    handle = getattr(target, "handle", None)
-    if callable(handle):
-        call: Call = handle
-        return call
-    if not callable(target):
-        raise Invalid("a handler is a function of an item, or has a method handle(item, job)")
-    return lambda item, job: target(item)

@@ -9,9 +9,13 @@ from typing import Any
 
 from foqs.client.items import Delivery, Item, ItemSpec, ItemState, Lease
 from foqs.errors import Invalid
+from foqs.ids import parse_id
 
 _PLAIN = {"topic", "priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "headers", "dedup_key"}
+_SHOWN = 40
+"""Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
+_INTEGERS = _PLAIN - {"topic", "headers", "dedup_key"}
 _KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY}
 
 
@@ -23,6 +27,9 @@ def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None
     fields: dict[str, Any] = {"topic": topic, "priority": priority, "payload": b""}
     if "delay_ms" not in given and "deliver_after_ms" not in given:
         fields["delay_ms"] = delay_ms
+    for name in _INTEGERS & given.keys():
+        if given[name] is not None and type(given[name]) is not int:  # a bool is an int, and a float would be cut
+            raise Invalid(f"{name} is {json.dumps(given[name])[:_SHOWN]}: it has to be an integer")
     fields.update((name, given[name]) for name in _PLAIN & given.keys())
     for name in _BINARY:
         value = _binary(given, name)
@@ -34,12 +41,17 @@ def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None
 
 
 def lease_of_line(line: bytes, number: int) -> Lease:
-    """Id and lease of a line that `foqs dequeue` wrote. Raises Invalid."""
+    """Id and lease of a line that `foqs dequeue` wrote; hexadecimal with 0x is read, too. Raises Invalid."""
     try:
         given = _object(line)
-        return Lease(int(given["id"]), int(given["lease"]))
-    except (Invalid, KeyError, TypeError, ValueError):
-        raise Invalid(f"line {number} is no JSON object with id and lease") from None
+    except Invalid as error:
+        raise Invalid(f"line {number} is no JSON object with id and lease: {error.message}") from None
+    if missing := {"id", "lease"} - given.keys():
+        raise Invalid(f"line {number} is no JSON object with id and lease: {min(missing)} is missing")
+    try:
+        return Lease(parse_id(given["id"]), parse_id(given["lease"], "a lease"))
+    except Invalid as error:
+        raise Invalid(f"line {number}: {error.message}") from None
 
 
 def item_json(item: Item) -> dict[str, Any]:

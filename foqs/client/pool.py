@@ -10,6 +10,7 @@ from time import monotonic
 from foqs.client.connection import Address, ClientClosed, Connection, NotSent
 from foqs.client.forks import renew_after_fork
 from foqs.client.tls import Securing
+from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError
 
 AVOID_S = 1.0
@@ -37,7 +38,7 @@ class Pool:
         max_idle_s: float,
         securing: Securing | None = None,
     ) -> None:
-        self._addresses = addresses
+        self.addresses = addresses
         self._size = size
         self._connect_timeout_s = connect_timeout_s
         self._max_idle_s = max_idle_s
@@ -58,7 +59,7 @@ class Pool:
     @property
     def has_others(self) -> bool:
         """Whether there is more than one address."""
-        return len(self._living.union(self._addresses)) > 1
+        return len(self._living.union(self.addresses)) > 1
 
     def after_fork(self) -> None:
         """The sockets belong to the parent: closing this process's copies does not disturb it."""
@@ -69,7 +70,8 @@ class Pool:
 
     def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
         """A connection for the caller alone, who gives it back with `give`: to the first of `wanted` that did not fail
-        lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent; Busy
+        lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent, or
+        WrongPeer if none of the addresses is a port for this client; Busy
         when all are in use, at once without `wait`.
         """
         order = self._in_turn(wanted)
@@ -114,7 +116,7 @@ class Pool:
             self.avoid(address)
         with self._change:
             # Not only those of `before`: a call to a host that is gone may fail later.
-            kept = self._living.union(self._addresses) - self._living.symmetric_difference(before)
+            kept = self._living.union(self.addresses) - self._living.symmetric_difference(before)
             for address in [address for address in [*self._failed_at, *self._refused] if address not in kept]:
                 self._failed_at.pop(address, None)
                 self._refused.pop(address, None)
@@ -157,28 +159,29 @@ class Pool:
         return None
 
     def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
-        error: FoqsError = NotSent("timed out before a connection was tried")
+        error: FoqsError | None = None
         for address in order:
             left = deadline - monotonic()
             if left <= 0:
                 break
             try:
                 connection = Connection(address, min(left, self._connect_timeout_s), self._securing)
-            except NotSent as failed:
-                error = failed
+            except (NotSent, WrongPeer) as failed:
+                # The call is tried again if one of the addresses may answer later.
+                error = failed if error is None or isinstance(error, WrongPeer) else error
                 self._refused[address] = self._refused.get(address, 0) + 1
                 self.avoid(address)
             else:
                 self._refused.pop(address, None)
                 return connection
-        raise error
+        raise error or NotSent("timed out before a connection was tried")
 
     def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
         """`wanted`, or all addresses, another one first each time; those that failed lately last."""
         with self._change:
             if not wanted:
-                self._turn = (self._turn + 1) % len(self._addresses)
-                wanted = self._addresses[self._turn :] + self._addresses[: self._turn]
+                self._turn = (self._turn + 1) % len(self.addresses)
+                wanted = self.addresses[self._turn :] + self.addresses[: self._turn]
             now = monotonic()
             return sorted(wanted, key=lambda address: self._avoided_until(address) > now)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
 from types import TracebackType
@@ -14,7 +16,10 @@ from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.gather import Gather
 from foqs.client.items import ItemOptions, ItemSpec
-from foqs.errors import FoqsError, Overloaded
+from foqs.client.outcomes import ItemFuture, Unread
+from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
+
+log = logging.getLogger("foqs.client")
 
 _AT_EXIT_MS = 30_000
 
@@ -22,7 +27,7 @@ _AT_EXIT_MS = 30_000
 class _Entry(NamedTuple):
     spec: ItemSpec
     size_bytes: int
-    future: Future[int]
+    future: ItemFuture
 
 
 class Producer:
@@ -36,6 +41,11 @@ class Producer:
     is on exactly those whose request got no reply, and none of them is sent a second time. A future that is
     cancelled before its batch begins is not sent.
 
+    A failed item whose future was never read (by `result`, `exception` or a callback) is an error of `close`, which
+    raises `UnreadFailures` and logs one line that counts such items. Leaving the `with` block closes, so read the
+    futures inside it, or give `on_error`. An exception of the block itself is not replaced: then only the line is
+    logged.
+
     max_items, max_bytes    of one request
     linger_ms               how long an item waits for others to go with; 0 sends what there is
     in_flight               requests under way at a time, each with a thread; with more than one, items may
@@ -43,8 +53,12 @@ class Producer:
     max_pending_items,      taken and not answered yet, together; beyond them `when_full` decides:
     max_pending_bytes         "block" waits up to `block_ms`, then raises Overloaded; "raise" does so at once
 
-    Close it (or leave its `with`) to be sure that everything was sent; a normal end of the process closes it
-    too. It does not work in a forked child: its threads are in the parent.
+    on_error                called as `on_error(spec, error)` for each item that failed, from a thread of the producer,
+                            which waits for it. These items are no error of `close`
+
+    Close it (or leave its `with`) to be sure that everything was sent. A normal end of the process closes it too, and
+    logs failures that no caller read, but cannot change the exit status. It does not work in a forked child: its
+    threads are in the parent.
     """
 
     def __init__(
@@ -59,6 +73,7 @@ class Producer:
         max_pending_bytes: int = 64 << 20,
         when_full: Literal["block", "raise"] = "block",
         block_ms: float = 30_000,
+        on_error: Callable[[ItemSpec, Exception], object] | None = None,
     ) -> None:
         self._client = client
         self._max_pending_items = max_pending_items
@@ -66,7 +81,10 @@ class Producer:
         self._block_s = block_ms / 1000 if when_full == "block" else 0.0
         self._gather: Gather[_Entry] = Gather(max_items, max_bytes, linger_ms)
         self._change = threading.Condition()
-        self._under_way: set[int] = set()  # each batch, by the number of its first entry
+        self._under_way: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
+        self._unread = Unread()
+        self._on_error = on_error
+        self._on_error_failed = False
         self._pending_items = self._pending_bytes = 0
         self._closed = False
         self._pid = os.getpid()
@@ -76,7 +94,7 @@ class Producer:
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close, _AT_EXIT_MS)
+        atexit.register(self.close, _AT_EXIT_MS, raise_errors=False)
 
     def enqueue(self, topic: str, payload: bytes, **options: Unpack[ItemOptions]) -> Future[int]:
         """Takes one item; see `ItemOptions` for `options`. Raises Overloaded when it is full."""
@@ -87,7 +105,7 @@ class Producer:
         self._check_process()
         if self._client.tracing is not None:  # the context is the caller's here, and nobody's where batches are sent
             spec = self._client.tracing.carrying(spec)
-        entry = _Entry(spec, spec.size_bytes, Future())
+        entry = _Entry(spec, spec.size_bytes, ItemFuture())
         with self._change:
             self._wait_for_room(entry.size_bytes)
             self._pending_items += 1
@@ -101,7 +119,7 @@ class Producer:
     def flush(self, timeout_ms: float | None = None) -> bool:
         """Sends what was taken before this call without lingering, and waits until all of it is answered.
 
-        False when that took longer than `timeout_ms`.
+        False when that took longer than `timeout_ms`. Answered is not stored: the futures tell.
         """
         self._check_process()
         with self._change:
@@ -109,11 +127,13 @@ class Producer:
             self._change.notify_all()
             return self._change.wait_for(lambda: self._oldest() >= until, _seconds(timeout_ms))
 
-    def close(self, timeout_ms: float | None = None) -> bool:
+    def close(self, timeout_ms: float | None = None, *, raise_errors: bool = True) -> bool:
         """Takes no more, sends what was taken, and waits for the answers; True when all came within
         `timeout_ms`.
 
-        What was not sent by then is cancelled; what is under way keeps its chance.
+        What was not sent by then is cancelled; what is under way keeps its chance. Both count as failed, as nothing
+        reports on them later. Raises UnreadFailures if items failed whose futures no caller read, unless `raise_errors`
+        is false; a line of the log counts them in any case, once.
         """
         if self._pid != os.getpid():
             return False
@@ -123,11 +143,14 @@ class Producer:
             self._change.notify_all()
         answered = self.flush(timeout_ms)
         with self._change:
+            late = [entry for batch in self._under_way.values() for entry in batch]
             left = [entry for batch in iter(self._gather.take, []) for entry in batch]
             self._change.notify_all()
-        for entry in left:
-            entry.future.cancel()
-            entry.future.set_running_or_notify_cancel()  # or who waits for several futures is not woken
+        self._give_up(left, late)
+        if (problem := self._unread.take()) is not None:
+            log.error("%s", problem)
+            if raise_errors:
+                raise problem
         return answered
 
     def __enter__(self) -> Producer:
@@ -136,7 +159,7 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(raise_errors=kind is None)
 
     def __repr__(self) -> str:
         return f"Producer({self._pending_items} items, {self._pending_bytes} bytes pending)"
@@ -173,11 +196,12 @@ class Producer:
             try:
                 outcomes = self._client.enqueue_many([entry.spec for entry in sent])
             except Exception as error:  # noqa: BLE001 - raised where the results are asked for
-                _fail(sent, error)
+                for entry in sent:
+                    self._failed(entry, error)
             else:
                 for entry, outcome in zip(sent, outcomes, strict=True):
                     if isinstance(outcome, FoqsError):
-                        entry.future.set_exception(outcome)
+                        self._failed(entry, outcome)
                     else:
                         entry.future.set_result(outcome)
             self._answered(first, entries)
@@ -191,7 +215,7 @@ class Producer:
                 self._change.wait(None if due_at_ms is None else due_at_ms / 1000 - monotonic())
             first = self._gather.first
             batch = self._gather.take()
-            self._under_way.add(first)
+            self._under_way[first] = batch
             return first, batch
 
     def _due_at_ms(self) -> float | None:
@@ -200,15 +224,44 @@ class Producer:
 
     def _answered(self, first: int, entries: list[_Entry]) -> None:
         with self._change:
-            self._under_way.remove(first)
+            del self._under_way[first]
             self._pending_items -= len(entries)
             self._pending_bytes -= sum(entry.size_bytes for entry in entries)
             self._change.notify_all()
 
-
-def _fail(entries: list[_Entry], error: Exception) -> None:
-    for entry in entries:
+    def _failed(self, entry: _Entry, error: Exception) -> None:
+        if self._on_error is None:
+            self._unread.failed(entry.future, error)
         entry.future.set_exception(error)
+        self._call_on_error(entry, error)
+
+    def _give_up(self, left: list[_Entry], late: list[_Entry]) -> None:
+        """Ends the items `left`, which were not sent in time, and counts those `late`, which were not answered."""
+        for entry in left:
+            error = ClientClosed("close() reached its timeout before the item was sent")
+            withdrawn = entry.future.cancelled()  # by the caller, who therefore knows
+            if not withdrawn and self._on_error is None:
+                self._unread.failed(entry.future, error)
+            entry.future.cancel()
+            entry.future.set_running_or_notify_cancel()  # or a `wait` for several futures is not woken
+            if not withdrawn:
+                self._call_on_error(entry, error)
+        if self._on_error is None:  # which is called for the late ones when they fail
+            for entry in late:
+                if entry.future.running():
+                    self._unread.failed(entry.future, OutcomeUnknown("not answered before the timeout of close()"))
+
+    def _call_on_error(self, entry: _Entry, error: Exception) -> None:
+        if self._on_error is None:
+            return
+        try:
+            self._on_error(entry.spec, error)
+        except BaseException:  # the thread has other items to send
+            with self._change:
+                first, self._on_error_failed = not self._on_error_failed, True
+            if first:
+                log.exception("on_error of the Producer failed; close() counts the items for which it did")
+            self._unread.failed(entry.future, error)
 
 
 def _seconds(timeout_ms: float | None) -> float | None:

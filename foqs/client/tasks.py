@@ -94,6 +94,10 @@ class Batch:
         self._refused: dict[int, Address] = {}
 
     @property
+    def error(self) -> FoqsError | None:
+        return next(iter(self.errors.values()), None)
+
+    @property
     def retry_after_ms(self) -> int | None:
         hints = (error.retry_after_ms for error in self.errors.values())
         return max((hint for hint in hints if hint is not None), default=None)

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry for what a client does, and the trace context that travels with items.
 
-Import it only where the extra is installed: `pip install 'foqs[otel]'`. See docs/tracing.md.
+Import it only where the extra `otel` is installed. See docs/tracing.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer, use_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ImportError("tracing needs OpenTelemetry: pip install 'foqs[otel]'") from error
+    raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
 
 from foqs import __version__
 from foqs.client.items import Item, ItemSpec

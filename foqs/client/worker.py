@@ -16,8 +16,9 @@ from types import TracebackType
 from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
+from foqs.client.handlers import Handler, NotRun, check_handler, handler_call
 from foqs.client.items import Item, Nack
-from foqs.client.job import Call, Handler, Job, Retry, handler_call
+from foqs.client.job import Call, Job, Retry
 from foqs.client.leases import Held, Leases
 from foqs.client.settler import Ending, Settled, Settler
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
@@ -54,16 +55,20 @@ class Worker:
     >>> with Client() as client:                                    # doctest: +SKIP
     ...     Worker(client, ["mail"], handle, concurrency=8).run()   # until SIGTERM or SIGINT
 
-    A handler is a function of an item, or an object with `handle(item, job)`, or the class of one (then each
-    thread makes its own). Returning acks the item. An exception nacks it: it comes again after `backoff`, by
-    its attempt, or as `Retry` says; an at-most-once item does not come again. See `Job` for what else a
-    handler may do.
+    A handler takes `(item)` or `(item, job)`. It is a function, an object with a method `handle`, or the class of
+    such objects: then each thread makes its own. A callable that takes both forms gets the job if its second parameter
+    is named `job`; a method `handle` always does. Coroutine functions and generator functions are refused, as nothing
+    would run them.
+
+    Returning acks the item. An exception nacks it: it comes again after `backoff`, by its attempt, or as `Retry` says.
+    An at-most-once item does not come again. A handler that returns an awaitable or a generator fails in the same way.
+    See `Job` for what else a handler may do.
 
     >>> class Import:
     ...     def handle(self, item, job):
     ...         for line in item.payload.splitlines():
     ...             if job.lease_lost.is_set():
-    ...                 return                  # somebody else has it now
+    ...                 return                  # another consumer may have it now
 
     concurrency     handlers at a time; the client's `pool_size` should be at least 4
     prefetch        items held beside those in work. At most `concurrency + prefetch` are held
@@ -75,6 +80,8 @@ class Worker:
 
     A server that is away is waited for. What cannot get better by itself (a wrong topic, a wrong token) ends
     the worker, and `run` and `join` raise it.
+
+    Raises Invalid for a handler that it cannot call, when it is made or (of a class) when it starts.
 
     With several topics a fetch asks for a share of each, so that no more comes than may be held.
     """
@@ -93,6 +100,7 @@ class Worker:
         ack_linger_ms: float = 2.0,
         grace_ms: int = 30_000,
     ) -> None:
+        check_handler(handler)
         self.counts = Counts()
         self.grace_ms = grace_ms
         self._client = client
@@ -121,7 +129,7 @@ class Worker:
     # ------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begins to work, in threads."""
+        """Begins to work, in threads. Raises Invalid for a handler that it cannot call."""
         calls = [handler_call(self._handler) for _ in range(self._concurrency)]
         self._settler.start()
         self._handlers = [
@@ -269,9 +277,14 @@ class Worker:
             (call if tracing is None else tracing.process(held, call))(held.item, job)
         except Retry as retry:
             nack = self._nack(job, retry.delay_ms, retry.metadata, "Retry")
+            if held.item.at_most_once:
+                log.error("the handler asked for another attempt of %r: %s", held.item, _sequel(held, nack))
+        except NotRun as error:
+            nack = self._nack(job, None, None, type(error).__name__)
+            log.error("%s; %r: %s", error, held.item, _sequel(held, nack))
         except BaseException as error:
             nack = self._nack(job, None, None, type(error).__name__)
-            log.exception("the handler failed with %r; again in %d ms", held.item, nack.delay_ms)
+            log.exception("the handler failed with %r: %s", held.item, _sequel(held, nack))
         if held.gone:
             self._lost(held)
         else:
@@ -314,6 +327,15 @@ class Worker:
             count.released += 1
         else:
             count.failed += 1
+
+
+def _sequel(held: Held, nack: Nack) -> str:
+    """What becomes of an item after a failed attempt, for the log."""
+    if held.item.at_most_once:
+        return "it is lost, as an at-most-once item is not delivered again"
+    if held.gone:
+        return "its lease is lost, so it is delivered again without this nack"
+    return f"again in {nack.delay_ms} ms"
 
 
 def _word(ending: Ending) -> str:

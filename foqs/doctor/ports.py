@@ -95,8 +95,12 @@ def _who(config: Config, port: int, timeout_s: float) -> str:
         tls = Tls(section.ca_file, section.cert_file, section.key_file, advertised(config))
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     timeout_ms = int(timeout_s * 1000)
-    with Client(address, "doctor", tls=tls, routing=False, timeout_ms=timeout_ms) as client:
+    with Client(address, "doctor", tls=tls, routing=False, timeout_ms=timeout_ms, on_retry=_unsaid) as client:
         return f"a host of foqs {client.server_info().version} listens there"
+
+
+def _unsaid(error: FoqsError, left_s: float) -> None:
+    """The check reports what the last attempt found."""
 
 
 def _lives(host: str, port: int, timeout_s: float) -> str:

@@ -18,6 +18,10 @@ from tests.zk.rig import ZookeeperRig
 _AT_ONCE = ControllerSettings(session_timeout_ms=0, settle_ms=0, balance_every_ms=3_600_000)
 
 
+def served_by(facts: Facts) -> dict[int, str]:
+    return {shard: owner.host for shard, owner in facts.owners.items()}
+
+
 class Player:
     """Announces the shards it is assigned, as soon as their owners have gone, and gives up the others. `holds`: shards
     that it neither takes nor gives up."""

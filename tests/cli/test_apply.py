@@ -115,7 +115,7 @@ def test_another_database_for_a_shard_is_refused_before_anything_is_made(shards:
         ("", "shards: Field required"),
         ("shards = []", "shards: "),
         (f'[[shards]]\nid = 0\nurl = "{SECRET}"\nwait = 1', "shards.0.id: "),
-        (f'[[shards]]\nid = 1\nurl = "{SECRET}"\n[[shards]]\nid = 1\nurl = "{SECRET}2"', "same id or url"),
+        (2 * f'[[shards]]\nid = 1\nurl = "sqlite:///{SECRET}"\n', "same id or url"),
         (f'[[shards]]\nid = 1\nurl = "{SECRET}"\nweight = 0', "shards.0.weight: "),
     ],
 )

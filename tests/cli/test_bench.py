@@ -45,10 +45,27 @@ def test_assignment_as_a_table() -> None:
         (["assignment", "cycle"], "foqs: assignment is measured by itself\n"),
         (
             ["nonsense"],
-            "foqs: no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, cluster\n",
+            "foqs: no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, cluster, "
+            "topics\n",
+        ),
+        (
+            ["topics", "--topics", "300", "--items", "1000"],
+            "foqs: --items 1000 is not a multiple of --topics 300: the items are spread evenly\n",
         ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(args: list[str], said: str) -> None:
     ran = foqs("bench", *args)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+
+
+@pytest.mark.timeout(400)
+def test_topics_are_drained_by_both_kinds_of_consumers() -> None:
+    args = ("--database", "sqlite", "--shards", "2", "--topics", "1500", "--items", "3000", "--json")
+    ran = foqs("bench", "topics", *args, patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    drains = json.loads(ran.stdout)
+    assert len(drains) == 4
+    for drain in drains.values():
+        assert (drain["drained"], drain["finished"]) == (3_000, True)
+        assert drain["host_rss_bytes"] > 0

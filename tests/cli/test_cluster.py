@@ -16,9 +16,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
+from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.zk.protocol import ZkError
-from tests.cli.players import Command, Player, Ran
+from tests.cli.players import Command, Player, Ran, served_by
 from tests.service.hosts import environment
 from tests.zk.rig import ZookeeperRig
 
@@ -78,10 +78,6 @@ def put(player: Player, *shards: int) -> None:
         player.sees(lambda facts, shard=shard: shard in facts.owners)
 
 
-def served_by(facts: Facts) -> dict[int, str]:
-    return {shard: owner.host for shard, owner in facts.owners.items()}
-
-
 def audit(ran: Ran) -> list[str]:
     return [line for line in ran.err.splitlines() if " audit.change " in line]
 
@@ -101,10 +97,10 @@ def test_status(a: Player, b: Player, run: Run) -> None:
     tables = run("cluster", "status")
     assert (tables.code, tables.err) == (0, "")
     lines = [line.split() for line in tables.out.splitlines()]
-    assert ["a", "a:7707", "alive", "1", "1"] in lines
+    assert ["a", "a:7707", "alive", "1", "1", "-", "-", "-"] in lines, "no process answers at that address"
     assert any(line[:6] == ["1", "served", "enabled", "1", "a", "a"] for line in lines)
     assert any(line[-1:] == ["mysql://db:3307/foqs_2"] for line in lines)
-    assert "controller a, 0 under way, imbalance 0%" in tables.out
+    assert "controller a, 0 under way, as even as can be" in tables.out
 
     said = run("cluster", "status", "--json")
     found = json.loads(said.out)
@@ -197,7 +193,7 @@ def test_a_shard_from_its_making_to_its_removal(a: Player, run: Run, tmp_path: P
 
     unasked = run("shards", "remove", "1")
     assert unasked.code == 1
-    assert "items stay in the database" in unasked.out
+    assert "items stay in its database" in unasked.out
     assert "--yes" in unasked.err
     assert 1 in a.facts.shards
     denied = run("shards", "remove", "1", terminal=True, stdin="n\n")
@@ -210,6 +206,43 @@ def test_a_shard_from_its_making_to_its_removal(a: Player, run: Run, tmp_path: P
     refused(run("shards", "remove", "1", "--yes"), "no shard 1")
     with sqlite3.connect(tmp_path / "one.db") as database:
         assert database.execute("SELECT number FROM shard").fetchone() == (1,)
+
+
+def test_a_shard_with_items_is_removed_by_their_number(a: Player, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "one.db"
+    assert run("shards", "add", "1", f"sqlite:///{file}", "--create").code == 0
+    assert run("shards", "disable", "1").code == 0
+    with sqlite3.connect(file) as database:
+        columns = [name for _, name, *_ in database.execute("PRAGMA table_info(item)")]
+        for number in (1, 2):
+            values = [number if name == "id" else 0 for name in columns]
+            database.execute(f"INSERT INTO item VALUES ({', '.join('?' * len(columns))})", values)
+    for options, words in (
+        ((), "shard 1 holds 2 items, which no host will serve"),
+        (("--items", "3"), "shard 1 holds 2 items, not 3: nothing is removed"),
+    ):
+        ran = run("shards", "remove", "1", "--yes", *options)
+        assert (ran.code, audit(ran)) == (1, [])
+        assert words in ran.err
+    file.rename(tmp_path / "away.db")
+    away = run("shards", "remove", "1", "--yes", "--items", "2")
+    assert (away.code, audit(away)) == (1, [])
+    assert "the items of shard 1 cannot be counted" in away.err
+    assert "--uncounted" in away.err
+    (tmp_path / "away.db").rename(file)
+    assert run("shards", "remove", "1", "--yes", "--items", "2").code == 0
+    a.sees(lambda facts: not facts.shards)
+
+
+def test_a_shard_whose_database_is_gone_is_removed(a: Player, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "one.db"
+    assert run("shards", "add", "1", f"sqlite:///{file}", "--create").code == 0
+    assert run("shards", "disable", "1").code == 0
+    file.unlink()
+    assert run("shards", "remove", "1", "--yes").code == 1
+    assert run("shards", "remove", "1", "--yes", "--uncounted").code == 0
+    a.sees(lambda facts: not facts.shards)
+    assert not file.exists()
 
 
 def test_the_audit_says_who_did_what(a: Player, run: Run) -> None:

@@ -70,7 +70,7 @@ def test_check_finds_what_is_wrong(config: Path, tmp_path: Path, statement: str,
     with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
         until(lambda: "shard.not_opened" in host.said(), "a word about the shard")
         assert host.address  # the other shard is served
-        assert "shard=2" in host.said()
+        assert "shards=[2]" in host.said()
         assert host.stop() == 0
         assert "Traceback" not in host.said()
 
@@ -82,10 +82,34 @@ def test_check_says_all_that_is_wrong_with_the_tables(config: Path) -> None:
     config.with_name("shard-2.db").write_bytes(b"this is no database" * 100)
     checked = foqs("shards", "check", "--config", config)
     assert (checked.returncode, checked.stderr) == (1, "")
-    first, second = checked.stdout.splitlines()
-    assert "expiry" in first
-    assert "timer lacks bytes" in first
+    *first, second = checked.stdout.splitlines()
+    assert first == [
+        "shard 1: table expiry is missing -> make the schema: foqs shards create",
+        "shard 1: table timer lacks the column bytes -> ALTER TABLE timer ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0",
+    ]
     assert "no database" in second
+
+
+def test_check_finds_an_index_that_is_missing(config: Path) -> None:
+    """Without it every ack fails."""
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    change(config, "DROP INDEX timer_of_item", shard=1)
+    checked = foqs("shards", "check", "--config", config)
+    assert checked.returncode == 1
+    assert checked.stdout.splitlines()[0] == (
+        "shard 1: table timer lacks the index timer_of_item on (id) -> CREATE UNIQUE INDEX timer_of_item ON timer (id)"
+    )
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:hunter2@h/db", "mysql+aiomysql://u:hunter2@h/db", "u:hunter2@h/db"])
+def test_an_unknown_database_or_driver_is_refused(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "foqs.toml"
+    path.write_text(f'[[shards]]\nid = 1\nurl = "{url}"\n')
+    for command in (("config", "check"), ("shards", "create"), ("shards", "check"), ("serve",), ("doctor",)):
+        ran = foqs(*command, "--config", path)
+        assert ran.returncode != 0
+        assert "mysql+pymysql://, mysql+mysqldb://, sqlite://" in ran.stdout + ran.stderr
+        assert "hunter2" not in ran.stdout + ran.stderr
 
 
 def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Path) -> None:
@@ -101,7 +125,7 @@ def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Pat
         until(lambda: "shard.not_opened" in host.said(), "a word about the shard")
         line = next(line for line in host.said().splitlines() if "shard.not_opened" in line)
         assert "upgrade foqs" in line
-        assert "shard=2" in line
+        assert "shards=[2]" in line
     change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION}")
     with HostProcess(tmp_path / "log2", ["serve", "--config", config]) as host:
         assert host.address

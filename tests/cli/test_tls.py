@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, OutcomeUnknown, Tls, Unavailable
+from foqs.client.wrong_peer import WrongPeer
 from foqs.store.schema import create_schema
 from tests.certificates import Authority
 from tests.service.hosts import HostProcess, foqs
@@ -42,9 +43,13 @@ def test_mutual_tls_from_the_command_line_to_the_shard(tmp_path: Path, authority
             (item,) = client.dequeue("mail", wait_ms=5_000)
             assert (item.id, len(item.payload)) == (item_id, 1_000_000)
             client.ack(item)
-        for tls in (None, Tls(authority.ca_file)):
-            with Client(address, tls=tls, routing=False) as stranger, pytest.raises((Unavailable, OutcomeUnknown)):
-                stranger.enqueue("mail", b"x", timeout_ms=300)
+        with Client(address, routing=False) as stranger, pytest.raises(WrongPeer, match="speaks TLS"):
+            stranger.enqueue("mail", b"x")
+        with (
+            Client(address, tls=Tls(authority.ca_file), routing=False) as stranger,
+            pytest.raises((Unavailable, OutcomeUnknown)),
+        ):
+            stranger.enqueue("mail", b"x", timeout_ms=300)
         assert host.stop() == 0
         assert host.faults() == []
 

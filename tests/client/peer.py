@@ -340,8 +340,13 @@ def _ends(item: Any) -> float:
 
 
 def _read_frame(stream: Any) -> bytes:
+    """Empty at the end, and for what is no frame, as a TLS handshake."""
     head = stream.read(4)
-    return bytes(stream.read(int.from_bytes(head, "big"))) if len(head) == 4 else b""
+    length = int.from_bytes(head, "big") if len(head) == 4 else 0
+    if length > 64 << 20:
+        return b""
+    frame = bytes(stream.read(length))
+    return frame if len(frame) == length else b""
 
 
 def encode_reply(name: str, answer: Any, number: int) -> bytes:

@@ -67,6 +67,25 @@ def test_bad_lines_fail_alone_and_the_command_says_so(foqs, peer):
     assert done.stderr == b"foqs: 1 of 3 items were not enqueued\n"
 
 
+def test_the_error_of_a_number_out_of_range_names_line_and_range(foqs, peer):
+    done = foqs("enqueue", "t", stdin='{"priority": 1}\n\n{"priority": 99999999999}\n{"ttl_ms": 1e3}\n')
+    assert done.returncode == 1
+    assert [line.get("message") for line in lines(done)] == [
+        None,
+        "line 3: priority is 99999999999: it has to be an integer from -2147483648 to 2147483647",
+        "line 4: ttl_ms is 1000.0: it has to be an integer",
+    ]
+    assert len(peer.items) == 1
+    done = foqs("enqueue", "t", "--priority", "99999999999")
+    assert done.returncode == 2
+    assert b"--priority" in done.stderr and b"2147483647" in done.stderr
+
+
+def test_an_item_that_the_server_refuses_is_named_by_its_line(foqs):
+    done = foqs("enqueue", "t", stdin='{}\n{"topic": ""}\n')
+    assert lines(done)[1] == {"error": "INVALID", "message": "line 2: no"}
+
+
 def test_nack_and_release_by_arguments(foqs, peer):
     foqs("enqueue", "--raw", "t", stdin="x\ny\n")
     first, second = lines(foqs("dequeue", "t", "--count", "2"))
@@ -79,6 +98,16 @@ def test_topics_and_item(foqs):
     foqs("enqueue", "--raw", "t", stdin="x\n")
     assert lines(foqs("topics"))[0]["topic"] == "t"
     assert lines(foqs("item", "1"))[0]["payload"] == "x"
+
+
+def test_ids_are_read_in_hexadecimal_and_written_in_decimal(foqs, peer):
+    foqs("enqueue", "--raw", "t", stdin="x\ny\n")
+    first, second = lines(foqs("dequeue", "t", "--count", "2"))
+    assert lines(foqs("item", hex(int(second["id"]))))[0]["id"] == second["id"]
+    done = foqs("ack", hex(int(first["id"])), hex(int(first["lease"])))
+    assert lines(done) == [{"id": first["id"], "ok": True}]
+    line = json.dumps({"id": hex(int(second["id"])), "lease": hex(int(second["lease"]))})
+    assert lines(foqs("nack", "--release", stdin=line)) == [{"id": second["id"], "ok": True}]
 
 
 @pytest.mark.parametrize(

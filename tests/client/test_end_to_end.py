@@ -138,7 +138,7 @@ def test_the_whole_life_of_items(client: Client) -> None:
     first, second = leased(client, "mail", 2, lease_ms=600_000)
     assert (first.id, first.payload, first.headers, first.metadata) == (urgent, b"urgent", {"a": "b"}, b"m")
     assert (second.id, second.attempt, second.ns) == (plain, 1, "shop")
-    assert client.get_item(urgent).state == ItemState.LEASED
+    assert client.get_item(hex(urgent)).state == ItemState.LEASED
     assert client.dequeue("mail") == []
 
     client.extend(first, 1_200_000)
@@ -158,7 +158,7 @@ def test_the_whole_life_of_items(client: Client) -> None:
     assert again.attempt == 2
     client.nack(again, delay_ms=3_600_000)
     assert [item.state for item in client.list_items("mail")] == [ItemState.DELAYED]
-    assert client.delete_items([plain])[0] is None
+    assert client.delete_items([hex(plain)])[0] is None
     assert isinstance(client.delete_items([plain])[0], NotFound)
 
 

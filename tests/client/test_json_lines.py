@@ -49,7 +49,26 @@ def test_what_is_no_item(line):
         spec(line)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"priority": "high"}', 'priority is "high": it has to be an integer'),
+        ('{"priority": 1.5}', "priority is 1.5: it has to be an integer"),
+        ('{"delay_ms": true}', "delay_ms is true: it has to be an integer"),
+        ('{"ttl_ms": {"a": 1}}', "ttl_ms is .*: it has to be an integer"),
+    ],
+)
+def test_numbers_that_are_no_integers_are_refused(line, problem):
+    with pytest.raises(Invalid, match=f"^{problem}$"):
+        spec(line)
+    assert spec('{"priority": null}').priority is None
+
+
 @pytest.mark.parametrize("line", [b"{}", b"1", b'{"id": "x", "lease": "1"}', b'{"id": [], "lease": 1}', b"\xff"])
 def test_what_is_no_lease(line):
     with pytest.raises(Invalid, match="line 4"):
         lease_of_line(line, 4)
+
+
+def test_a_lease_is_read_in_hexadecimal_too():
+    assert lease_of_line(b'{"id": "0x1000000000001", "lease": "0xff"}', 1) == Lease(281474976710657, 255)

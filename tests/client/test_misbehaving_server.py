@@ -20,6 +20,7 @@ from foqs.client import (
     Unavailable,
 )
 from foqs.client.caller import server_timeout_ms
+from foqs.errors import Code
 from foqs.idl import idl
 from tests.client.peer import Act, encode_reply, eventually, failed, refused, script
 
@@ -52,6 +53,23 @@ def test_an_enqueue_with_a_key_is_repeated_and_stored_once(act, new_peer, client
     assert client.enqueue("t", b"x", dedup_key="k") == 1
     assert len(peer.named("Enqueue")) == 2
     assert len(peer.items) == 1
+
+
+def test_a_key_whose_shard_is_down_is_repeated_until_it_is_up(new_peer, client_of):
+    down = idl.EnqueueResponse([idl.EnqueueOutcome(error=failed(Code.UNAVAILABLE, 10))])
+    peer = new_peer(script("Enqueue", *[down] * 5))
+    assert client_of(peer).enqueue("t", b"x", dedup_key="k") == 1
+    assert [request.items[0].dedup_key for request in peer.named("Enqueue")] == ["k"] * 6
+
+
+def test_a_key_whose_shard_stays_down_is_unavailable_in_the_end(new_peer, client_of):
+    """Not unknown: each answer said that nothing was stored."""
+    down = idl.EnqueueResponse([idl.EnqueueOutcome(error=failed(Code.UNAVAILABLE, 50))])
+    peer = new_peer(lambda name, request: down if name == "Enqueue" else Act.SERVE)
+    with pytest.raises(Unavailable):
+        client_of(peer, timeout_ms=SHORT_MS).enqueue("t", b"x", dedup_key="k")
+    assert len(peer.named("Enqueue")) > 1
+    assert {request.items[0].dedup_key for request in peer.named("Enqueue")} == {"k"}
 
 
 def test_only_those_with_keys_are_repeated(new_peer, client_of):

@@ -367,7 +367,7 @@ with Client({address!r}, tracing={tracing}) as client:
     ("blocked", "asked", "said"),
     [
         ({"opentelemetry"}, False, "None 1\n"),
-        ({"opentelemetry"}, True, "ImportError: tracing needs OpenTelemetry: pip install 'foqs[otel]'\n"),
+        ({"opentelemetry"}, True, "ImportError: tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'\n"),
         ({"none"}, False, "None 1\n"),
         ({"none"}, True, "None 1 opentelemetry\n"),
     ],

@@ -70,7 +70,7 @@ def test_what_is_left_is_told(shards: list[Shard], tmp_path: Path) -> None:
         wire.close()
         host.stop()
     item, timer = first.left()
-    assert f"has {item_id:#x} in item, at " in item and f"has {item_id:#x} in timer, at " in timer
+    assert f"has {item_id} in item, at " in item and f"has {item_id} in timer, at " in timer
     assert [shard.left() for shard in others] == [[], []]
 
 

@@ -6,12 +6,13 @@ import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from foqs.client.items import Item, ItemSpec, Lease
-from foqs.errors import FoqsError
+from foqs.errors import Code, FoqsError
+from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.lab.crash.checker import check
 from foqs.lab.crash.clients import NAMESPACE, TOPICS, ack, drain, put, take
@@ -21,6 +22,8 @@ from foqs.lab.crash.rig import HostProcess, make_shards
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind, ServerSettings
 from foqs.lab.servers.process import wait_until
+from tests.service.wire import Wire as ServiceWire
+from tests.service.wire import spec
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -163,6 +166,44 @@ def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer,
         servers[1].resume()
     print(f"{kind}: listening after {took_s:.1f} s")
     assert took_s * 1_000 < timeout_ms / 2, "less than the time-out of the store"
+
+
+@pytest.mark.timeout(300)
+def test_keys_of_a_hanging_database_are_refused_at_once(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
+    """Except those that a transaction may have: they wait for its outcome."""
+    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))
+    shards = make_shards([server], 1, "keys")
+
+    def ask(wire: ServiceWire, key: str) -> None:
+        context = idl.RequestContext(timeout_ms=120_000)
+        wire.send_call("Enqueue", ns=NAMESPACE, items=[spec(TOPICS[0], dedup_key=key)], context=context)
+
+    with HostProcess("host", shards, tmp_path, {"store": {"io_timeout_ms": 240_000}}) as host:
+        first, others = ServiceWire(("127.0.0.1", host.port)), ServiceWire(("127.0.0.1", host.port))
+
+        def answer(wire: ServiceWire) -> Any:
+            return wire.receive("Enqueue").outcomes[0]
+
+        def stores() -> bool:
+            ask(first, "before")
+            return answer(first).error is None
+
+        assert wait_until(stores, timeout_ms=60_000), "the slots of keys are not shared out"
+        server.pause()
+        try:
+            ask(first, "sent")
+            others.server_has_seen(first)
+            for n in range(20):
+                ask(others, f"later-{n}")
+                error = answer(others).error
+                assert (error.code, error.retry_after_ms > 0) == (Code.UNAVAILABLE, True), error
+        finally:
+            server.resume()
+        sent = answer(first)
+        assert sent.error is None
+        ask(first, "sent")
+        again = answer(first)
+        assert (again.id, again.duplicate) == (sent.id, True)
 
 
 def hold(wire: Wire, log: Log) -> list[Item]:

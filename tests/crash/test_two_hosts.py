@@ -20,7 +20,6 @@ from foqs.lab.crash.wire import Wire, answer_of
 from foqs.lab.servers import Kind, SqlEndpoint
 from foqs.lab.servers.process import wait_until
 
-WAITS = "waiting=True"
 SERVES = "shard.serving"
 LOST = "shard.lost"
 AT_ONCE_S = 15.0
@@ -129,7 +128,7 @@ def test_a_standby_takes_the_shards_of_a_killed_host_at_once(
     log = Log(tmp_path / "leases.jsonl")
     leases = written_leases(first.port, shards, log)
     second.launch()
-    second.wait_for(WAITS, times=len(shards))
+    second.wait_for(f"waiting={len(shards)}")
     assert not second.said(SERVES)
     before = [shard.owner() for shard in shards]
     first.kill()
@@ -154,7 +153,7 @@ def test_a_living_host_loses_its_shards_to_a_take_over_only(
     log = Log(tmp_path / "leases.jsonl")
     leases = written_leases(first.port, shards, log)
     second.launch()
-    second.wait_for(WAITS, times=len(shards))
+    second.wait_for(f"waiting={len(shards)}")
     second.stop()
     assert set(told(first.port, leases[:1])) == {Answer.OK}, "the first was not disturbed"
 
@@ -201,7 +200,7 @@ def test_a_frozen_host_with_an_open_transaction_is_taken_over(
         work(crew, shards, 50)
         frozen_ns = freeze_within_a_transaction(first, crew, shards)
         second.launch()
-        second.wait_for(WAITS, times=len(shards))
+        second.wait_for(f"waiting={len(shards)}")
         second.stop()
 
         began = monotonic()

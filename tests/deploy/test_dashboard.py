@@ -24,7 +24,9 @@ WITHOUT_PANEL = {
     "foqs_shard_trip_seconds",
     "foqs_shard_pending_chunks",
     "foqs_shards_assigned",
+    "foqs_shards_unreachable",
     "foqs_assignment_version",
+    "foqs_clock_jumps_total",
 }
 """What other panels say as well or better."""
 

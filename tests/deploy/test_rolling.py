@@ -27,6 +27,11 @@ def test_nodes_are_emptied_of_one_host_at_a_time(rendered: Rendered) -> None:
     assert "minAvailable" not in budget
 
 
+def test_a_host_that_is_not_ready_does_not_keep_its_node(rendered: Rendered) -> None:
+    for budget in rendered.of("PodDisruptionBudget"):
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", budget["metadata"]["name"]
+
+
 def test_there_is_always_another_host_to_hand_over_to(rendered: Rendered) -> None:
     spec = rendered.one("StatefulSet", "foqs")["spec"]
     scalers = rendered.of("HorizontalPodAutoscaler")

@@ -86,7 +86,7 @@ def test_the_shards_of_a_cluster_are_looked_at(zk_rig: ZookeeperRig, writer: Kaz
     make_cluster(writer, zk_rig.root)
     (check,) = databases()
     assert check.verdict is Verdict.WRONG
-    assert check.found.startswith("shard 3: the server cannot be reached")
+    assert check.found.startswith("shard 3: cannot connect to MySQL at 127.0.0.1:1: connection refused")
     writer.set(f"{zk_rig.root}/shards/3", encode_shard(ShardFact(3, "sqlite:////none/shard.db")))
     (check,) = databases()
     assert "no database file" in check.found

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from foqs.client import codec
+from foqs.errors import Overloaded
 from foqs.idl import idl
 
 _HEAD_BYTES = 4
 _IDLE_S = 30.0
+_OVERLOADED_S = 0.005
+"""Less than a host asks for: the thread drives all connections, and acks of other connections make room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +51,23 @@ class Took:
     marks: list[float] = field(default_factory=list)
 
 
-class _Connection:
+class LoadConnection:
     """One socket with at most one request under way; `step` is called with each reply and sends the next."""
 
-    def __init__(self, address: tuple[str, int], step: Callable[[_Connection, Any], None]) -> None:
+    def __init__(self, address: tuple[str, int], step: Callable[[LoadConnection, Any], None]) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.step = step
         self.method = codec.ENQUEUE
         self.open = False
+        self.overloaded = 0  # requests that had to be sent again
+        self._request: Any = None
         self._got = bytearray()
         self._sequence = 0
 
     def send(self, method: codec.Method, request: Any) -> None:
         self._sequence += 1
-        self.method = method
+        self.method, self._request = method, request
         frame = method.encode(request, self._sequence)
         self.sock.sendall(codec.pack_length(len(frame)) + frame)
         self.open = True
@@ -85,7 +90,14 @@ class _Connection:
             frame = bytes(got[_HEAD_BYTES:])
             got.clear()
         self.open = False
-        self.step(self, self.method.decode(frame, self._sequence))
+        try:
+            reply = self.method.decode(frame, self._sequence)
+        except Overloaded:
+            self.overloaded += 1
+            time.sleep(_OVERLOADED_S)
+            self.send(self.method, self._request)
+            return
+        self.step(self, reply)
 
 
 class Drives(Protocol):
@@ -99,17 +111,17 @@ class Drives(Protocol):
     def readable(self) -> None: ...
 
 
-def drive(connections: Sequence[Drives]) -> None:
-    """Runs until no connection has a request under way."""
+def drive(connections: Sequence[Drives], idle_s: float = _IDLE_S) -> None:
+    """Runs until no connection has a request under way. Raises TimeoutError when none is answered for `idle_s`."""
     selector = selectors.DefaultSelector()
     for connection in connections:
         selector.register(connection.sock, selectors.EVENT_READ, connection)
     for connection in connections:
         connection.start()
     while any(connection.open for connection in connections):
-        ready = selector.select(_IDLE_S)
+        ready = selector.select(idle_s)
         if not ready:
-            raise TimeoutError(f"no answer for {_IDLE_S:.0f} s")
+            raise TimeoutError(f"no answer for {idle_s:.0f} s")
         for key, _ in ready:
             key.data.readable()
     for connection in connections:
@@ -123,7 +135,7 @@ def produce(load: Load) -> Took:
     payload = rng.randbytes(load.payload_bytes)
     sent = 0
 
-    def step(connection: _Connection, reply: Any) -> None:
+    def step(connection: LoadConnection, reply: Any) -> None:
         nonlocal sent
         if reply is not None:
             refused = [outcome.error for outcome in reply.outcomes if outcome.id is None]
@@ -137,7 +149,7 @@ def produce(load: Load) -> Took:
         connection.send(codec.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
 
     took.began = time.monotonic()
-    drive([_Connection((load.host, load.port), step) for _ in range(load.connections)])
+    drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])
     took.ended = time.monotonic()
     return took
 
@@ -155,7 +167,7 @@ def consume(load: Load) -> Took:
     every = max(1, load.total // load.marks) if load.marks else 0
     wants = [idl.TopicCount(load.topic, load.batch)]
 
-    def step(connection: _Connection, reply: Any) -> None:
+    def step(connection: LoadConnection, reply: Any) -> None:
         nonlocal leased
         if connection.method is codec.DEQUEUE and reply is not None and reply.items:
             leased += len(reply.items)
@@ -173,6 +185,6 @@ def consume(load: Load) -> Took:
             connection.send(codec.DEQUEUE, idl.DequeueRequest("bench", wants, None, 200))
 
     took.began = time.monotonic()
-    drive([_Connection((load.host, load.port), step) for _ in range(load.connections)])
+    drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])
     took.ended = time.monotonic()
     return took

@@ -34,7 +34,8 @@ class Rig:
 
     def start_host(self) -> None:
         """A fresh host with nothing in memory. Raises RuntimeError when it does not come up."""
-        env = {**os.environ, "FOQS_LOG__LEVEL": os.environ.get("FOQS_LOG__LEVEL", "warning")}
+        level = os.environ.get("FOQS_LOG__LEVEL", "warning")
+        env = {**os.environ, "FOQS_LOG__LEVEL": level, "FOQS_LOG__FORMAT": "console"}
         command = [sys.executable, "-m", "foqs", "serve", "--config", str(self.config), "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         assert self.process.stdout is not None

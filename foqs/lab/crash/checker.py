@@ -145,7 +145,7 @@ def _never_came(history: _History) -> list[Lie]:
                 if not item.deliveries and item_id not in history.doubtful:
                     missing.append(key)
             elif not any(ack.answer in _MAYBE_DONE for ack in item.acks):
-                lies.append(Lie(Rule.LOST, f"{key} ({item_id:#x}), delivered {len(item.deliveries)} times"))
+                lies.append(Lie(Rule.LOST, f"{key} ({item_id}), delivered {len(item.deliveries)} times"))
     if len(missing) > history.untold:
         text = f"{len(missing)} never came, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
         lies.append(Lie(Rule.LOST_AT_MOST_ONCE, text))
@@ -159,11 +159,11 @@ def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _Histor
         return [Lie(Rule.INVENTED, f"{key} was never enqueued")]
     lies = []
     if enqueue.answer is Answer.OK and any(d.id != enqueue.id for d in deliveries):
-        lies.append(Lie(Rule.INVENTED, f"{key} was stored as {enqueue.id:#x} and came as {_hex(ids)}"))
+        lies.append(Lie(Rule.INVENTED, f"{key} was stored as {enqueue.id} and came as {_listed(ids)}"))
     if enqueue.answer is Answer.REFUSED and deliveries:
-        lies.append(Lie(Rule.REFUSED_STORED, f"{key} came as {_hex(ids)}"))
+        lies.append(Lie(Rule.REFUSED_STORED, f"{key} came as {_listed(ids)}"))
     if len(ids) > 1:
-        lies.append(Lie(Rule.DUPLICATE, f"{key} ({enqueue.answer}) has the ids {_hex(ids)}"))
+        lies.append(Lie(Rule.DUPLICATE, f"{key} ({enqueue.answer}) has the ids {_listed(ids)}"))
     if enqueue.at_most_once and len(deliveries) > 1:
         lies.append(Lie(Rule.TWICE, f"{key}: {deliveries}"))
     return lies
@@ -236,5 +236,5 @@ def _two_holders(item: _Item, history: _History) -> list[Lie]:
     return lies
 
 
-def _hex(ids: Iterable[int]) -> str:
-    return ", ".join(f"{item_id:#x}" for item_id in sorted(ids))
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))

@@ -48,7 +48,7 @@ class Shard:
         """The first of those rows, in words: which item, and the time of that row in ms."""
         selects = (f"(SELECT '{table}', id, {time} FROM `{table}` LIMIT 5)" for table, time in _TIMES.items())
         rows = self.server.query(" UNION ALL ".join(selects), database=self.database)
-        return [f"shard {self.number} still has {item:#x} in {table}, at {at_ms}" for table, item, at_ms in rows]
+        return [f"shard {self.number} still has {item} in {table}, at {at_ms}" for table, item, at_ms in rows]
 
     def owner(self) -> tuple[int, int, int]:
         """(epoch, seq, connection id) of the `shard` row: seq grows with every transaction of the owner."""

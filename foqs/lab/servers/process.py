@@ -163,7 +163,14 @@ def _spawner(_pid: int) -> ThreadPoolExecutor:
 
 
 def _spawn(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+    # The lab reads the lines of its hosts, so their configuration alone says how these look.
+    environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"}
     with log.open("ab") as output:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
         )

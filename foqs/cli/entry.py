@@ -1,0 +1,51 @@
+"""The start of every command. Imports little: before it is loaded, Ctrl-C prints a traceback of Python's own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from foqs.cli.interrupt import ends_at_once
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> None:
+    with ends_at_once():  # the imports take about a second
+        in_json = os.environ.get("FOQS_LOG__FORMAT") == "json"
+        if in_json:
+            _log_in_json()
+        from foqs.cli.main import app
+    if in_json:
+        _run_in_json(app)
+    else:
+        app()
+
+
+def _log_in_json() -> None:
+    """Before the other imports, which may warn."""
+    from foqs.cli import logs
+    from foqs.errors import Invalid
+
+    with suppress(Invalid):  # the command says it
+        logs.from_environment()
+
+
+def _run_in_json(app: typer.Typer) -> None:
+    """Run the command; a wrong option is an event, not the page of usage that it is on a terminal."""
+    from typer.main import get_command
+
+    from foqs.cli.errors import fail
+
+    try:
+        status = get_command(app).main(standalone_mode=False)
+    except SystemExit:
+        raise
+    except Exception as error:
+        # Typer keeps its own copy of Click, so its errors have no public name.
+        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+            raise
+        fail(error.format_message(), error.exit_code)
+    raise SystemExit(status if isinstance(status, int) else 0)

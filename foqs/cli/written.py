@@ -1,0 +1,56 @@
+"""Leased items as lines on stdout; those whose lines cannot be written are given back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from foqs.cli.errors import discard_stdout, fail
+from foqs.client import Client, Item
+from foqs.client.json_lines import item_json
+
+
+def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
+    """Write a JSON line for each item. If that fails, release the items that were not written, and raise.
+
+    Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
+    stdout fails in another way, as a full disk does.
+    """
+    written = 0
+    try:
+        for item in items:
+            sys.stdout.write(json.dumps(item_json(item), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+            written += 1
+    except BaseException as error:
+        _give_back(client, items[written:])
+        if to_ack and written:
+            _say(
+                f"{written} written items are not acked, as the reader may not have read them; except at-most-once "
+                "items, they are delivered again when their leases end"
+            )
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            discard_stdout()
+            fail(f"cannot write to stdout: {error.strerror or error}")
+        raise
+
+
+def _give_back(client: Client, items: Sequence[Item]) -> None:
+    outcomes = client.release_many(items)
+    once = [(item, error) for item, error in zip(items, outcomes, strict=True) if item.at_most_once]
+    _name("at-most-once items that were not written, and were given back", [i for i, error in once if error is None])
+    if failed := [error for error in outcomes if error is not None]:
+        why = f"{failed[0].code.name}: {failed[0]}"
+        _name(f"at-most-once items that are lost, neither written nor given back ({why})", [i for i, e in once if e])
+        if again := len(failed) - sum(error is not None for _, error in once):
+            _say(f"{again} items, not written, are delivered again when their leases end: not given back ({why})")
+
+
+def _name(what: str, items: Sequence[Item]) -> None:
+    if items:
+        _say(f"{what}: {', '.join(str(item.id) for item in items)}")
+
+
+def _say(message: str) -> None:
+    print(f"foqs: {message}", file=sys.stderr)

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from foqs.client.client import Client
 from foqs.client.items import Delivery, Item
+from foqs.spark.columns import read_as
 from foqs.spark.consume_driver import Consumer
 from foqs.spark.consume_options import ConsumeOptions
 from foqs.spark.consume_state import split
@@ -44,11 +45,14 @@ except ImportError:  # before PySpark 4.2: one batch for each run with Trigger.A
         pass
 
 
-SCHEMA = (
-    "id bigint, namespace string, topic string, priority int, payload binary, metadata binary, "
-    "headers map<string, string>, attempt int, deliver_after timestamp, enqueued_at timestamp, delivery string"
-)
-"""`metadata` and `headers` may be null; `delivery` is AT_LEAST_ONCE or AT_MOST_ONCE."""
+COLUMNS = {
+    "id": "bigint", "namespace": "string", "topic": "string", "priority": "int", "payload": "binary",
+    "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
+    "enqueued_at": "timestamp", "delivery": "string",
+}  # fmt: skip
+"""Names and types, as Spark spells them, in the order of `_row`. `metadata` and `headers` may be null; `delivery` is
+AT_LEAST_ONCE or AT_MOST_ONCE."""
+SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
 Row = tuple[Any, ...]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,9 +70,12 @@ class ConsumePartition(InputPartition):
 class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Offsets are `{"seq": n}`: the batches 1 to n. Everything but `read` is called in the driver's reader process."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises Invalid. Connects to nothing yet: it is pickled for the tasks."""
+    def __init__(self, options: Mapping[str, str], schema: Any) -> None:
+        """`schema`: a StructType of any of the columns, in any order. Raises Invalid. Connects to nothing yet: it is
+        pickled for the tasks."""
         self._options = ConsumeOptions.parse(options)
+        at = {name: place for place, name in enumerate(COLUMNS)}
+        self._places = [at[name] for name in read_as(schema, COLUMNS)]
         self._consumer: Consumer | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -87,7 +94,9 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return {_SEQ: self._driver.latest(None if start is None else start[_SEQ], max_rows)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        rows = [_row(item) for item in self._driver.batch(start[_SEQ], end[_SEQ])]
+        rows: list[Row] = [_row(item) for item in self._driver.batch(start[_SEQ], end[_SEQ])]
+        if self._places != [*range(len(COLUMNS))]:
+            rows = [tuple([row[place] for place in self._places]) for row in rows]
         return [ConsumePartition(part) for part in split(rows, self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:

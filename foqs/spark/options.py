@@ -1,6 +1,6 @@
-"""The options of a reader or writer: typed, checked as a whole, and named in what is said about them.
+"""The options of a reader or writer: typed, checked as a whole, and named in error messages.
 
-Spark hands options over as text, with names of any case.
+Spark passes options as text, with names of any case, and adds names of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,31 @@ from pydantic.alias_generators import to_camel
 
 from foqs.errors import Invalid
 
-_OF_SPARK = frozenset({"path", "checkpointlocation"})
-"""What Spark adds by itself."""
+_OF_SPARK = frozenset(
+    {
+        "path", "checkpointlocation", "provider", "owner", "location", "comment", "collation", "external",
+        "is_managed_location", "serialization.format", "transient_lastddltime",
+    }
+)  # fmt: skip
+"""Names that Spark and its catalogs add."""
+_OF_SPARK_PREFIXES = ("spark.", "view.")
+_OF_TABLE = "option."
+"""Begins the options among the properties of a table of a catalog. The other properties are the catalog's."""
+_NONE_GIVEN = (
+    ". Spark gave no option: it does not pass on those of CREATE TABLE. Use CREATE TEMPORARY VIEW name USING foqs "
+    "OPTIONS (...), or name the options in each statement: INSERT INTO name WITH ('endpoints' = '...', ...) VALUES ..."
+)
+
+
+def of_user(given: Mapping[str, str]) -> dict[str, str]:
+    """The options that a user gave, without what Spark adds."""
+    of_table = {name[len(_OF_TABLE) :]: text for name, text in given.items() if name.lower().startswith(_OF_TABLE)}
+    found = of_table or given
+    return {
+        name: text
+        for name, text in found.items()
+        if name.lower() not in _OF_SPARK and not name.lower().startswith(_OF_SPARK_PREFIXES)
+    }
 
 
 class Options(BaseModel):
@@ -26,11 +49,15 @@ class Options(BaseModel):
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Raises Invalid, which names every option that is unknown, missing or wrong."""
         known = {alias.lower(): alias for alias in cls.names()}
-        named = {known.get(name.lower(), name): text for name, text in given.items() if name.lower() not in _OF_SPARK}
+        named = {known.get(name.lower(), name): text for name, text in of_user(given).items()}
         try:
             return cls.model_validate(named)
         except ValidationError as error:
-            raise Invalid("; ".join(map(_said, error.errors()))) from None
+            wrong = error.errors()
+        said = "; ".join(map(_said, wrong))
+        if any(one["type"] == "extra_forbidden" for one in wrong):
+            said += f"; the options are {', '.join(cls.names())}"
+        raise Invalid(said if named else said + _NONE_GIVEN)
 
     @classmethod
     def names(cls) -> list[str]:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from foqs.spark import snapshot_columns as columns
+from foqs.spark.columns import read_as
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_read import read
 from foqs.spark.snapshot_shards import Piece, pieces
@@ -34,8 +36,9 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Raises Invalid for options and columns."""
         self._options = SnapshotOptions.parse(options)
-        columns.check((field.name, field.dataType.simpleString()) for field in schema.fields)
+        names = read_as(schema, columns.COLUMNS | columns.BODY_COLUMNS)
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._ours = pa.schema([column.with_name(name) for column, name in zip(self._schema, names, strict=True)])
 
     def partitions(self) -> list[InputPartition]:
         return [_Partition(piece) for piece in pieces(self._options)]
@@ -44,4 +47,6 @@ class SnapshotReader(DataSourceReader):
         """Of the one without a value, which Spark makes when there is none, nothing."""
         if partition.value is None:
             return iter(())
-        return read(partition.value, self._schema, self._options.wanted, self._options.page_rows)
+        batches = read(partition.value, self._ours, self._options.wanted, self._options.page_rows)
+        # Spark compares the names, with their case.
+        return (pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) for batch in batches)

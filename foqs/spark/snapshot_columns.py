@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from foqs.errors import Invalid
 from foqs.spark.snapshot_wanted import STATES, Wanted
 from foqs.store.dialect import Dialect
 from foqs.store.schema import LANE_OF_NAMES, TIMER_OF_ITEM
@@ -47,19 +46,6 @@ _NEEDS = {
 }  # fmt: skip
 NUMBER_CHARACTERS = 21
 """Of the longest number, with what parts it from the next."""
-
-
-def check(names_and_types: Iterable[tuple[str, str]]) -> None:
-    """Raises Invalid, naming each column of a user's schema that is none of ours, or not of its type."""
-    known = COLUMNS | BODY_COLUMNS
-    wrong = []
-    for name, kind in names_and_types:
-        if name not in known:
-            wrong.append(f"column {name} is unknown")
-        elif kind != known[name]:
-            wrong.append(f"column {name} is {known[name]}, not {kind}")
-    if wrong:
-        raise Invalid("; ".join(wrong))
 
 
 def numbers_of(columns: Iterable[str]) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
+from foqs.spark.options import of_user
+
 
 class FoqsSource(DataSource):
     """Writes rows as items, reads a snapshot of what is queued, and consumes a topic as a stream: see docs/spark.md."""
@@ -15,11 +17,19 @@ class FoqsSource(DataSource):
         return "foqs"
 
     def schema(self) -> Any:
-        """Spark does not say whether it is asked for a table or a stream: the option `stateDir` makes it a stream."""
-        if "statedir" in map(str.lower, self.options):
+        """Columns of a stream (with the option `stateDir`), of a table that is written to (`endpoints`), else of a
+        snapshot: Spark does not say which it needs. Raises Invalid."""
+        given = of_user(self.options)
+        names = {name.lower() for name in given}
+        if "statedir" in names:
             from foqs.spark.consume import SCHEMA
 
             return SCHEMA
+        if "endpoints" in names:
+            from foqs.spark.write_columns import schema as written
+            from foqs.spark.write_options import WriteOptions
+
+            return written(with_topic=WriteOptions.parse(given).topic is None)
         from foqs.spark.snapshot import schema
 
         return schema(self.options)
@@ -46,4 +56,4 @@ class FoqsSource(DataSource):
         """Raises Invalid."""
         from foqs.spark.consume import ConsumeReader
 
-        return ConsumeReader(self.options)
+        return ConsumeReader(self.options, schema)

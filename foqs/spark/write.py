@@ -1,15 +1,16 @@
 """Frames and streams as items: `df.write.format("foqs")` and `df.writeStream.format("foqs")`.
 
-Each task has a client of its own. What it sends carries a deduplication key, the frame's or one made of the job (or of
-the query and epoch), the partition, the row and how often that row came before: so a task that is tried again, or twice
-at the same time, stores nothing twice.
+Each task has a client of its own. Each item has a deduplication key: the frame's own, or one made of the job (or of the
+query and batch), the row and the number of equal rows before it. So a task that Spark repeats, or runs twice at once,
+stores no row twice. Keys of a job without `jobId` have the partition too: such a job is never repeated as a whole, so
+its partitions stay what they are.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -21,46 +22,100 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from foqs.client import Client, ItemSpec
 from foqs.errors import FoqsError, Invalid
-from foqs.spark.write_columns import check, columns_of
+from foqs.spark.columns import columns_of
+from foqs.spark.write_columns import check
+from foqs.spark.write_equal import Known, Sent, missing
 from foqs.spark.write_invalid import InvalidRows
 from foqs.spark.write_options import WriteOptions
 from foqs.spark.write_rows import KeyMaker, specs_of
-from foqs.spark.write_sender import Refused, Sender, Totals
+from foqs.spark.write_sender import Refused, Rejected, Sender, Totals
 
 _PROGRESS_S = 10.0
-_QUERY, _EPOCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Names that Spark gives them among the properties of a task."""
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Properties of the tasks of a streaming batch, also of those that `foreachBatch` starts."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task wrote."""
+    """What one task of `job` wrote. `sent` is set where keys are made of rows alone. `in_stream`: in `foreachBatch`."""
 
+    job: str
     totals: Totals
+    sent: Sent | None = None
+    invalid_file: str | None = None
+    in_stream: bool = False
 
 
 class _Writer:
     """What batches and streams have in common. Made on the driver, and sent to every task."""
 
-    def __init__(self, options: Mapping[str, str], schema: Any, *, overwrite: bool) -> None:
-        """Raises Invalid, which names the option or column that is wrong."""
+    def __init__(self, options: Mapping[str, str], schema: Any, *, overwrite: bool, keys: str) -> None:
+        """`keys`: what `dedupKeys=auto` means. Raises Invalid, which names the option or column that is wrong."""
         self.options = WriteOptions.parse(options)
         if overwrite:
             raise Invalid("a queue is not overwritten: use the mode append")
         check(columns_of(schema), has_topic=self.options.topic is not None)
-        self.job = uuid4().hex
+        self.keys = keys if self.options.dedup_keys == "auto" else self.options.dedup_keys
 
     def send(self, batches: Iterator[Any], job: str) -> Written:
         """Raises Refused."""
         options, partition = self.options, _context().partitionId()
-        keys = KeyMaker(f"{job}:{partition}") if options.dedup_keys == "auto" else None
+        scope = job if self.keys == "row" else f"{job}:{partition}"
+        keys = None if self.keys == "none" else KeyMaker(scope)
+        known = Known(scope) if self.keys == "row" else None
         invalid = InvalidRows(options.invalid_path, job, partition) if options.invalid_path else None
 
         def rejected(row: int, spec: ItemSpec | None, error: FoqsError) -> None:
             if options.on_invalid == "fail" or invalid is None:
                 raise Refused(f"row {row} of partition {partition} is invalid: {error.message}")
             invalid.add(row, spec, error)
+            if keys is not None and known is not None and spec is not None:
+                # An equal row of another partition is invalid as well: the driver must not look for it.
+                keys.counts.pop(known.hash_of(spec) or 0, None)
 
+        try:
+            rows = (spec for batch in batches for spec in specs_of(batch, options.topic, keys))
+            totals = self._store(rows, rejected, _Progress(partition), known.add if known is not None else None)
+        except BaseException:
+            if invalid is not None:
+                invalid.discard()
+            raise
+        sent = Sent.of(keys.counts, known.kept) if keys is not None and known is not None else None
+        return Written(job, totals, sent, invalid.close() if invalid is not None else None)
+
+    def finished(self, messages: list[Any], what: str) -> None:
+        """Store what only the driver can know of, and report the totals of all tasks. Raises Refused and Invalid."""
+        totals = _total(messages)
+        equal = list(
+            missing([message.sent for message in messages if message is not None and message.sent is not None])
+        )
+        if equal:
+
+            def rejected(row: int, spec: ItemSpec | None, error: FoqsError) -> None:
+                raise Refused(f"a row that equals one of another partition is invalid: {error.message}")
+
+            stored = self._store(equal, rejected, lambda _totals: None)
+            # The tasks counted these rows, all as duplicates.
+            totals.duplicates -= stored.rows - stored.duplicates
+            totals.retries += stored.retries
+            totals.waited_s += stored.waited_s
+        self.report(totals, what)
+
+    def report(self, totals: Totals, what: str) -> None:
+        print(f"foqs: {what}: {totals}", file=sys.stderr)
+        if self.options.metrics_path is not None:
+            path = Path(self.options.metrics_path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"what": what, **asdict(totals)}) + "\n")
+
+    def _store(
+        self,
+        rows: Iterable[ItemSpec | Invalid],
+        rejected: Rejected,
+        progress: Callable[[Totals], None],
+        known: Callable[[ItemSpec], None] | None = None,
+    ) -> Totals:
+        options = self.options
         with Client(
             options.endpoints,
             options.namespace,
@@ -76,53 +131,69 @@ class _Writer:
                 in_flight=options.in_flight,
                 timeout_ms=options.timeout_ms,
                 rows_per_second=options.rows_per_second,
-                progress=_Progress(partition),
+                progress=progress,
+                known=known,
             )
-            try:
-                sender.write(spec for batch in batches for spec in specs_of(batch, options.topic, keys))
-            finally:
-                if invalid is not None:
-                    invalid.close()
-        return Written(sender.totals)
-
-    def finished(self, messages: list[Any], what: str) -> None:
-        """Says, and writes down, what all tasks did."""
-        totals = Totals()
-        for message in messages:
-            if message is not None:
-                totals.add(message.totals)
-        print(f"foqs: {what}: {totals}", file=sys.stderr)
-        if self.options.metrics_path is not None:
-            path = Path(self.options.metrics_path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"what": what, **asdict(totals)}) + "\n")
+            sender.write(rows)
+        return sender.totals
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
+    def __init__(self, options: Mapping[str, str], schema: Any, *, overwrite: bool) -> None:
+        """Raises Invalid."""
+        super().__init__(options, schema, overwrite=overwrite, keys="partition")
+        if self.options.job_id is not None and self.options.dedup_keys == "auto":
+            self.keys = "row"
+        self.job = uuid4().hex
+        names = {name.lower() for name, _ in columns_of(schema)}
+        self._twice_when_repeated = self.options.job_id is None and "dedup_key" not in names
+
     def write(self, iterator: Iterator[Any]) -> Written:
-        return self.send(iterator, self.job)
+        # In `foreachBatch`, each batch is a job of its own.
+        batch = [name for name in map(_context().getLocalProperty, (_QUERY, _BATCH)) if name is not None]
+        job = self.options.job_id
+        written = self.send(iterator, self.job if job is None else ":".join([job, *batch]))
+        written.in_stream = bool(batch)
+        return written
 
     def commit(self, messages: list[Any]) -> None:
         self.finished(messages, "written")
+        if self._twice_when_repeated and any(message is not None and message.in_stream for message in messages):
+            print(
+                "foqs: the write is part of a streaming batch, and its rows are stored twice if Spark repeats the "
+                "batch: set the option jobId",
+                file=sys.stderr,
+            )
 
     def abort(self, messages: list[Any]) -> None:
-        """What was stored stays: only keys of the frame's own keep the next job from storing it again."""
-        self.finished(messages, "failed after")
+        """What was stored stays."""
+        self.report(_total(messages), "failed after")
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def __init__(self, options: Mapping[str, str], schema: Any, *, overwrite: bool) -> None:
+        """Raises Invalid."""
+        super().__init__(options, schema, overwrite=overwrite, keys="row")
+        if self.options.job_id is not None:
+            raise Invalid("option jobId is for df.write: the checkpoint of a stream says which query and batch it is")
+        if self.keys == "partition":
+            raise Invalid(
+                "option dedupKeys=partition is not for streams: a query that is restarted may divide a batch into "
+                "other partitions, and would store its rows twice; use row (the default), or a column dedup_key"
+            )
+
     def write(self, iterator: Iterator[Any]) -> Written:
-        query, epoch = (_context().getLocalProperty(name) for name in (_QUERY, _EPOCH))
-        if query is None or epoch is None:
+        query, batch = (_context().getLocalProperty(name) for name in (_QUERY, _BATCH))
+        if query is None or batch is None:
             raise Refused("Spark does not say which query and batch this is")
-        return self.send(iterator, f"{query}:{epoch}")
+        return self.send(iterator, f"{query}:{batch}")
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         self.finished(messages, f"batch {batchId} written")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """As for a frame; but the query's next try makes the same keys."""
-        self.finished(messages, f"batch {batchId} failed after")
+        """What was stored stays, and the next try of the batch makes the same keys."""
+        self.report(_total(messages), f"batch {batchId} failed after")
 
 
 class _Progress:
@@ -136,6 +207,14 @@ class _Progress:
         if monotonic() >= self._next_at:
             self._next_at = monotonic() + _PROGRESS_S
             print(f"foqs: partition {self._partition}: {totals}", file=sys.stderr)
+
+
+def _total(messages: list[Any]) -> Totals:
+    totals = Totals()
+    for message in messages:
+        if message is not None:
+            totals.add(message.totals)
+    return totals
 
 
 def _context() -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from foqs.errors import Invalid
+from foqs.spark.columns import problems
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -28,24 +28,20 @@ COLUMNS = {
 def check(columns: Iterable[tuple[str, str]], *, has_topic: bool) -> None:
     """`columns` are (name, Spark's simple name of the type). Raises Invalid, which names every wrong column."""
     found = list(columns)
-    names = [name for name, _ in found]
-    wrong = [f"column {name} is unknown: there are {', '.join(COLUMNS)}" for name in names if name not in COLUMNS]
-    wrong += [f"column {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
-    wrong += [
-        f"column {name} is {kind}, not {' or '.join(COLUMNS[name])}"
-        for name, kind in found
-        if name in COLUMNS and kind not in COLUMNS[name]
-    ]
+    names = {name.lower() for name, _ in found}
+    wrong = problems(found, COLUMNS)
     if "payload" not in names:
         wrong.append("column payload is missing")
     if "topic" not in names and not has_topic:
         wrong.append("column topic is missing, and so is the option topic")
-    if {"deliver_after", "delay_ms"} <= set(names):
+    if {"deliver_after", "delay_ms"} <= names:
         wrong.append("of the columns deliver_after and delay_ms there may be one")
     if wrong:
         raise Invalid("; ".join(wrong))
 
 
-def columns_of(schema: Any) -> list[tuple[str, str]]:
-    """Of a Spark StructType."""
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+def schema(*, with_topic: bool) -> str:
+    """The columns of a SQL table that is declared without any, as DDL."""
+    kinds = {name: kinds[-1] if name != "priority" else "int" for name, kinds in COLUMNS.items()}
+    left_out = {"delay_ms"} if with_topic else {"delay_ms", "topic"}
+    return ", ".join(f"{name} {kind}" for name, kind in kinds.items() if name not in left_out)

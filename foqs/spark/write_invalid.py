@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs
@@ -25,15 +29,19 @@ _ROWS = 1_000
 
 
 class InvalidRows:
-    """One file a task, made with the first row: a path, or a URL of a file system that pyarrow knows. A task that is
-    tried again writes the same file."""
+    """One file of a task, made with the first row. `path` is a path, or a URL of a file system that pyarrow knows.
+
+    The file gets its name when it is whole; before that its name begins with a dot, which Spark does not read. A task
+    that is repeated replaces the file.
+    """
 
     def __init__(self, path: str, job: str, partition: int) -> None:
         self._path = path
-        self._name = f"part-{partition:05d}-{job}.parquet"
         self._partition = partition
         self._rows: list[dict[str, Any]] = []
         self._writer: Any = None
+        self._temporary = ""
+        self.name = f"part-{partition:05d}-{_plain(job)}.parquet"
 
     def add(self, row: int, spec: ItemSpec | None, error: FoqsError) -> None:
         """`spec` is None for what could not be made an item."""
@@ -42,19 +50,47 @@ class InvalidRows:
         if len(self._rows) >= _ROWS:
             self._flush()
 
-    def close(self) -> None:
+    def close(self) -> str | None:
+        """Give the file its name; returns it, or None when no row was added."""
         if self._rows:
             self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        files, folder = _file_system(self._path)
+        files.move(self._temporary, f"{folder}/{self.name}")
+        return self.name
+
+    def discard(self) -> None:
+        """Remove what was written, as the task fails."""
         if self._writer is not None:
             self._writer.close()
+            files, _ = _file_system(self._path)
+            files.delete_file(self._temporary)
 
     def _flush(self) -> None:
         if self._writer is None:
             files, folder = _file_system(self._path)
             files.create_dir(folder, recursive=True)
-            self._writer = pq.ParquetWriter(f"{folder}/{self._name}", SCHEMA, filesystem=files)
+            self._temporary = f"{folder}/.{self.name}.{uuid4().hex}.tmp"
+            self._writer = pq.ParquetWriter(self._temporary, SCHEMA, filesystem=files)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
         self._rows = []
+
+
+def remove_others(path: str, job: str, names: Collection[str]) -> None:
+    """Remove the files of earlier tries of `job`, which had other partitions: all but `names`, and unfinished ones."""
+    files, folder = _file_system(path)
+    ours = re.compile(rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?")
+    for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+        if found.base_name not in names and ours.fullmatch(found.base_name):
+            with suppress(FileNotFoundError):
+                files.delete_file(found.path)
+
+
+def _plain(job: str) -> str:
+    """Without colons: Spark takes what is before one for the scheme of a URL."""
+    return job.replace(":", "-")
 
 
 def _file_system(path: str) -> tuple[Any, str]:

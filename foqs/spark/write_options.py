@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from foqs.spark.options import Options
 
 MiB = 1 << 20
+_JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 class WriteOptions(Options):
     """Of `df.write` and `df.writeStream`. `max_rows_per_second` is for all tasks that run at a time, together: `tasks`
-    says how many those are."""
+    says how many those are. `job_id` names a write of a frame, so that it can be repeated."""
 
     endpoints: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)]
     topic: Annotated[str | None, Field(min_length=1)] = None
     token: str | None = Field(default=None, repr=False)
     tls: str | None = None
-    dedup_keys: Literal["auto", "none"] = "auto"
+    dedup_keys: Literal["auto", "row", "partition", "none"] = "auto"
+    job_id: str | None = None
     batch_rows: Annotated[int, Field(ge=1, le=10_000)] = 2_000
     batch_bytes: Annotated[int, Field(ge=1, le=12 * MiB)] = 4 * MiB
     in_flight: Annotated[int, Field(ge=1, le=64)] = 4
@@ -30,6 +33,13 @@ class WriteOptions(Options):
     on_invalid: Literal["fail", "collect"] = "fail"
     invalid_path: str | None = None
     metrics_path: str | None = None
+
+    @field_validator("job_id")
+    @classmethod
+    def _short(cls, given: str | None) -> str | None:
+        if given is not None and not _JOB.fullmatch(given):
+            raise ValueError(f"{given!r} is not 1 to 100 letters, digits, dots, dashes and underscores")
+        return given
 
     @model_validator(mode="after")
     def _belong_together(self) -> WriteOptions:

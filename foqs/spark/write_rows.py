@@ -12,19 +12,19 @@ import pyarrow as pa
 
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
+from foqs.spark.write_equal import short_hash
 
 
 class KeyMaker:
-    """Keys of one partition of a job, or of one epoch of a query: a row that is computed again gets the one it had,
-    wherever it then stands in the partition. Of rows that are alike the first has number 0, the next 1.
+    """Make keys of rows, so that a row that is computed again gets its key again. Equal rows are numbered from 0.
 
-    Remembers 8 bytes of the hash of each row, and how often it came: some 100 bytes a row.
+    Remembers 8 bytes of the hash of each distinct row and its count: about 100 bytes a row.
     """
 
     def __init__(self, scope: str) -> None:
-        """`scope` names job and partition, or query, epoch and partition."""
+        """`scope`: within what a key is unique, as "job:partition" or "query:batch"."""
         self._scope = scope
-        self._seen: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
         self._fields: tuple[Any, ...] = ()
         self._start = blake2b(digest_size=16)  # of fields that rows in a row often have in common
 
@@ -39,9 +39,9 @@ class KeyMaker:
         made = self._start.copy()
         made.update(b"%d\0%b" % (spec.priority, spec.payload))
         digest = made.digest()
-        short = int.from_bytes(digest[:8], "big")
-        number = self._seen.get(short, 0)
-        self._seen[short] = number + 1
+        row = short_hash(digest)
+        number = self.counts.get(row, 0)
+        self.counts[row] = number + 1
         return f"{self._scope}:{digest.hex()}:{number}"
 
 
@@ -55,7 +55,7 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
     of rows that have none."""
     defaults = {**_DEFAULTS, "topic": topic}
     columns: dict[str, Iterable[Any]] = {name: repeat(default) for name, default in defaults.items()}
-    for at, name in enumerate(batch.schema.names):
+    for at, name in enumerate(map(str.lower, batch.schema.names)):
         field = _FIELDS.get(name, name)
         columns[field] = _values(name, batch.column(at), defaults[field])
     specs: Iterator[Any] = map(ItemSpec, *[columns[name] for name in defaults])  # not yet what an ItemSpec has to be

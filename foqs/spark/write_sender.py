@@ -59,7 +59,9 @@ class Sender:
         timeout_ms: int,
         rows_per_second: float | None,
         progress: Callable[[Totals], None],
+        known: Callable[[ItemSpec], None] | None = None,
     ) -> None:
+        """`known` is called with each item that the service had stored before, under the same key."""
         self.totals = Totals()
         self._client = client
         self._rejected = rejected
@@ -69,6 +71,7 @@ class Sender:
         self._timeout_s = timeout_ms / 1000
         self._pace_s = 0.0 if rows_per_second is None else 1 / rows_per_second
         self._progress = progress
+        self._known = known
         self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix="foqs-spark")
         self._under_way: deque[tuple[list[int], list[ItemSpec], Future[list[Any]]]] = deque()
         self._next_at = monotonic()
@@ -134,7 +137,10 @@ class Sender:
             else:
                 totals.rows += 1
                 totals.bytes += len(spec.payload)
-                totals.duplicates += isinstance(outcome, Duplicate)
+                if isinstance(outcome, Duplicate):
+                    totals.duplicates += 1
+                    if self._known is not None:
+                        self._known(spec)
         totals.retries, totals.waited_s = self._client.waits
         self._progress(totals)
 

@@ -48,6 +48,7 @@ class Job:
         self.state = folder / "state"
         self.options = options | {"stateDir": str(self.state)}
         self.rows: list[Any] = []
+        self.schema: str | None = None
 
     def collect(self, frame: Any, _number: int) -> None:
         self.rows += frame.collect()
@@ -58,7 +59,8 @@ class Job:
 
     @contextmanager
     def running(self, sink: Sink | None = None, **trigger: Any) -> Iterator[Any]:
-        stream = self.spark.readStream.format("foqs").options(**self.options).load()
+        reader = self.spark.readStream.format("foqs").options(**self.options)
+        stream = (reader if self.schema is None else reader.schema(self.schema)).load()
         writer = stream.writeStream.option("checkpointLocation", str(self.folder / "checkpoint"))
         query = writer.foreachBatch(sink or self.collect).trigger(**trigger or {"processingTime": "0 seconds"}).start()
         try:
@@ -105,6 +107,18 @@ def test_every_item_comes_once_and_the_topic_is_empty_then(client: Client, job: 
         until(lambda: len(job.rows) >= len(ids) + len(more))
         until(lambda: empty(client) and empty(client, "other"))
     assert job.ids == sorted(ids + more)
+
+
+def test_columns_come_as_the_schema_names_them(client: Client, job: Job) -> None:
+    ids = filled(client, 3)
+    job.schema = "payload binary, TOPIC string, id bigint"
+    job.run()
+    assert [tuple(row) for row in sorted(job.rows, key=lambda row: row.id)] == [
+        (b"%d" % number, "t", item_id) for number, item_id in enumerate(ids)
+    ]
+    job.schema = "payload string"
+    with pytest.raises(Exception, match="column payload is string, not binary"):
+        job.run()
 
 
 def test_a_row_holds_all_of_the_item(client: Client, job: Job, namespace: str) -> None:

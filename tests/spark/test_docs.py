@@ -21,7 +21,7 @@ def test_the_examples(spark: Any, cluster: LocalCluster, endpoints: str, tmp_pat
     urls = " ".join(shard.url for shard in cluster.shards)
     known = {"spark": spark, "endpoints": endpoints, "shard_urls": urls, "folder": str(tmp_path)}
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 7
     for example in examples:
         exec(compile(example, "docs/spark.md", "exec"), known)
 

@@ -8,7 +8,8 @@ import pytest
 
 from foqs.errors import Invalid
 from foqs.spark.jobs import command, move
-from foqs.spark.jobs.session import Source
+from foqs.spark.jobs import session as sessions
+from foqs.spark.jobs.session import Place, Source
 from tests.service.hosts import environment, foqs
 
 JOBS = ("report", "export", "enqueue", "move")
@@ -34,6 +35,8 @@ def test_help_needs_no_spark(job, without_pyspark):
     assert done.returncode == 0, done.stderr
     assert "--dry-run" in done.stdout or job in ("report", "export")
     assert "--zookeeper" in done.stdout or job == "enqueue"
+    assert "--master" in done.stdout
+    assert "--conf" in done.stdout
 
 
 @pytest.mark.process
@@ -91,6 +94,7 @@ def test_without_the_extra(args, without_pyspark):
         (("move", *FROM, "--to-namespace", "a", "--to-topic", "t", *HOSTS, *SHARD), "the same topic"),
         (("move", *FROM, *TO, *HOSTS, *SHARD, "--job-id", "a b"), "--job-id"),
         (("move", *FROM, *TO, *HOSTS), "exactly one of"),
+        (("move", *FROM, *TO, *HOSTS, *SHARD, "--copy", "--delete-consumed"), "goes with a move"),
     ],
 )
 def test_refusals(args, words, without_pyspark):
@@ -100,6 +104,15 @@ def test_refusals(args, words, without_pyspark):
     assert done.stderr.startswith("foqs: ")
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+@pytest.mark.process
+def test_a_session_of_spark_connect_is_refused(without_pyspark):
+    """Before Spark is asked for, and with what to do instead."""
+    done = foqs("spark", "report", *SHARD, env={**without_pyspark, "SPARK_REMOTE": "sc://h"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("foqs: the jobs do not run over Spark Connect (SPARK_REMOTE=sc://h)")
+    assert "--master" in done.stderr
 
 
 @pytest.mark.process
@@ -127,13 +140,78 @@ def test_options_of_the_reader():
     }
 
 
+class Builder:
+    """Of a session: keeps what it is given."""
+
+    def __init__(self):
+        self.settings = {}
+
+    def master(self, url):
+        self.settings["spark.master"] = url
+        return self
+
+    def config(self, name, value):
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self):
+        return self.settings
+
+
+def test_a_place_without_a_master_is_this_machine(monkeypatch):
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("PYSPARK_PYTHON", "given")
+    started = sessions._start(Builder(), Place())
+    assert (started["spark.master"], started["spark.sql.shuffle.partitions"]) == ("local[*]", "16")
+    started = sessions._start(Builder(), Place("local[2]", ("spark.sql.shuffle.partitions=3",)))
+    assert (started["spark.master"], started["spark.sql.shuffle.partitions"]) == ("local[2]", "3")
+
+
+def test_a_cluster_keeps_its_own_settings(monkeypatch):
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    started = sessions._start(Builder(), Place("spark://h:7077", ("spark.executor.memory=2g", "spark.x=a=b")))
+    assert (started["spark.master"], started["spark.executor.memory"], started["spark.x"]) == (
+        "spark://h:7077",
+        "2g",
+        "a=b",
+    )
+    assert "spark.sql.shuffle.partitions" not in started
+    assert "PYSPARK_PYTHON" not in sessions.os.environ, "the path of this machine's Python means nothing there"
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert sessions._start(Builder(), Place()) == {}, "spark-submit has set all"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"conf": ("spark.x",)}, "--conf 'spark.x' is not spark.NAME=VALUE"),
+        ({"conf": ("x=1",)}, "--conf 'x=1' is not"),
+        ({"conf": ("spark.remote=sc://h",)}, r"Spark Connect \(--conf spark.remote=sc://h\)"),
+        ({"conf": ("spark.api.mode=connect",)}, "Spark Connect"),
+        ({"master": "sc://h:15002"}, r"Spark Connect \(--master sc://h:15002\)"),
+    ],
+)
+def test_places_that_are_refused(given, says):
+    with pytest.raises(Invalid, match=says):
+        Place(**given)
+    assert Place("yarn", ("spark.api.mode=classic",)).settings == {"spark.api.mode": "classic"}
+
+
 def test_words_of_errors():
     inside = "[PYTHON_DATA_SOURCE_ERROR] Failed\n  File x\nfoqs.errors.Invalid: option topic is missing\n\nSQLSTATE"
     assert command.words_of(inside) == "option topic is missing"
+    refused = "An exception was thrown\nTraceback\n  File x\nfoqs.spark.write_sender.Refused: row 0: UNAVAILABLE: away"
+    assert command.words_of(refused) == "row 0: UNAVAILABLE: away"
     assert command.words_of("[PATH_NOT_FOUND] Path does not exist: x. SQLSTATE: 42K03") == (
         "Path does not exist: x. SQLSTATE: 42K03"
     )
     assert command.words_of("") != ""
+    missing = (
+        "An exception was thrown from the Python worker:\nTraceback\nModuleNotFoundError: No module named 'foqs'\n"
+    )
+    assert "Python of the tasks has no foqs:" in command.words_of(missing)
+    assert "docs/spark.md" in command.words_of(missing.replace("'foqs'", "'foqs.spark'"))
 
 
 def test_times():

@@ -29,6 +29,18 @@ def test_columns_by_name(rows):
     assert items(rows, Plan(payload_column="body")).columns == ["topic", "payload", "priority"]
 
 
+def test_columns_in_any_case(spark):
+    given = spark.createDataFrame([("t", "x", 3, "k")], "TOPIC string, Payload string, Priority int, more string")
+    found = items(given, Plan())
+    assert [name.lower() for name in found.columns] == ["topic", "payload", "priority"]
+    assert items(given, Plan(topic="u")).columns == ["Payload", "Priority"]
+    assert set(items(given, Plan(topic="u", select=("more as PAYLOAD", "1 as Priority"))).columns) == {
+        "PAYLOAD",
+        "Priority",
+    }
+    assert Plan().unused(given.columns, found.columns) == ["more"]
+
+
 def test_the_whole_row_as_json(rows):
     found = items(rows, Plan(topic="t", payload_json=True))
     assert found.columns == ["payload"]

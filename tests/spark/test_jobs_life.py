@@ -40,15 +40,17 @@ def fill(client, topic="mail", count=60):
 
 def test_enqueue_files(spark, client, endpoints, namespace, tmp_path, capsys):
     (tmp_path / "in.json").write_text("".join(json.dumps({"n": n, "urgency": n % 4}) + "\n" for n in range(300)))
-    enqueue(
-        [str(tmp_path / "in.json")],
-        namespace,
-        endpoints,
-        topic="import",
-        payload_json=True,
-        select=["cast(urgency as int) as priority", "concat('import:', n) as dedup_key"],
-    )
-    assert "300" in capsys.readouterr().out
+    for said in ("300 items enqueued, 0 were there before", "0 items enqueued, 300 were there before"):
+        enqueue(
+            [str(tmp_path / "in.json")],
+            namespace,
+            endpoints,
+            topic="import",
+            payload_json=True,
+            select=["cast(urgency as int) as priority"],
+            job_id="import-7",
+        )
+        assert said in capsys.readouterr().out
     found = list(client.list_items("import"))
     assert sorted(json.loads(item.payload)["n"] for item in found) == list(range(300))
     assert all(json.loads(item.payload)["urgency"] == item.priority for item in found)
@@ -135,6 +137,21 @@ def test_a_copy_that_is_repeated_is_one_copy(spark, client, endpoints, namespace
     for _ in range(2):
         move(**given(namespace, endpoints, urls, copy=True, job_id="nightly"))
     assert len(payloads(client, "again")) == len(payloads(client, "mail")) == 60
+
+
+def test_a_copy_consumed_then_a_move_loses_nothing(spark, client, endpoints, namespace, urls, capsys):
+    fill(client, count=50)
+    move(**given(namespace, endpoints, urls, copy=True))
+    consumed = []
+    while len(consumed) < 50:
+        taken = client.dequeue("again", count=50, wait_ms=500)
+        client.ack_many(taken)
+        consumed += taken
+    capsys.readouterr()
+    move(**given(namespace, endpoints, urls))
+    assert "50 stored in the new topic\n50 deleted from the old one" in capsys.readouterr().out
+    assert len(payloads(client, "again")) == 50
+    assert payloads(client, "mail") == []
 
 
 def test_leased_items_stay(spark, client, endpoints, namespace, urls):

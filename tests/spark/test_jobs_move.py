@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from foqs.client import Delivery, Invalid, NotFound, OutcomeUnknown, Unavailable
+from foqs.client import Delivery, Duplicate, Invalid, Item, NotFound, OutcomeUnknown, Unavailable
 from foqs.spark.jobs import redrive
 from foqs.spark.jobs.move import carry_out, chosen, said, show
 from foqs.spark.jobs.redrive import Target, Totals, batches, move_rows, refuse_strangers, spec_of
@@ -14,13 +14,15 @@ TARGET = Target("h:1", "shop", "again", "job")
 
 
 class Queue:
-    """A client in memory. `troubles` and `delete_troubles`: by dedup key, by id, the errors that come first."""
+    """A client in memory. `troubles`, `delete_troubles` and `get_troubles`: the errors that come first, by source."""
 
     def __init__(self):
         self.items = {}
         self.sources = set()
+        self.consumed = set()
         self.troubles = {}
         self.delete_troubles = {}
+        self.get_troubles = {}
         self.calls = []
 
     def enqueue_many(self, specs):
@@ -28,11 +30,26 @@ class Queue:
         return [self._enqueue(spec) for spec in specs]
 
     def _enqueue(self, spec):
-        trouble = self.troubles.get(spec.dedup_key, [])
+        trouble = self.troubles.get(source_of(spec.dedup_key), [])
         error = trouble.pop(0) if trouble else None
-        if error is None or isinstance(error, OutcomeUnknown):
-            self.items.setdefault(spec.dedup_key, spec)
-        return error or 1 + list(self.items).index(spec.dedup_key)
+        if error is not None and not isinstance(error, OutcomeUnknown):
+            return error
+        known = spec.dedup_key in self.items
+        self.items.setdefault(spec.dedup_key, spec)
+        copy = 1 + list(self.items).index(spec.dedup_key)
+        return error or (Duplicate(copy) if known else copy)
+
+    def get_item(self, item_id):
+        key = list(self.items)[item_id - 1]
+        if self.get_troubles.get(source_of(key)):
+            raise self.get_troubles[source_of(key)].pop(0)
+        if item_id in self.consumed:
+            raise NotFound("no such item")
+        return Item(id=item_id, ns=TARGET.namespace, topic=self.items[key].topic)
+
+    def consume(self):
+        """The consumers of the new topic ack all its items."""
+        self.consumed |= set(range(1, len(self.items) + 1))
 
     def delete_items(self, ids):
         self.calls.append("delete")
@@ -47,13 +64,17 @@ class Queue:
         return None
 
 
+def source_of(key):
+    return int(key.split(":")[2])
+
+
 @pytest.fixture
 def queue():
     return Queue()
 
 
 def row(number, **values):
-    made = {**item(number), "deliver_after_ms": NOW_MS, "expires_at_ms": None, **values}
+    made = {**item(number), "enqueued_at_ms": NOW_MS, "deliver_after_ms": NOW_MS, "expires_at_ms": None, **values}
     return {name: made[name] for name in redrive.NAMES}
 
 
@@ -68,7 +89,7 @@ def test_copies_then_deletes(queue):
     assert moved(rows, queue) == Totals(stored=3, deleted=3)
     assert queue.calls == ["enqueue", "delete"]
     assert queue.sources == set()
-    assert [*queue.items] == [f"move:job:{one['id']}" for one in rows]
+    assert [*queue.items] == [f"move:job:{one['id']}:{NOW_MS}" for one in rows]
 
 
 def test_a_copy_deletes_nothing(queue):
@@ -78,28 +99,28 @@ def test_a_copy_deletes_nothing(queue):
 
 def test_sources_of_what_is_not_stored_are_left_alone(queue):
     rows = [row(n) for n in range(3)]
-    queue.troubles[f"move:job:{rows[1]['id']}"] = [Invalid("too long")]
+    queue.troubles[rows[1]["id"]] = [Invalid("too long")]
     totals = moved(rows, queue)
     assert totals == Totals(stored=2, deleted=2, failed=1, error="too long")
     assert queue.sources == {rows[1]["id"]}
 
 
 def test_what_may_be_repeated_is_repeated(queue):
-    """One that was in doubt is stored once."""
+    """An enqueue of unknown outcome is repeated with its key, and is a duplicate then."""
     rows = [row(n) for n in range(3)]
-    queue.troubles[f"move:job:{rows[0]['id']}"] = [Unavailable("later")]
-    queue.troubles[f"move:job:{rows[2]['id']}"] = [OutcomeUnknown("who knows"), Unavailable("later")]
-    assert moved(rows, queue) == Totals(stored=3, deleted=3)
+    queue.troubles[rows[0]["id"]] = [Unavailable("later")]
+    queue.troubles[rows[2]["id"]] = [OutcomeUnknown("who knows"), Unavailable("later")]
+    assert moved(rows, queue) == Totals(stored=2, duplicates=1, deleted=3)
     assert len(queue.items) == 3
 
 
 def test_what_stays_in_doubt_keeps_its_source(queue):
-    queue.troubles[f"move:job:{row(1)['id']}"] = [OutcomeUnknown("who knows")] * 9
+    queue.troubles[row(1)["id"]] = [OutcomeUnknown("who knows")] * 9
     totals = moved([row(1)], queue)
     assert totals == Totals(failed=1, error="who knows")
     assert queue.sources == {row(1)["id"]}
     assert "delete" not in queue.calls
-    assert said(totals, copy=False)[-1] == "1 not known to be stored, and left where they are"
+    assert said(totals, copy=False)[-1] == "1 not known to be stored: left where they are"
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(queue):
@@ -107,8 +128,69 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(queue):
     moved(rows[:2], queue)
     queue.sources.clear()
     totals = move_rows(rows, TARGET, lambda _target: nullcontext(queue))
-    assert (totals.stored, totals.gone) == (4, 4)
+    assert (totals.stored, totals.duplicates, totals.gone) == (2, 2, 4)
     assert len(queue.items) == 4
+
+
+def test_a_copy_that_was_consumed_is_not_a_move(queue):
+    """A copy and a move of the same job id are different jobs, so the move stores what the copy stored before."""
+    rows = [row(n) for n in range(3)]
+    assert moved(rows, queue, copy=True) == Totals(stored=3)
+    queue.consume()
+    assert moved(rows, queue) == Totals(stored=3, deleted=3)
+    assert len(queue.items) == 6
+
+
+def test_a_source_stays_when_its_copy_is_gone(queue):
+    """An earlier try stored the copies, and failed to delete the sources; one copy was consumed since."""
+    rows = [row(n) for n in range(2)]
+    for one in rows:
+        queue.delete_troubles[one["id"]] = [Unavailable("away")]
+    assert moved(rows, queue) == Totals(stored=2, kept=2, error="away")
+    queue.consumed = {1}
+    totals = moved(rows, queue)
+    assert totals == Totals(duplicates=1, consumed=1, deleted=1)
+    assert queue.sources == {rows[0]["id"]}
+    assert len(queue.items) == 2, "the consumed item is not stored a second time"
+    lines = said(totals, copy=False)
+    assert lines[:3] == [
+        "0 stored in the new topic",
+        "1 not stored again: an earlier try of this job stored them",
+        "1 deleted from the old one",
+    ]
+    assert "--delete-consumed" in lines[3]
+    assert moved(rows[:1], queue, delete_consumed=True) == Totals(consumed=1, deleted=1)
+    assert queue.sources == set()
+
+
+def test_a_copy_that_cannot_be_looked_up_keeps_its_source(queue):
+    moved([row(1)], queue)
+    queue.get_troubles[row(1)["id"]] = [Unavailable("away")]
+    assert moved([row(1)], queue) == Totals(failed=1, error="away")
+    assert queue.sources == {row(1)["id"]}
+
+
+def test_a_duplicate_in_another_topic_keeps_its_source(queue):
+    """An id that a restored shard assigned again names another item."""
+    moved([row(1)], queue)
+    (key,) = queue.items
+    queue.items[key].topic = "other"
+    assert moved([row(1)], queue) == Totals(consumed=1)
+
+
+def test_an_id_that_is_assigned_again_is_another_item(queue):
+    assert moved([row(1)], queue) == Totals(stored=1, deleted=1)
+    assert moved([row(1, enqueued_at_ms=NOW_MS + 1)], queue) == Totals(stored=1, deleted=1)
+
+
+def test_copies_made_before_are_counted_apart(queue):
+    moved([row(1)], queue, copy=True)
+    totals = moved([row(1), row(2)], queue, copy=True)
+    assert totals == Totals(stored=1, duplicates=1)
+    assert said(totals, copy=True) == [
+        "1 stored in the new topic",
+        "1 not stored again: an earlier try of this job stored them",
+    ]
 
 
 def test_sources_that_went_or_stay(queue):
@@ -117,8 +199,8 @@ def test_sources_that_went_or_stay(queue):
     totals = moved(rows, queue)
     assert totals == Totals(stored=3, deleted=1, gone=1, kept=1, error="shard is away")
     lines = said(totals, copy=False)
-    assert "1 were gone from it by then: perhaps processed as well" in lines
-    assert "1 could not be deleted from it: they are in both" in lines
+    assert "1 were gone from the old one before the delete: perhaps processed there as well" in lines
+    assert "1 could not be deleted from the old one: they are in both" in lines
 
 
 def test_what_a_copy_keeps():
@@ -205,8 +287,9 @@ def test_carried_out_in_tasks(spark, tmp_path, monkeypatch):
         rows = list(rows)
         for one in rows:
             spec = spec_of(one, target, 0)
+            kept = f"{spec.payload!r} {spec.headers} {spec.metadata!r} {spec.deliver_after_ms} {spec.ttl_ms}"
             with open(f"{folder}/{one['id']}", "w") as file:
-                file.write(f"{spec.payload!r} {spec.headers} {spec.metadata!r} {spec.deliver_after_ms} {spec.ttl_ms}")
+                file.write(f"{kept} {one['enqueued_at_ms']}")
         return Totals(stored=len(rows), error="e" if len(rows) > 0 else None)
 
     monkeypatch.setattr("foqs.spark.jobs.move.move_rows", task)
@@ -215,5 +298,5 @@ def test_carried_out_in_tasks(spark, tmp_path, monkeypatch):
     assert totals == Totals(stored=10, error="e")
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     due = int(ago(minutes=1).timestamp() * 1000)
-    assert set(written.values()) == {f"b'0123456789' {{'k': 'v'}} b'm' {due} {NOW_MS + 86_400_000}"}
+    assert set(written.values()) == {f"b'0123456789' {{'k': 'v'}} b'm' {due} {NOW_MS + 86_400_000} {due}"}
     assert len(written) == 10

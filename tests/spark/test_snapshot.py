@@ -74,9 +74,10 @@ def test_a_read_only_user_is_enough_and_a_wrong_one_is_named_without_its_passwor
     server.query("CREATE OR REPLACE USER reader@'%' IDENTIFIED BY 'rightword'")
     server.query("GRANT SELECT ON *.* TO reader@'%'")
     given = {"zookeeper": cluster.zookeeper.hosts, "user": "reader", "namespace": namespace}
-    reader = spark.read.format("foqs").schema("state string, id bigint")
+    reader = spark.read.format("foqs").schema("STATE string, id bigint")
     frame = reader.options(**given, password="rightword").load()
     assert frame.collect() == []
+    assert frame.columns == ["STATE", "id"]
     assert "rightword" not in frame._jdf.queryExecution().toString()
     with pytest.raises(Exception, match=r"shard \d cannot be read") as refused:
         reader.options(**given, password="wrongword").load().collect()

@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 
 from foqs.errors import Invalid
-from foqs.spark.snapshot_columns import check
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_wanted import MAX_ID, ranges
 
@@ -42,9 +41,3 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
     with pytest.raises(Invalid) as refused:
         SnapshotOptions.parse(given)
     assert "secret" not in str(refused.value)
-
-
-def test_a_schema_is_refused_by_the_names_of_its_columns() -> None:
-    check([("id", "bigint"), ("headers", "map<string,string>")])
-    with pytest.raises(Invalid, match=r"column nosuch is unknown; column priority is int, not string"):
-        check([("id", "bigint"), ("nosuch", "int"), ("priority", "string")])

@@ -202,6 +202,139 @@ def test_a_stream_that_is_restarted_writes_no_row_twice(
     assert payloads == Counter(b"%d" % n for n in range(1_000))
 
 
+def test_a_batch_repeated_in_other_partitions_stores_no_row_twice(
+    spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """As after a restart with another number of cores. Half of the rows are equal to rows of other partitions."""
+    from pyspark.sql.functions import col, udf
+
+    count, mark, metrics = 3_000, str(tmp_path / "failed"), tmp_path / "m.json"
+    values = [str(n if n % 2 else n % 20) for n in range(count)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text("".join(json.dumps({"payload": value}) + "\n" for value in values))
+
+    def fails_once(payload: str) -> str:
+        if payload == "2999" and not os.path.exists(mark):
+            raise RuntimeError("on purpose")
+        return payload
+
+    def run(partitions: int) -> int:
+        parts = tmp_path / f"parts-{partitions}"
+        parts.mkdir()
+
+        def counted(payload: str) -> str:
+            from pyspark import TaskContext
+
+            (parts / str(TaskContext.get().partitionId())).touch()  # type: ignore[union-attr]
+            return fails_once(payload)
+
+        frame = spark.readStream.schema("payload string").json(str(tmp_path / "in"))
+        frame = frame.withColumn("payload", udf(counted)(col("payload")))
+        options = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "batchRows": "50"}
+        query = frame.writeStream.format("foqs").options(**options).option("metricsPath", str(metrics))
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        spark.conf.set("spark.sql.files.openCostInBytes", "1")
+        spark.conf.set("spark.sql.files.minPartitionNum", str(partitions))
+        try:
+            assert query.trigger(availableNow=True).start().awaitTermination(120)
+        finally:
+            spark.conf.unset("spark.sql.files.openCostInBytes")
+            spark.conf.unset("spark.sql.files.minPartitionNum")
+        return len(list(parts.iterdir()))
+
+    with pytest.raises(Exception, match="on purpose"):
+        run(5)
+    assert len(list((tmp_path / "parts-5").iterdir())) >= 3
+    assert json.loads(metrics.read_text())["rows"] > 0, "the first try stored some"
+    Path(mark).touch()
+    assert run(2) == 2
+    totals = json.loads(metrics.read_text())
+    assert totals["rows"] == count
+    assert totals["duplicates"] > 0
+    payloads = Counter(item.payload.decode() for item in drain(client, "t", count))
+    assert payloads == Counter(values)
+
+
+def test_a_job_with_an_id_is_repeated_in_other_partitions(
+    spark: Any, save: Any, client: Client, tmp_path: Path
+) -> None:
+    rows = spark.range(1_000, numPartitions=3).selectExpr("'t' as topic", "cast(id % 100 as string) as payload")
+    for parts, known in ((5, 0), (2, 1_000)):
+        save(rows.repartition(parts), jobId="import-7", metricsPath=tmp_path / "m.json")
+        totals = json.loads((tmp_path / "m.json").read_text())
+        assert (totals["rows"], totals["duplicates"]) == (1_000, known)
+    payloads = Counter(item.payload for item in drain(client, "t", 1_000))
+    assert payloads == {b"%d" % n: 10 for n in range(100)}
+
+
+def test_a_repeated_batch_of_foreach_batch_is_stored_once(
+    spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """The function fails after its first write. Two batches with equal rows are still two."""
+    (tmp_path / "in").mkdir()
+    mark = tmp_path / "failed"
+
+    def write(frame: Any, number: int) -> None:
+        options = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "jobId": "orders"}
+        frame.write.format("foqs").options(**options).mode("append").save()
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("on purpose")
+
+    def run() -> None:
+        query = spark.readStream.schema("payload string").json(str(tmp_path / "in")).writeStream.foreachBatch(write)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert query.trigger(availableNow=True).start().awaitTermination(120)
+
+    for name in ("1", "2"):
+        (tmp_path / name).write_text('{"payload": "a"}\n{"payload": "b"}\n')
+        (tmp_path / name).rename(tmp_path / "in" / f"{name}.json")
+        if name == "1":
+            with pytest.raises(Exception, match="on purpose"):
+                run()
+        run()
+    assert Counter(item.payload for item in drain(client, "t", 4)) == {b"a": 2, b"b": 2}
+
+
+def test_invalid_rows_of_a_stream_are_collected(
+    spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """As files that Spark reads."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"payload": "good"}\n{"payload": "bad", "lease_ms": 1}\n')
+    options = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "onInvalid": "collect"}
+    frame = spark.readStream.schema("payload string, lease_ms long").json(str(tmp_path / "in"))
+    frame = frame.withColumnRenamed("payload", "PAYLOAD")
+    query = frame.writeStream.format("foqs").options(**options).option("invalidPath", str(tmp_path / "invalid"))
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    assert query.start().awaitTermination(120)
+    assert [item.payload for item in drain(client, "t", 1)] == [b"good"]
+    (row,) = spark.read.parquet(str(tmp_path / "invalid")).collect()
+    assert (bytes(row.payload), row.reason.startswith("lease_ms is 1")) == (b"bad", True)
+
+
+def test_sql_tables_and_views(spark: Any, client: Client, endpoints: str, namespace: str) -> None:
+    given = f"'endpoints' = '{endpoints}', 'namespace' = '{namespace}'"
+    spark.sql(f"CREATE TEMPORARY VIEW foqs_view USING foqs OPTIONS ({given}, 'topic' 'view')")
+    spark.sql("CREATE TABLE foqs_table (topic string, payload string) USING foqs COMMENT 'c' TBLPROPERTIES ('x' = 'y')")
+    spark.sql(f"CREATE TABLE foqs_whole USING foqs OPTIONS ({given})")
+    try:
+        spark.sql("INSERT INTO foqs_view (payload, priority) VALUES ('a', 3)")
+        spark.sql(f"INSERT INTO foqs_table WITH ({given}) VALUES ('table', 'b')")
+        spark.sql(f"INSERT INTO foqs_whole WITH ({given}) (topic, payload) VALUES ('whole', 'c')")
+        with pytest.raises(Exception, match=r"endpoints is missing.*INSERT INTO name WITH"):
+            spark.sql("INSERT INTO foqs_table VALUES ('table', 'b')")
+    finally:
+        spark.sql("DROP TABLE foqs_table")
+        spark.sql("DROP TABLE foqs_whole")
+        spark.catalog.dropTempView("foqs_view")
+    found = {
+        topic: [(item.payload, item.priority) for item in client.list_items(topic)]
+        for topic in ("view", "table", "whole")
+    }
+    assert found == {"view": [(b"a", 3)], "table": [(b"b", 0)], "whole": [(b"c", 0)]}
+
+
 def test_a_rate_for_the_whole_job(spark: Any, save: Any, client: Client) -> None:
     """Two tasks at a time share it: each waits between its batches."""
     began = monotonic()

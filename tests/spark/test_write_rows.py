@@ -25,7 +25,8 @@ def test_every_column_in_every_type() -> None:
     [
         ({"topic": "string"}, False, "column payload is missing"),
         ({"payload": "binary"}, False, "column topic is missing"),
-        ({**GOOD, "colour": "string"}, False, "column colour is unknown"),
+        ({**GOOD, "colour": "string"}, False, "column colour is unknown: the columns are topic, payload, "),
+        ({**GOOD, "Payload": "binary"}, False, "column payload is there twice"),
         ({**GOOD, "priority": "bigint"}, False, "column priority is bigint, not tinyint or smallint or int"),
         ({**GOOD, "deliver_after": "timestamp_ntz"}, False, "column deliver_after is timestamp_ntz"),
         ({**GOOD, "headers": "map<string,int>"}, False, "column headers is map<string,int>"),
@@ -46,13 +47,38 @@ def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says:
         ({"maxRowsPerSecond": "10"}, "option tasks"),
         ({"maxRowsPerSecond": "0", "tasks": "1"}, "option maxRowsPerSecond"),
         ({"batchRows": "many"}, "option batchRows"),
-        ({"colour": "red"}, "option colour is unknown"),
+        ({"jobId": "a:b"}, "option jobId: .*'a:b' is not 1 to 100 letters"),
+        ({"dedupKeys": "some"}, "option dedupKeys"),
+        ({"colour": "red"}, "option colour is unknown; the options are endpoints, namespace, topic, .*, metricsPath$"),
     ],
 )
 def test_wrong_options_are_named(given_: dict[str, str], says: str) -> None:
     base = {"ENDPOINTS": "h:1", "namespace": "n"} if given_ else {}
     with pytest.raises(Invalid, match=says):
         WriteOptions.parse({**base, **given_})
+
+
+def test_columns_of_any_case() -> None:
+    check({"PayLoad": "binary", "TOPIC": "string"}.items(), has_topic=False)
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import specs_of
+
+    batch = pa.RecordBatch.from_pydict({"PayLoad": ["p"], "TOPIC": ["a"], "Deliver_After": pa.array([1], "int64")})
+    assert list(specs_of(batch, None, None)) == [ItemSpec("a", b"p", deliver_after_ms=1)]
+
+
+def test_what_spark_adds_to_options_is_ignored() -> None:
+    """As it came with CREATE TABLE: the options, the options once more, and properties of the catalog."""
+    given_ = {
+        "option.endpoints": "h:1", "option.nameSpace": "n", "endpoints": "h:1", "nameSpace": "n", "provider": "foqs",
+        "owner": "root", "comment": "c", "a.property": "x", "location": "/x",
+    }  # fmt: skip
+    assert WriteOptions.parse(given_).namespace == "n"
+    added = {"path": "/x", "owner": "root", "transient_lastDdlTime": "1", "serialization.format": "1", "spark.x": "y"}
+    assert WriteOptions.parse({"endpoints": "h:1", "namespace": "n", **added}).endpoints == "h:1"
+    with pytest.raises(Invalid, match=r"endpoints is missing.*CREATE TEMPORARY VIEW.*INSERT INTO name WITH"):
+        WriteOptions.parse({"owner": "root"})
 
 
 def test_options_of_any_case() -> None:

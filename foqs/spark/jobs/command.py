@@ -14,13 +14,14 @@ from typing import Annotated, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 import typer
 
 from foqs.errors import FoqsError, Invalid
-from foqs.spark.jobs.session import Source
+from foqs.spark.jobs.session import Place, Source
 from foqs.store.protocol import StoreError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OURS = re.compile(r"foqs\.(?:errors|config|store\.protocol)\.\w+: (.+)")
+_OURS = re.compile(r"\bfoqs\.(?:\w+\.)*[A-Z]\w*: (.+)")
+_MISSING = re.compile(r"No module named '(foqs|pyarrow)\b")
 _CLASS = re.compile(r"^\[([A-Z_.0-9]+)\] ")
 
 _SOURCE = {
@@ -40,6 +41,18 @@ _SOURCE = {
     ],
 }
 """The fields of a `Source` as options."""
+_PLACE = {
+    "master": Annotated[
+        str | None,
+        typer.Option(
+            "--master", metavar="URL", help="Of Spark: spark://, yarn, k8s:// or local[N]. Default: local[*]."
+        ),
+    ],
+    "conf": Annotated[
+        list[str] | None, typer.Option("--conf", metavar="K=V", help="A setting of Spark; may be repeated.")
+    ],
+}
+"""The fields of a `Place` as options."""
 NamespaceFilter = Annotated[str | None, typer.Option("--namespace", "-n", help="Only this one.")]
 TopicFilter = Annotated[str | None, typer.Option("--topic", "-t", help="Only this one.")]
 EndpointsOption = Annotated[
@@ -65,18 +78,40 @@ def of_source(command: Callable[Concatenate[Source, P], R]) -> Callable[..., R]:
 
     As a function it takes them by name. Raises Invalid unless exactly one says where the shards are.
     """
+
+    def made(given: dict[str, Any]) -> Source:
+        return Source(**given | {"shards": tuple(given.get("shards") or ())})
+
+    return _taking(_SOURCE, made, command)
+
+
+def of_place(command: Callable[Concatenate[Place, P], R]) -> Callable[..., R]:
+    """A command that takes --master and --conf, and gives `command` a Place as its first argument.
+
+    As a function it takes them by name. Raises Invalid.
+    """
+
+    def made(given: dict[str, Any]) -> Place:
+        return Place(given.get("master"), tuple(given.get("conf") or ()))
+
+    return _taking(_PLACE, made, command)
+
+
+def _taking(
+    options: dict[str, Any], made: Callable[[dict[str, Any]], Any], command: Callable[..., R]
+) -> Callable[..., R]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     kind = inspect.Parameter.KEYWORD_ONLY
-    options = [inspect.Parameter(name, kind, default=None, annotation=said) for name, said in _SOURCE.items()]
+    more = [inspect.Parameter(name, kind, default=None, annotation=said) for name, said in options.items()]
 
     @functools.wraps(command)
     def wrapped(*args: Any, **given: Any) -> R:
-        source = {name: given.pop(name) for name in _SOURCE if name in given}
-        return command(Source(**source | {"shards": tuple(source.get("shards") or ())}), *args, **given)
+        value = made({name: given.pop(name) for name in options if name in given})
+        return command(value, *args, **given)
 
     # Typer reads both.
-    wrapped.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *options)}
+    wrapped.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *more)}
     return wrapped
 
 
@@ -96,11 +131,16 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def words_of(text: str) -> str:
-    """The line of a Spark error that matters: what foqs said in a worker, else how Spark begins.
+    """The line of a Spark error that matters: a missing package, what foqs said in a worker, or how Spark begins.
 
     >>> words_of("[UNRESOLVED_COLUMN.X] No column `a`.\\nJVM stacktrace: ...")
     'No column `a`.'
     """
+    if missing := _MISSING.search(text):
+        return (
+            f"the Python of the tasks has no {missing[1]}: install foqs[spark] there (PYSPARK_PYTHON), or send it "
+            "along with spark.archives (docs/spark.md, Packaging)"
+        )
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -15,7 +15,7 @@ import typer
 
 from foqs.errors import Invalid
 from foqs.spark.jobs import command
-from foqs.spark.jobs.session import session
+from foqs.spark.jobs.session import Place, session
 from foqs.spark.jobs.words import many
 
 if TYPE_CHECKING:
@@ -68,11 +68,14 @@ class Plan:
         """Columns that nobody chose to leave out, and that are in no item."""
         if self.select or self.payload_json:
             return []
-        return [name for name in given if name not in taken and name not in (self.payload_column, self.topic_column)]
+        used = {name.lower() for name in (*taken, self.payload_column, self.topic_column) if name is not None}
+        return [name for name in given if name.lower() not in used]
 
 
 @command.one_line
+@command.of_place
 def enqueue(
+    place: Place,
     inputs: Annotated[list[str], typer.Option("--input", metavar="PATH", help="A file or folder; may be repeated.")],
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="The tenant.")],
     endpoints: command.EndpointsOption,
@@ -99,6 +102,10 @@ def enqueue(
         OnInvalid, typer.Option("--on-invalid", help="collect: write bad rows to --invalid-path, and go on.")
     ] = OnInvalid.FAIL,
     invalid_path: Annotated[str | None, typer.Option("--invalid-path", metavar="DIR")] = None,
+    job_id: Annotated[
+        str | None,
+        typer.Option("--job-id", metavar="NAME", help="The same rows under the same name are stored once, for a day."),
+    ] = None,
     token: command.TokenOption = None,
     tls: command.TlsOption = None,
     dry_run: command.DryRunOption = False,
@@ -107,9 +114,9 @@ def enqueue(
 
     A row's columns by name: topic, payload (text or bytes), priority, deliver_after (a timestamp) or delay_ms,
     lease_ms, ttl_ms, metadata, headers, delivery, dedup_key. With --select, these are what it names; with
-    --payload-json alone, the row's columns are in the payload only. A task that Spark tries again stores nothing twice,
-    but the whole command does when it is run again: a dedup_key of the row's own
-    (--select "concat('import-7:', id) as dedup_key") keeps it from that.
+    --payload-json alone, the row's columns are in the payload only. A task that Spark repeats stores nothing twice. The
+    whole command does when it is run again, unless it has the same --job-id, or its rows have a dedup_key
+    (--select "concat('import-7:', id) as dedup_key").
     """
     plan = Plan(topic, topic_column, payload_column, payload_json, tuple(select or ()))
     if (invalid_path is None) != (on_invalid is OnInvalid.FAIL):
@@ -118,13 +125,14 @@ def enqueue(
         "endpoints": endpoints,
         "namespace": namespace,
         "topic": topic,
+        "jobId": job_id,
         "token": token,
         "tls": tls,
         "maxRowsPerSecond": max_rows_per_second,
         "onInvalid": on_invalid.value,
         "invalidPath": invalid_path,
     }
-    with session("foqs enqueue") as spark:
+    with session("foqs enqueue", place) as spark:
         rows = read(spark, inputs, format, pairs(options or ()))
         found = items(rows, plan)
         if unused := plan.unused(rows.columns, found.columns):
@@ -150,7 +158,8 @@ def read(spark: SparkSession, paths: Sequence[str], format: str, options: dict[s
 
 
 def items(rows: DataFrame, plan: Plan) -> DataFrame:
-    """Rows as the writer takes them: a subset of COLUMNS. Raises Invalid when a payload or a topic is missing."""
+    """Rows as the writer takes them: a subset of COLUMNS, in any case. Raises Invalid when a payload or a topic is
+    missing."""
     from pyspark.sql import functions as F
 
     base = rows
@@ -164,16 +173,18 @@ def items(rows: DataFrame, plan: Plan) -> DataFrame:
     made = ["payload"] * bool(plan.payload_json or plan.payload_column) + ["topic"] * bool(plan.topic_column)
     if plan.select:
         found = base.selectExpr(*plan.select)
-        found = base.selectExpr(*plan.select, *(name for name in made if name not in found.columns))
-        if unknown := sorted(set(found.columns) - set(COLUMNS)):
+        found = base.selectExpr(*plan.select, *(name for name in made if name not in _by_name(found)))
+        if unknown := sorted(name for lower, name in _by_name(found).items() if lower not in COLUMNS):
             raise Invalid(f"--select names what an item has not: {', '.join(unknown)} (it has {', '.join(COLUMNS)})")
     else:
-        found = base.select(*(name for name in (made if plan.payload_json else COLUMNS) if name in base.columns))
-    if plan.topic and "topic" in found.columns:
-        found = found.drop("topic")
-    if "payload" not in found.columns:
+        there = _by_name(base)
+        wanted = made if plan.payload_json else COLUMNS
+        found = base.select(*(_quoted(there[name]) for name in wanted if name in there))
+    if plan.topic and "topic" in _by_name(found):
+        found = found.drop(_by_name(found)["topic"])
+    if "payload" not in _by_name(found):
         raise Invalid(f"no column is the payload: give --payload-column (one of {', '.join(rows.columns)}) or another")
-    if not plan.topic and "topic" not in found.columns:
+    if not plan.topic and "topic" not in _by_name(found):
         raise Invalid("no topic: give --topic, or --topic-column")
     return found
 
@@ -200,6 +211,11 @@ def pairs(options: Sequence[str]) -> dict[str, str]:
         if not option.partition("=")[1]:
             raise Invalid(f"--option {option!r}: not name=value")
     return {name: value for name, _, value in (option.partition("=") for option in options)}
+
+
+def _by_name(frame: DataFrame) -> dict[str, str]:
+    """The columns' names by their lower case."""
+    return {name.lower(): name for name in frame.columns}
 
 
 def _quoted(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.spark.jobs import command
-from foqs.spark.jobs.session import Source, session, snapshot, written
+from foqs.spark.jobs.session import Place, Source, session, snapshot, written
 from foqs.spark.jobs.words import many
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ class Mode(StrEnum):
 
 
 @command.one_line
+@command.of_place
 @command.of_source
 def export(
     source: Source,
+    place: Place,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Any path that Spark can write to.")],
     mode: Annotated[Mode, typer.Option("--mode", help="When DIR is there. overwrite: all of it.")] = Mode.ERROR,
     no_payloads: Annotated[bool, typer.Option("--no-payloads", help="No payload, metadata and headers.")] = False,
@@ -40,7 +42,7 @@ def export(
     spark.sql.sources.partitionColumnTypeInference.enabled=false: else a topic 007 is taken for the number 7. A
     name whose escaped form is longer than the file system's names may be (often 255 bytes) fails the export.
     """
-    with session("foqs export") as spark:
+    with session("foqs export", place) as spark:
         items = snapshot(spark, source, payloads=not no_payloads, namespace=namespace, topic=topic)
         count = write(items, out, mode)
     print(f"{many(count, 'item')} exported to {out}")

@@ -1,6 +1,7 @@
-"""One partition of a move, through the client: each item is stored anew, then its source is deleted.
+"""Move or copy the rows of one partition through the client: store each copy, then delete its source.
 
-Nothing here knows Spark: rows are anything with names, and tests give a client of their own.
+A job stores an item at most once while the service remembers the item's key. A source is deleted only when its copy was
+stored by this request, or was stored before and is still in the new topic. Nothing here knows Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, NamedTuple
 
-from foqs.client import Client, Delivery, FoqsError, Invalid, ItemSpec, NotFound
+from foqs.client import Client, Delivery, Duplicate, FoqsError, Invalid, ItemSpec, NotFound
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
@@ -22,6 +23,7 @@ NAMES = (
     "payload",
     "priority",
     "state",
+    "enqueued_at_ms",
     "deliver_after_ms",
     "expires_at_ms",
     "lease_ms",
@@ -34,7 +36,10 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where items go, and how. `job` begins their dedup keys: the same job stores no item twice."""
+    """Where items go, and how. The same `job` stores no item twice; a copy and a move are never the same job.
+
+    `delete_consumed`: delete also the sources of `Totals.consumed`.
+    """
 
     endpoints: str
     namespace: str
@@ -43,21 +48,28 @@ class Target:
     copy: bool = False
     token: str | None = field(default=None, repr=False)
     tls: str | None = None
+    delete_consumed: bool = False
 
     def client(self) -> Client:
         return Client(self.endpoints, self.namespace, token=self.token, tls=self.tls)
 
 
 class Totals(NamedTuple):
-    """stored   copies that are known to be there, those of an earlier try included
-    deleted  sources that were deleted after their copy was stored
-    gone     sources that were not there any more then: acked meanwhile, or deleted by an earlier try
-    kept     sources that could not be deleted: they are there twice now
-    failed   items of which no copy is known to be stored; their sources were left alone
-    error    the first that was met
+    """Counts of items, and the first error.
+
+    stored      copies that this run stored
+    duplicates  copies that an earlier run or try of the job stored; of a move: those that are still in the new topic
+    consumed    of a move: copies that an earlier run or try stored and that are gone from the new topic. Their sources
+                stay, unless `Target.delete_consumed`
+    deleted     sources that were deleted
+    gone        sources that were gone before they could be deleted: acked, expired, or deleted by an earlier try
+    kept        sources that could not be deleted although their copy is stored: they are in both topics
+    failed      items whose copy is not known to be stored; their sources stay
     """
 
     stored: int = 0
+    duplicates: int = 0
+    consumed: int = 0
     deleted: int = 0
     gone: int = 0
     kept: int = 0
@@ -67,6 +79,8 @@ class Totals(NamedTuple):
     def plus(self, other: Totals) -> Totals:
         return Totals(
             self.stored + other.stored,
+            self.duplicates + other.duplicates,
+            self.consumed + other.consumed,
             self.deleted + other.deleted,
             self.gone + other.gone,
             self.kept + other.kept,
@@ -80,9 +94,9 @@ def move_rows(
     target: Target,
     connect: Callable[[Target], AbstractContextManager[Any]] = Target.client,
 ) -> Totals:
-    """Moves (or copies) the items of `rows`; what each of them came to is in the totals, nothing is raised for it.
+    """Move (or copy) the items of `rows`. The totals count the result of each; no error of an item is raised.
 
-    A source is deleted when the id of its copy is known, and never before. Memory is bounded by a batch.
+    Memory is bounded by a batch.
     """
     totals = Totals()
     with connect(target) as client:
@@ -92,7 +106,11 @@ def move_rows(
 
 
 def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
-    """The copy of an item: its own place in time, the rest of its TTL, and a key that names its source."""
+    """The copy of an item: its own place in time, the rest of its TTL, and a key that names its source.
+
+    The key has the verb, as a copy is no move, and the time of the enqueue: an id alone is unique only within one
+    cluster, and a shard restored from a backup may assign it again.
+    """
     expires_at_ms = row["expires_at_ms"]
     return ItemSpec(
         target.topic,
@@ -104,7 +122,7 @@ def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
         lease_ms=row["lease_ms"],
         ttl_ms=None if expires_at_ms is None else max(1, expires_at_ms - now_ms),
         delivery=Delivery[row["delivery"].upper()],
-        dedup_key=f"move:{target.job}:{row['id']}",
+        dedup_key=f"{'copy' if target.copy else 'move'}:{target.job}:{row['id']}:{row['enqueued_at_ms']}",
     )
 
 
@@ -145,34 +163,64 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
 def _move(batch: list[Any], target: Target, client: Any) -> Totals:
     now_ms = int(time() * 1000)
     specs = {row["id"]: spec_of(row, target, now_ms) for row in batch}
-    stored, error = _stored(specs, client)
-    failed = len(specs) - len(stored)
-    if target.copy or not stored:
-        return Totals(stored=len(stored), failed=failed, error=error)
+    copies, error = _stored(specs, client)
+    duplicates = {source for source, copy in copies.items() if isinstance(copy, Duplicate)}
+    totals = Totals(stored=len(copies) - len(duplicates), failed=len(specs) - len(copies), error=error)
+    if target.copy:
+        return totals.plus(Totals(duplicates=len(duplicates)))
+    consumed: set[int] = set()
+    unknown: set[int] = set()
+    for source in duplicates:
+        try:
+            if not _is_there(copies[source], target, client):
+                consumed.add(source)
+        except FoqsError as refused:
+            unknown.add(source)
+            error = error or str(refused)
+    looked = Totals(
+        duplicates=len(duplicates - consumed - unknown), consumed=len(consumed), failed=len(unknown), error=error
+    )
+    left_alone = unknown if target.delete_consumed else unknown | consumed
+    sources = [source for source in copies if source not in left_alone]
+    return totals.plus(looked).plus(_delete(sources, client))
+
+
+def _delete(sources: list[int], client: Any) -> Totals:
     deleted = gone = kept = 0
-    for outcome in client.delete_items(stored):
+    error = None
+    for outcome in client.delete_items(sources) if sources else ():
         if outcome is None:
             deleted += 1
         elif isinstance(outcome, NotFound):
-            # The copy stays: it may have been an earlier try of this task that deleted the source.
             gone += 1
         else:
             kept += 1
             error = error or str(outcome)
-    return Totals(len(stored), deleted, gone, kept, failed, error)
+    return Totals(deleted=deleted, gone=gone, kept=kept, error=error)
 
 
-def _stored(specs: Mapping[int, ItemSpec], client: Any) -> tuple[list[int], str | None]:
-    """Ids of the sources whose copies are stored, and the first error of the others."""
-    stored: list[int] = []
+def _is_there(copy: int, target: Target, client: Any) -> bool:
+    """Whether the item with the id `copy` is in the new topic now. Raises FoqsError when the service does not say."""
+    try:
+        item = client.get_item(copy)
+    except NotFound:
+        return False
+    return bool((item.ns, item.topic) == (target.namespace, target.topic))
+
+
+def _stored(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, int], str | None]:
+    """The id of the copy by that of its source, a Duplicate where the key was known; and the first error of the rest.
+
+    An enqueue of unknown outcome is repeated, as its key is the same.
+    """
+    stored: dict[int, int] = {}
     left = list(specs)
     errors: list[FoqsError] = []
     for _ in range(TRIES):
         outcomes = client.enqueue_many([specs[source] for source in left])
         failed = [(source, one) for source, one in zip(left, outcomes, strict=True) if isinstance(one, FoqsError)]
-        stored += [source for source, one in zip(left, outcomes, strict=True) if not isinstance(one, FoqsError)]
+        stored |= {source: one for source, one in zip(left, outcomes, strict=True) if not isinstance(one, FoqsError)}
         errors = [error for _, error in failed]
-        # An enqueue in doubt may be repeated here, because its key is the same.
         left = [source for source, error in failed if error.retryable or not error.outcome_known]
         if not left:
             break

@@ -13,7 +13,7 @@ import typer
 
 from foqs.spark.jobs import command
 from foqs.spark.jobs.page import render
-from foqs.spark.jobs.session import Source, session, snapshot
+from foqs.spark.jobs.session import Place, Source, session, snapshot
 from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic
 from foqs.spark.jobs.words import many, size
 
@@ -27,9 +27,11 @@ TOP_TOPICS = 100
 
 
 @command.one_line
+@command.of_place
 @command.of_source
 def report(
     source: Source,
+    place: Place,
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="For Parquet: topics, total.")] = None,
     page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="For the page, one HTML file.")] = None,
     namespace: command.NamespaceFilter = None,
@@ -46,7 +48,7 @@ def report(
     neither --out nor --page the totals are printed only.
     """
     now_ms = command.epoch_ms(now)
-    with session("foqs report") as spark:
+    with session("foqs report", place) as spark:
         items = snapshot(spark, source, payloads=False, namespace=namespace, topic=topic)
         found = summarise(items, now_ms, out=out, oldest=oldest, top=top)
     if page is not None:

@@ -50,11 +50,55 @@ class Source:
         return {name: str(value) for name, value in given.items() if value is not None}
 
 
-@contextmanager
-def session(name: str) -> Iterator[SparkSession]:
-    """The session there is (of a notebook, of spark-submit), else one on this machine, which ends with the block.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where Spark runs a job, and its settings as K=V. Raises Invalid.
 
-    Raises Invalid without PySpark.
+    >>> Place("yarn", ("spark.executor.cores=4",)).settings
+    {'spark.executor.cores': '4'}
+    """
+
+    master: str | None = None
+    conf: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pair in self.conf:
+            if not pair.partition("=")[0].startswith("spark.") or "=" not in pair:
+                raise Invalid(f"--conf {pair!r} is not spark.NAME=VALUE")
+        remote = self._remote()
+        if remote is not None:
+            raise Invalid(no_connect(remote))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {name: value for name, _, value in (pair.partition("=") for pair in self.conf)}
+
+    def _remote(self) -> str | None:
+        """What asks for Spark Connect."""
+        if self.master is not None and self.master.startswith("sc://"):
+            return f"--master {self.master}"
+        for name in ("spark.remote", "spark.api.mode"):
+            if self.settings.get(name, "classic") != "classic":
+                return f"--conf {name}={self.settings[name]}"
+        if os.environ.get("SPARK_REMOTE"):
+            return f"SPARK_REMOTE={os.environ['SPARK_REMOTE']}"
+        return None
+
+
+def no_connect(cause: str) -> str:
+    """The error of a job that would run over Spark Connect."""
+    return (
+        f"the jobs do not run over Spark Connect ({cause}), as their driver has to be this process: use "
+        "spark-submit, or --master with the URL of a cluster (spark://, yarn, k8s://), without SPARK_REMOTE"
+    )
+
+
+@contextmanager
+def session(name: str, place: Place) -> Iterator[SparkSession]:
+    """The session there is (of a notebook, of spark-submit), else a new one at `place`, which ends with the block.
+
+    Without a master, Spark runs on this machine. Raises Invalid without PySpark, over Spark Connect, and when `place`
+    asks for settings that a session that is there does not take any more.
     """
     try:
         from pyspark.sql import SparkSession
@@ -67,7 +111,13 @@ def session(name: str) -> Iterator[SparkSession]:
     # What it logs of a wrong query, a page of JSON, is what the command says in a line.
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     there = SparkSession.getActiveSession()
-    spark = there or _start(SparkSession.builder.appName(name))
+    if there is not None and place != Place():
+        raise Invalid("--master and --conf: there is a session of Spark already; set them where it is made")
+    spark = there or _start(SparkSession.builder.appName(name), place)
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        if there is None:
+            spark.stop()
+        raise Invalid(no_connect("the session is one"))
     spark.dataSource.register(FoqsSource)
     try:
         yield spark
@@ -98,13 +148,18 @@ def written(frame: DataFrame, write: Callable[[DataFrame], None]) -> int:
         return 0  # Spark leaves the counting out of a plan when it sees that there is nothing
 
 
-def _start(builder: SparkSession.Builder) -> SparkSession:
+def _start(builder: SparkSession.Builder, place: Place) -> SparkSession:
     # spark-submit has started a JVM, which knows the master and all settings.
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and not os.environ.get("SPARK_REMOTE"):
-        # Spark's own default is the first python3 of the PATH, which need not have foqs.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and (place.master or "local").startswith("local"):
+        # Spark's own default is the first python3 of the PATH, which may lack foqs.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL")
         # Of the 200 that are Spark's own default, nearly all would be empty tasks on one machine.
         builder = builder.config("spark.sql.shuffle.partitions", "16")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL")
+    if place.master is not None:
+        builder = builder.master(place.master)
+    for name, value in place.settings.items():
+        builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -1,0 +1,80 @@
+"""The schema that a user gives a reader, and the columns that a SQL table gets without one. Needs no JVM."""
+
+from typing import Any
+
+import pytest
+
+types = pytest.importorskip("pyspark.sql.types", reason="PySpark is not installed (pip install 'foqs[spark]')")
+
+from foqs.client import Delivery, Item  # noqa: E402
+from foqs.errors import Invalid  # noqa: E402
+from foqs.spark.columns import read_as  # noqa: E402
+from foqs.spark.consume import COLUMNS, ConsumeReader  # noqa: E402
+from foqs.spark.snapshot import SnapshotReader  # noqa: E402
+from foqs.spark.source import FoqsSource  # noqa: E402
+from foqs.spark.write_columns import COLUMNS as WRITTEN  # noqa: E402
+from foqs.spark.write_columns import check  # noqa: E402
+
+STREAM = {"endpoints": "h:1", "namespace": "n", "topic": "t", "stateDir": "/x"}
+KINDS = {
+    "bigint": types.LongType(), "string": types.StringType(), "int": types.IntegerType(),
+    "binary": types.BinaryType(), "timestamp": types.TimestampType(),
+    "map<string,string>": types.MapType(types.StringType(), types.StringType()),
+}  # fmt: skip
+
+
+def struct(**columns: str) -> Any:
+    return types.StructType([types.StructField(name, KINDS[kind]) for name, kind in columns.items()])
+
+
+class Taken:
+    """A consumer with one item."""
+
+    def batch(self, start: int, end: int) -> list[Item]:
+        return [Item(id=7, ns="n", topic="t", priority=-3, payload=b"p", attempt=2, delivery=Delivery.AT_LEAST_ONCE)]
+
+
+def test_a_stream_has_the_columns_of_its_schema() -> None:
+    """By name, in the order and case of the schema."""
+
+    def rows(schema: Any) -> list[Any]:
+        reader = ConsumeReader(STREAM, schema)
+        reader._consumer = Taken()  # type: ignore[assignment]
+        return [row for part in reader.partitions({"seq": 0}, {"seq": 1}) for row in reader.read(part)]  # type: ignore[arg-type]
+
+    assert rows(struct(payload="binary", Topic="string", ID="bigint")) == [(b"p", "t", 7)]
+    assert rows(struct(attempt="int")) == [(2,)]
+    (whole,) = rows(struct(**COLUMNS))
+    assert whole[:5] == (7, "n", "t", -3, b"p")
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"payload": "string"}, r"column payload is string, not binary; cast it in the query"),
+        ({"body": "binary"}, "column body is unknown: the columns are id, namespace, topic, .*delivery$"),
+        ({"id": "bigint", "Id": "bigint"}, "column id is there twice"),
+        ({"x": "int", "priority": "string"}, "column x is unknown.*; column priority is string, not int"),
+    ],
+)  # fmt: skip
+def test_a_wrong_schema_is_refused(columns: dict[str, str], says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        ConsumeReader(STREAM, struct(**columns))
+    with pytest.raises(Invalid, match="the schema is wrong: column "):
+        SnapshotReader({"shards": "sqlite:////x"}, struct(**columns))
+
+
+def test_names_are_given_back_as_ours() -> None:
+    assert read_as(struct(B="int", a="string"), {"a": "string", "b": "int", "c": "int"}) == ["b", "a"]
+
+
+def test_a_table_without_columns_has_those_of_its_kind() -> None:
+    """Spark asks for them with the properties of the table's catalog among the options."""
+    table = {f"option.{name}": text for name, text in STREAM.items()} | {"owner": "root", "provider": "foqs"}
+    assert FoqsSource(table).schema().startswith("id bigint, namespace string, topic string, priority int")
+    writes = {"option.endpoints": "h:1", "option.namespace": "n", "owner": "root"}
+    for given, has_topic in ((writes, False), (writes | {"option.topic": "t"}, True)):
+        columns = [tuple(column.split(" ", 1)) for column in FoqsSource(given).schema().split(", ")]
+        check(columns, has_topic=has_topic)  # type: ignore[arg-type]
+        assert {name for name, _ in columns} == WRITTEN.keys() - {"delay_ms"} - ({"topic"} if has_topic else set())
+    assert "lease_expires_at" in FoqsSource({"option.shards": "sqlite:////x", "owner": "root"}).schema()

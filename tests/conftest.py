@@ -26,6 +26,7 @@ from foqs.lab.servers import (
     find_zookeeper,
     start_database_server,
 )
+from tests import real
 from tests.zk.rig import ZookeeperRig
 
 # Before any other folder's tests import them.
@@ -70,16 +71,34 @@ _PROCESS_TESTS = (
     "tests/client/test_cli_items.py",
     "tests/client/test_end_to_end.py",
 )
+# Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
+_THREAD_TESTS = (
+    "tests/client/",
+    "tests/cluster/",
+    "tests/doctor/",
+    "tests/forward/",
+    "tests/host/",
+    "tests/rpc/",
+    "tests/spark/test_consume_driver.py",
+    "tests/spark/test_consume_orders.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    real.watch(config)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Tests that start servers or other processes are no part of `script/check`, whoever forgot to mark them."""
+    """Mark tests by their folders and fixtures, so that script/check starts no servers and processes."""
     for item in items:
         if not _SERVER_FIXTURES.isdisjoint(item.fixturenames):
             item.add_marker("server")
-        if item.path.relative_to(item.config.rootpath).as_posix().startswith(_PROCESS_TESTS):
+        path = item.path.relative_to(item.config.rootpath).as_posix()
+        if path.startswith(_PROCESS_TESTS):
             item.add_marker("process")
+        if path.startswith(_THREAD_TESTS):
+            item.add_marker("threads")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

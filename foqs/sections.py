@@ -178,7 +178,11 @@ class HostSection(Section):
         default=50_000, ge=1, description="Written leases remembered per shard; older ones are read back."
     )
     lanes: Live[int] = Field(default=100_000, ge=1, description="Topics per shard.")
-    lane_idle_ms: Live[int] = Field(default=600_000, ge=0, description="An empty topic's row is removed after this.")
+    lane_idle_ms: Live[int] = Field(
+        default=600_000,
+        ge=0,
+        description="An empty topic's row is removed after this; at once when a shard nears `lanes`.",
+    )
     clock_jump_ms: int = Field(
         default=500, ge=10, description="The host's clock is set to the databases' when it differs by more than this."
     )

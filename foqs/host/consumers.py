@@ -71,12 +71,12 @@ def _serve(host: Host, keys: Iterable[LaneKey], now_ms: int) -> list[LaneKey]:
 
 
 def _left_waiting(host: Host, keys: Sequence[LaneKey]) -> None:
-    """Tells once for each consumer that it found nothing here."""
-    told: DequeueCall | None = None
+    """Reports each consumer that found nothing here, once."""
+    last: DequeueCall | None = None
     for key in keys:
         waiting = host.waiting.get(key)
-        if key not in host.held_up and waiting is not None and waiting[0] is not told:
-            told = waiting[0]
+        if key not in host.held_up and waiting is not None and waiting[0] is not last:
+            last = waiting[0]
             host.left_waiting(key)
 
 

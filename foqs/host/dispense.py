@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foqs.buffers.changes import Cause, Change, To
+from foqs.host import rounds
 from foqs.host.requests import DequeueCall
 from foqs.host.shard import Shard
 from foqs.prefetch import merge
@@ -186,7 +187,7 @@ def keep_house(host: Host, now_ms: int) -> None:
             shard.clock_wanted = True
             host.touch(shard)
         idle = next(iter(shard.idle_lanes.values()), None)
-        if idle is not None and now_ms - idle.empty_since_ms >= shard.config.lane_idle_ms:
+        if idle is not None and rounds.is_over(shard, idle, now_ms):
             host.touch(shard)
     host.skipping = {key: None for key in host.skipping if key in host.waiting}
     host.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

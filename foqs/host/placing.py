@@ -50,7 +50,7 @@ def place(host: Host, chunk: Chunk, now_ms: int) -> None:
         return
     room = [shard for shard in healthy if shard.takes(chunk)]
     if not room or not host.budget.fits(0, host.config.host.input_share + 0.3):
-        chunk.request.refused(chunk.indices, Overloaded("the host's buffers are full", retry_after_ms=RETRY_MS))
+        chunk.request.refused(chunk.indices, _no_room(healthy, chunk))
         return
     shard = _choose(room, host.rng, now_ms)
     shard.chunks.append(chunk)
@@ -78,6 +78,13 @@ def unusable(shard: Shard, now_ms: int) -> Unavailable:
     """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
     why = f": {DISK_FULL}" if shard.disk_full else ""
     return Unavailable(f"the shard of the dedup_key cannot be used now{why}", again_ms(shard, now_ms))
+
+
+def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
+    if any(shard.takes_lanes(chunk) for shard in healthy):
+        return Overloaded("the host's buffers are full", RETRY_MS)
+    most = healthy[0].config.lanes
+    return Overloaded(f"each shard of the host has {most:,} topics, the most that host.lanes allows", RETRY_MS)
 
 
 def _nowhere(host: Host, now_ms: int) -> Unavailable:

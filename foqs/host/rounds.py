@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from foqs.buffers.changes import Cause, Change, To
 from foqs.buffers.round import Round
@@ -17,6 +18,10 @@ from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
 _LOOK_ROWS = 32
+_IDLE_LANES = 100
+"""Rows of empty lanes that one transaction removes."""
+_LANES_SHARE = 0.9
+"""Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
 
 def build(shard: Shard, now_ms: int) -> Round | None:
@@ -190,10 +195,16 @@ def _take_leases(shard: Shard, round_: Round, batch: Batch, now_ms: int) -> None
     unwritten.extendleft(reversed(kept))
 
 
+def is_over(shard: Shard, lane: Lane, now_ms: int) -> bool:
+    """Whether an empty lane has been empty for so long that its row may go; any time is enough when lanes are many."""
+    config = shard.config
+    return now_ms - lane.empty_since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
+
+
 def _take_idle_lanes(shard: Shard, round_: Round, batch: Batch, now_ms: int) -> None:
     """Removes rows of lanes that were empty for long; oldest first, a few at a time."""
-    for lane in list(shard.idle_lanes.values())[:100]:
-        if now_ms - lane.empty_since_ms < shard.config.lane_idle_ms:
+    for lane in list(islice(shard.idle_lanes.values(), _IDLE_LANES)):
+        if not is_over(shard, lane, now_ms):
             return
         del shard.idle_lanes[lane.key]
         if lane.total:

@@ -181,6 +181,9 @@ class Shard:
         """Whether there is room for `chunk`: for its rows, and for its lanes."""
         if self.chunk_rows + len(self.changes) >= self.config.pending_rows:
             return False
+        return self.takes_lanes(chunk)
+
+    def takes_lanes(self, chunk: Chunk) -> bool:
         return len(self.lanes) < self.config.lanes or all(key in self.lanes for key in chunk.keys)
 
     def idle_lane(self, lane: Lane, now_ms: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.host import dispense, ops
+from foqs.host import dispense, ops, placing
 from foqs.host.requests import DequeueCall, EnqueueCall, ItemsCall
 from foqs.ids import shard_of
 from foqs.item import Item
@@ -148,3 +148,43 @@ def ack(lab: Laboratory, ids: list[int]) -> None:
     if asked:
         lab.host.settle(call, asked, None, lab.now_ms, 5_000)
         lab.settle()
+
+
+def crowded(*numbers: int) -> Laboratory:
+    """Shards that may have 100 topics each."""
+    lab = Laboratory(*numbers)
+    for shard in lab.host.shards.values():
+        shard.config = shard.config.model_copy(update={"lanes": 100})
+    return lab
+
+
+def test_empty_topics_make_room_for_new_ones() -> None:
+    """Long before `lane_idle_ms` is over."""
+    lab = crowded(1)
+    fill(lab, TOPICS[:100])
+    (items,) = dequeue(lab, TOPICS[:100], 0)
+    assert len(items) == 100
+    held = [(item_id, lab.host.shards[1].known[item_id].lease) for item_id in items]
+    lab.host.settle(
+        ItemsCall(100, lambda outcomes: None),
+        [(item_id, ops.ack(lease)) for item_id, lease in held],
+        None, lab.now_ms, 5_000,
+    )  # fmt: skip
+    lab.settle()
+    assert len(lab.dbs[1].lanes) <= 90
+    lab.host.tick(lab.now_ms)
+    lab.settle()
+    fill(lab, TOPICS[200:210])
+    assert len(lab.dbs[1].items) == 10
+
+
+def test_a_topic_too_many_is_refused_in_words() -> None:
+    lab = crowded(1, 2)
+    for _ in range(8):  # until each shard has all of them
+        fill(lab, TOPICS[:100])
+    outcomes: list[Any] = []
+    item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
+    lab.host.enqueue(EnqueueCall(1, outcomes.extend), [0], [item], [TOPICS[200]], [1], lab.now_ms, 5_000)
+    (refused,) = outcomes
+    assert str(refused) == "each shard of the host has 100 topics, the most that host.lanes allows"
+    assert refused.retry_after_ms == placing.RETRY_MS

@@ -179,9 +179,9 @@ def measure(rig: Rig, plan: Plan, step: Callable[[str], None]) -> dict[str, Drai
 
 def show(drains: dict[str, Drained], plan: Plan, console: Console) -> None:
     table = Table(title=f"foqs bench topics, {plan.items:,} items in {plan.topics:,} topics")
-    table.add_column("consumers", no_wrap=True)
-    for column in ("drained", "items/s", "answer p50 ms", "p99", "max", "host's peak memory"):
-        table.add_column(column, justify="right")
+    table.add_column("consumers")
+    for column in ("drained", "items/s", "answer ms, p50", "p99", "max", "memory"):
+        table.add_column(column, justify="right", no_wrap=column != "answer ms, p50")
     for name, drain in drains.items():
         figures = drain.as_json()
         answers = (f"{figures[f'answer_{at}_ms']:,.0f}" for at in ("p50", "p99", "max"))

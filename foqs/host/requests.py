@@ -223,7 +223,7 @@ class DequeueCall(Settles):
             self.lost.add(at)
             if isinstance(error, OutcomeUnknown):
                 self.doubtful.append(self.found[at][1].id)
-            else:  # or the lease would be written later, for nobody
+            else:  # or a later transaction would write a lease that no consumer has
                 self.give_back(*self.found[at])
         if not self.open:
             self.deliver(self)

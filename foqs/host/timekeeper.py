@@ -93,7 +93,7 @@ class Timekeeper:
         self._log_shard(shard)
 
     def _change(self, now_ms: int) -> int:
-        """By how much the clock is to be set now."""
+        """Return the correction in ms that the clock needs now."""
         aheads = sorted(shard.clock_ahead_ms for shard in self._host.serving)
         median_ms = aheads[(len(aheads) - 1) // 2]
         if abs(median_ms) <= self._jump_ms:

@@ -39,7 +39,7 @@ class Unopened:
         self._pause_ms = _FIRST_PAUSE_MS
         self._line_ms: int | None = None
         self.due_ms: int | None = None
-        """When `line` is to be called next."""
+        """Return the time of the next call of `line`."""
 
     def failed(self, shard: int, reason: str, now_ms: int, *, held: bool) -> None:
         """`held`: another host has the shard, so this one is a standby. That is said once."""

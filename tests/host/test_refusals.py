@@ -156,7 +156,7 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
-    """An at-most-once item whose consumer was told nothing must not be leased later, for nobody.
+    """An at-most-once item that no consumer got must not be leased by a later transaction.
 
     `deleted`: a delete came while the lease was under way, waits for the outcome of both, and is refused.
     """

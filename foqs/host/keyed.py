@@ -64,20 +64,16 @@ def place(host: Host, call: EnqueueCall, number: int, items: Sequence[Keyed], no
     else:
         room = shard.config.pending_rows - shard.chunk_rows - len(shard.changes)
         if len(items) > room or not host.budget.fits(0, host.config.host.input_share + _BUDGET_SHARE):
-            _overloaded(call, items)
+            call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
             return away
         full = len(shard.lanes) >= shard.config.lanes
         refused = [one for one in items if full and one.lane not in shard.lanes]
-        _overloaded(call, refused)
+        if refused:
+            call.refused([one.at for one in refused], placing.too_many_topics("the shard of the dedup_key", shard))
         taken = [one for one in items if one.lane in shard.lanes] if full else items
         _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
         host.touch(shard)
     return away
-
-
-def _overloaded(call: EnqueueCall, items: Sequence[Keyed]) -> None:
-    if items:
-        call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
 
 
 def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:

@@ -83,8 +83,11 @@ def unusable(shard: Shard, now_ms: int) -> Unavailable:
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
     if any(shard.takes_lanes(chunk) for shard in healthy):
         return Overloaded("the host's buffers are full", RETRY_MS)
-    most = healthy[0].config.lanes
-    return Overloaded(f"each shard of the host has {most:,} topics, the most that host.lanes allows", RETRY_MS)
+    return too_many_topics("each shard of the host", healthy[0])
+
+
+def too_many_topics(where: str, shard: Shard) -> Overloaded:
+    return Overloaded(f"{where} has {shard.config.lanes:,} topics, the most that host.lanes allows", RETRY_MS)
 
 
 def _nowhere(host: Host, now_ms: int) -> Unavailable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import islice, takewhile
 
 from foqs.buffers.changes import Cause, Change, To
 from foqs.buffers.round import Round
@@ -202,15 +202,18 @@ def is_over(shard: Shard, lane: Lane, now_ms: int) -> bool:
 
 
 def _take_idle_lanes(shard: Shard, round_: Round, batch: Batch, now_ms: int) -> None:
-    """Removes rows of lanes that were empty for long; oldest first, a few at a time."""
-    for lane in list(islice(shard.idle_lanes.values(), _IDLE_LANES)):
-        if not is_over(shard, lane, now_ms):
-            return
+    """Remove rows of lanes that were empty for long; oldest first, a few at a time."""
+    first = islice(shard.idle_lanes.values(), _IDLE_LANES)
+    lanes = list(takewhile(lambda lane: is_over(shard, lane, now_ms), first))
+    if not lanes:
+        return
+    inserted = {key for chunk in round_.chunks for key in chunk.keys}
+    for lane in lanes:
         del shard.idle_lanes[lane.key]
         if lane.total:
             continue
         # An insert into this lane is in this transaction, and may fail; one in a later transaction gives it a new row.
-        if lane in round_.lanes_new or any(lane.key in chunk.keys for chunk in round_.chunks):
+        if lane.key in inserted:
             shard.idle_lane(lane, now_ms)
             continue
         if not lane.stored:  # the transaction that was to bring it failed

@@ -188,3 +188,11 @@ def test_a_topic_too_many_is_refused_in_words() -> None:
     (refused,) = outcomes
     assert str(refused) == "each shard of the host has 100 topics, the most that host.lanes allows"
     assert refused.retry_after_ms == placing.RETRY_MS
+
+
+def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:
+    lab = crowded(1)
+    fill(lab, TOPICS[:100])
+    (refused,) = lab.enqueue_keyed("a")  # its topic is not among the first 100
+    assert str(refused) == "the shard of the dedup_key has 100 topics, the most that host.lanes allows"
+    assert refused.retry_after_ms == placing.RETRY_MS

@@ -2,7 +2,7 @@
 
 Bounds: `MOST_CONNECTIONS` connections. Each is answered once and then closed, so none is kept alive. A connection has
 `HEAD_S` to send its request and `LIFE_S` in all. When all places are taken, a new connection gets the place of the
-oldest one that has no request in progress: connections that send nothing keep nobody from `/healthz`. One scrape is
+oldest one that has no request in progress: connections that send nothing cannot block `/healthz`. One scrape is
 made at a time: read on the loop in short turns, rendered in a thread.
 """
 

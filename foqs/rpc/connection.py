@@ -36,7 +36,7 @@ _TURN_FRAMES = 64  # answered in a row before other connections get their turn
 
 
 class Connection(asyncio.BufferedProtocol):
-    """States: idle; receiving (`_arrival`); waiting for the budget; a call in hand; answer not drained; told goodbye.
+    """States: idle; receiving (`_arrival`); waiting for the budget; call in progress; answer not drained; goodbye sent.
 
     `trusted`: frames of any length are read. Not so before a caller is authenticated, where that is needed.
     """

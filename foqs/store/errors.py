@@ -23,7 +23,7 @@ class Kind(Enum):
 
     LOST = "lost"  # the connection is gone or cannot be trusted
     BUSY = "busy"  # passing: the transaction is to be rolled back
-    FULL = "full"  # the disk, or the space of a table: the transaction is to be rolled back
+    FULL = "full"  # the disk, or the space of a table: the caller rolls back
     DATA = "data"  # a row is refused
     REFUSED = "refused"  # no rights or no such database
 

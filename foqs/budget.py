@@ -23,7 +23,7 @@ class Budget:
         self._waiters: list[Callable[[], None]] = []
 
     def fits(self, size_bytes: int, share: float = 1.0) -> bool:
-        """Whether `size_bytes` more stay within `share` (0 to 1) of the limit."""
+        """Return whether `size_bytes` more fit into `share` (0 to 1) of the limit."""
         return self.used_bytes + size_bytes <= self.limit_bytes * share
 
     def take(self, size_bytes: int) -> None:
@@ -38,7 +38,7 @@ class Budget:
                 wake()
 
     def when_given(self, wake: Callable[[], None]) -> None:
-        """Calls `wake` once, at the next `give`; it has to ask `fits` again."""
+        """Call `wake` once, at the next `give`; `wake` must call `fits` again."""
         self._waiters.append(wake)
 
     def __repr__(self) -> str:

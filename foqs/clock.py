@@ -1,7 +1,7 @@
 """The host's clock: monotonic time with an anchor, so that a change of the machine's clock moves no deadline.
 
 The machine's clock is read once, as a first guess. From the first shard on, the host's clock follows the databases'
-clocks (`foqs.host.timekeeper`): they decide about stored times, and every owner of a shard sees the same one.
+clocks (`foqs.server.database_clock`): they decide about stored times, and every owner of a shard sees the same one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 
 def monotonic_ms() -> int:
-    """Never goes back, and says nothing about the time of day."""
+    """Return monotonic time, which is unrelated to the time of day."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -26,11 +26,11 @@ class Clock:
         return (time.monotonic_ns() + self._anchor_ns) // 1_000_000
 
     def at_ms(self, monotonic_ns: int) -> int:
-        """The reading of this clock at an instant of `time.monotonic_ns()`."""
+        """Return this clock's time at an instant of `time.monotonic_ns()`."""
         return (monotonic_ns + self._anchor_ns) // 1_000_000
 
     def machine_ahead_ms(self) -> int:
-        """How far the machine's clock is ahead of this one."""
+        """Return the lead of the machine's clock over this one."""
         return (time.time_ns() - time.monotonic_ns() - self._anchor_ns) // 1_000_000
 
     def set(self, by_ms: int) -> None:

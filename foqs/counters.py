@@ -1,4 +1,4 @@
-"""What happened on a host, counted. Plain integers that only the event loop changes."""
+"""Counters of a host. Plain integers that only the event loop changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foqs.histogram import SECONDS, Histogram
 NO_NAME = ""
 """Of requests that name no namespace."""
 OTHER = "other"
-"""Where those are counted that came when there were as many as may be; and one that is called so."""
+"""Name for namespaces beyond the bound, and for a namespace with this name."""
 _MOST_CHARACTERS = 255
 _seconds = partial(Histogram, SECONDS)
 
@@ -35,7 +35,7 @@ class Namespace:
 
 
 class Namespaces:
-    """The first `most` namespaces, each by itself, and all further ones together as OTHER."""
+    """Counts of the first `most` namespaces separately, and of all further ones together as OTHER."""
 
     def __init__(self, most: int = 50) -> None:
         self._known = {NO_NAME: Namespace(), OTHER: Namespace()}

@@ -1,4 +1,4 @@
-"""Deduplication keys: what of one is kept, and where.
+"""Deduplication keys: which part of a key is stored, and where.
 
 A key is kept as 128 bits of its hash (with the namespace), so that every row is short; by its first bits it falls into
 one of `SLOTS` slots. A slot lives on one shard, so one owner sees every enqueue with a key.
@@ -16,7 +16,7 @@ _SLOT_SHIFT = 6  # of the first two bytes
 
 
 class Dedup(NamedTuple):
-    """What is remembered of a key: `content` stands for what was enqueued with it."""
+    """The stored record of a key. `content` is a hash of the topic and payload that were enqueued with it."""
 
     digest: bytes
     content: int

@@ -1,12 +1,16 @@
-"""What can go wrong, as seen by a caller: one code, one message, and whether a retry can help.
+"""Errors as callers see them: one code, one message, and whether a retry can help.
 
-Every error knows two things that decide what its receiver may do: `retryable` (the same call may succeed later)
-and `outcome_known` (False only when the change may have been made and nobody can tell yet).
+Two attributes decide what the receiver may do: `retryable` (the same call may succeed later) and `outcome_known` (False
+only if the change may have been made, and the host cannot tell).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any, TypeVar
+
+PEER_VERSION = 1
+"""What this version understands in the answers of other hosts: 1 is NOT_OWNER."""
 
 
 class Code(IntEnum):
@@ -20,11 +24,12 @@ class Code(IntEnum):
     OUTCOME_UNKNOWN = 6
     UNAUTHENTICATED = 7
     FORBIDDEN = 8
+    NOT_OWNER = 9
 
 
 class FoqsError(Exception):
-    """Base of every error of foqs. `retry_after_ms` is a hint, None where there is none. `request_id` is set by the
-    client library, for what a host said or did not say: it stands in the hosts' logs."""
+    """Base of every error of foqs. `retry_after_ms` is a hint, or None. The client library sets `request_id` on the
+    errors of a request: the hosts' logs have the same id."""
 
     code: Code = Code.UNAVAILABLE
     retryable = False
@@ -70,8 +75,10 @@ class Unavailable(FoqsError):
 
 
 class NotServed(Unavailable):
-    """The item's shard is not served by this host (any more): nothing was changed here, and another host may serve it.
-    Callers see the hint 0."""
+    """The host does not serve the item's shard (any more): nothing was changed, and another host may serve it.
+
+    On the wire it is NOT_OWNER between hosts, and for clients UNAVAILABLE with `retry_after_ms` 0; see `wire_code`.
+    """
 
     def __init__(self, message: str = "the item's shard is not served here now") -> None:
         super().__init__(message, retry_after_ms=0)
@@ -84,8 +91,20 @@ class OutcomeUnknown(FoqsError):
     outcome_known = False
 
 
+class NotSent(Unavailable):
+    """The other side did not receive the whole request: nothing was changed."""
+
+
+class LostReply(OutcomeUnknown):
+    """The request was sent, and no usable reply came."""
+
+
+class RequestTooLarge(Invalid):
+    """The request does not fit a frame; nothing was sent."""
+
+
 class Unauthenticated(FoqsError):
-    """The caller did not prove who it is."""
+    """The caller did not prove that it is a principal."""
 
     code = Code.UNAUTHENTICATED
 
@@ -94,6 +113,25 @@ class Forbidden(FoqsError):
     """The caller may not do this."""
 
     code = Code.FORBIDDEN
+
+
+E = TypeVar("E", bound=FoqsError)
+
+
+def named(error: E, request_id: str) -> E:
+    """Return `error` with `request_id`, in its traceback too, if it has none: the hosts' logs have the same id."""
+    if error.request_id is None:
+        error.request_id = request_id
+        error.add_note(f"request id: {request_id}")
+    return error
+
+
+def caused(error: E, cause: BaseException) -> E:
+    """Return `error`, chained to its cause without being raised; about the same request."""
+    error.__cause__ = cause
+    if isinstance(cause, FoqsError) and cause.request_id is not None:
+        named(error, cause.request_id)
+    return error
 
 
 _BY_CODE: dict[int, type[FoqsError]] = {
@@ -105,5 +143,25 @@ _BY_CODE: dict[int, type[FoqsError]] = {
 
 
 def from_code(code: int, message: str, retry_after_ms: int | None = None) -> FoqsError:
-    """The typed error of an `ErrorCode`; a code this version does not know is a plain `FoqsError`."""
+    """Return the typed error of an `ErrorCode`; a code this version does not know is a plain `FoqsError`."""
+    if code == Code.NOT_OWNER or (code == Code.UNAVAILABLE and retry_after_ms == 0):
+        return NotServed(message)
     return _BY_CODE.get(code, FoqsError)(message, retry_after_ms)
+
+
+def item_error(error: Any) -> FoqsError:
+    """Return the typed error of an ItemError or RequestError."""
+    message = error.message if isinstance(error.message, str) else ""
+    return from_code(error.code or 0, message, error.retry_after_ms)
+
+
+def wire_code(error: FoqsError, request: Any) -> int:
+    """Return the `ErrorCode` of an answer to `request` (None: it could not be decoded).
+
+    Clients, and hosts of versions before NOT_OWNER, do not know that code: it is sent only to a host that says in
+    `peer_version` that it does.
+    """
+    context = None if request is None else request.context
+    if isinstance(error, NotServed) and context is not None and (context.peer_version or 0) >= PEER_VERSION:
+        return int(Code.NOT_OWNER)
+    return int(error.code)

@@ -26,7 +26,7 @@ class Histogram:
         self.total += value
 
     def copy(self) -> Histogram:
-        """As it is now."""
+        """Return the current counts."""
         copied = Histogram(self.bounds)
         copied.counts, copied.total = self.counts.copy(), self.total
         return copied

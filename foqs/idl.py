@@ -15,8 +15,4 @@ _HERE = Path(__file__).resolve().parent
 _CANDIDATES = (_HERE / "thrift" / "foqs.thrift", _HERE.parent / "thrift" / "foqs.thrift")
 
 IDL_PATH = next(path for path in _CANDIDATES if path.is_file())
-GOODBYE = "Goodbye"
-"""The name of an exception message that nobody asked for: the last one of a connection whose host stops. A request
-that met it on its way was not begun. To a client that does not know it, it is the answer to its next request, which was
-not begun either."""
 idl: Any = thriftpy2.load(str(IDL_PATH), module_name="foqs_thrift")

@@ -28,12 +28,12 @@ def make_id(shard: int, number: int) -> int:
 
 
 def first_id(shard: int) -> int:
-    """What is added to a number to make an id of `shard` (the hot path adds instead of calling `make_id`)."""
+    """Return the summand that makes an id of `shard` from a number (the hot path adds instead of calling `make_id`)."""
     return shard << NUMBER_BITS
 
 
 def shard_of(item_id: int) -> int:
-    """The shard's number; 0 or less for what is no id."""
+    """Return the shard's number; 0 or less for a value that is not an id."""
     return item_id >> NUMBER_BITS
 
 
@@ -42,7 +42,7 @@ def number_of(item_id: int) -> int:
 
 
 def parse_id(given: object, what: str = "an item id") -> int:
-    """The number that `given` spells: in decimal, or in hexadecimal with 0x. Also for leases. Raises Invalid."""
+    """Parse an id or a lease: decimal, or hexadecimal with 0x. Raises Invalid."""
     if isinstance(given, int):
         return given
     spelled = _SPELLED.fullmatch(given.strip()) if isinstance(given, str) else None

@@ -1,18 +1,21 @@
-"""An item that a host knows in memory, and the lane it belongs to.
+"""An item that a host knows in memory, and a change of its row.
 
-The database holds every item; a host knows those in its ready windows, those it handed out, and those it is changing.
+The database holds every item; a host knows those in its ready windows, those it leased, and those it is changing.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+from foqs.errors import FoqsError
+from foqs.item_states import Phase, Place, Step, To, WrongStep, check
+from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Entry
 from foqs.rows import AT_MOST_ONCE, Body, DueRow, Found, NewItem, ReadyRow
 
-if TYPE_CHECKING:
-    from foqs.buffers.changes import Change
-    from foqs.prefetch.lane import Lane
+# Members of enums, bound once for the hot path.
+_WINDOW, _LEASED = Phase.WINDOW, Phase.LEASED
 
 UNREAD = -1
 """`expires_at_ms` of an item whose body was not read: it may have a TTL."""
@@ -21,43 +24,116 @@ KNOWN_BYTES = 640
 """What a known item costs beside its body: the objects, its tuple in a window, its place in the dictionary."""
 
 
-class Place(IntEnum):
-    """The table that holds the item's row now, as far as committed transactions say."""
+class Cause(IntEnum):
+    """Why; each is counted (promise 3)."""
 
-    READY = 1
-    TIMER = 2
+    ACK = 1
+    NACK = 2
+    RELEASE = 3
+    EXTEND = 4
+    DELETE = 5
+    LEASE = 6  # the lease row is written behind the hand-out
+    EXPIRED = 7  # the lease ended by time
+    DUE = 8  # the delay is over
+    TTL = 9
+    DROPPED = 10  # a nacked or expired at-most-once item
 
 
-class Phase(IntEnum):
-    """What the host may do with the item."""
+Waits = tuple["Settles", int]
+"""`request.settled(at, error)` is called with the outcome, for (request, at)."""
 
-    IDLE = 1  # neither in a window nor leased: known only because a change is under way
-    WINDOW = 2  # in its lane's ready window: may be handed out
-    LEASED = 3  # handed out; `lease` names it
+
+class Settles:
+    """What a change reports to. `error` is None when it is committed."""
+
+    __slots__ = ()
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        raise NotImplementedError
+
+
+class Change:
+    """Mutable until its transaction is built. `attempt` and `lease` are those of the new row.
+
+    `scan` is the scan that found the item's row at time `scan_ms`, and is not over before this change is.
+    Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
+    """
+
+    due_ms = 0
+    lease = 0
+    metadata: bytes | None = None
+    scan: Checkpoint | None = None
+    scan_ms = 0
+
+    def __init__(
+        self,
+        item: Item,
+        to: To,
+        cause: Cause,
+        waits: Waits | None = None,
+        *,
+        due_ms: int = 0,
+        attempt: int | None = None,
+        lease: int = 0,
+        metadata: bytes | None = None,
+    ) -> None:
+        self.item = item
+        self.to = to
+        self.cause = cause
+        self.waits = [waits] if waits is not None else []
+        self.attempt = item.attempt if attempt is None else attempt
+        if due_ms:
+            self.due_ms = due_ms
+        if lease:
+            self.lease = lease
+        if metadata is not None:
+            self.metadata = metadata
+
+    def __repr__(self) -> str:
+        return f"Change({self.item.id} to {self.to.name} by {self.cause.name}, {len(self.waits)} waiting)"
 
 
 class Item:
     """One item in memory.
 
     Invariants: `place` and `deliver_after_ms` are what the database says; an item has at most one change waiting
-    (`change`) and one in the transaction under way (`flying`); an item with either is in no window.
+    (`change`) and one `in_flight`; an item with either is in no window. `foqs.item_states` has all states and the steps
+    between them. The methods below take these steps, and raise WrongStep where the table lacks one.
     """
 
     __slots__ = (
-        "at_most_once", "attempt", "awaited", "body", "bytes", "change", "deliver_after_ms", "expires_at_ms", "flying",
-        "held", "id", "lane", "lease", "lease_expires_at_ms", "lease_ms", "phase", "place", "priority",
+        "at_most_once",
+        "attempt",
+        "awaited",
+        "body",
+        "bytes",
+        "change",
+        "deliver_after_ms",
+        "expires_at_ms",
+        "held",
+        "id",
+        "in_flight",
+        "lane",
+        "lease",
+        "lease_expires_at_ms",
+        "lease_ms",
+        "phase",
+        "place",
+        "priority",
     )  # fmt: skip
 
     def __init__(
         self,
         item_id: int,
-        lane: Lane,
+        lane: Lane[Item],
         priority: int,
         deliver_after_ms: int,
         attempt: int,
         lease: int,
         size_bytes: int,
         body: NewItem | Body | None,
+        place: Place = Place.READY,
+        phase: Phase = Phase.IDLE,
     ) -> None:
         self.id = item_id
         self.lane = lane
@@ -69,11 +145,11 @@ class Item:
         self.lease_expires_at_ms = 0
         self.bytes = size_bytes
         self.held = 0  # bytes of the host's budget that it holds
-        self.place = Place.READY
-        self.phase = Phase.IDLE
+        self.place = place
+        self.phase = phase
         self.change: Change | None = None
-        self.flying: Change | None = None
-        self.awaited = False  # a dequeue that is not answered yet will deliver it
+        self.in_flight: Change | None = None
+        self.awaited = False  # the reply of an open dequeue will contain it
         self.at_most_once = False
         self.expires_at_ms = UNREAD
         self.body: NewItem | Body | None = None
@@ -93,7 +169,88 @@ class Item:
     @property
     def busy(self) -> bool:
         """Whether a change is waiting or under way."""
-        return self.change is not None or self.flying is not None
+        return self.change is not None or self.in_flight is not None
+
+    @property
+    def entry(self) -> Entry[Item]:
+        """Its entry in a window."""
+        return (self.priority, self.deliver_after_ms, self.id, self)
+
+    # ------------------------------------------------------------------------------------- steps
+
+    def enter_window(self) -> None:
+        self._take(Step.ENTER)
+
+    def leave_window(self) -> None:
+        self._take(Step.LEAVE)
+
+    def give_lease(self, lease: int, lease_ms: int, now_ms: int) -> None:
+        """A consumer gets the item. (An item in a window has no change, so one comparison is the whole check.)"""
+        if self.phase is not _WINDOW:
+            self._take(Step.LEASE)
+        self.phase = _LEASED
+        self.attempt += 1
+        self.lease = lease
+        self.lease_ms = lease_ms
+        self.lease_expires_at_ms = now_ms + lease_ms
+
+    def unlease(self) -> None:
+        """End a lease that was not written."""
+        self._take(Step.UNLEASE)
+        self.attempt -= 1
+        self.lease = 0
+
+    def queue(self, change: Change) -> None:
+        """`change` waits for the next transaction, in place of one that waited."""
+        self._take(Step.QUEUE, change.to)
+        self.change = change
+
+    def withdraw(self) -> None:
+        """Drop the change that waits."""
+        self._take(Step.WITHDRAW)
+        self.change = None
+
+    def send(self, change: Change) -> None:
+        """The waiting `change` becomes part of a transaction. (The table allows it wherever a change waits.)"""
+        if self.change is not change or self.in_flight is not None:
+            raise WrongStep(f"SEND of {change} from {self}")
+        self.change, self.in_flight = None, change
+
+    def retry(self) -> None:
+        """The transaction certainly failed: its change waits again."""
+        self._take(Step.RETRY)
+        self.change, self.in_flight = self.in_flight, None
+
+    def drop(self) -> None:
+        """The change in flight ends without effect."""
+        self._take(Step.DROP)
+        self.in_flight = None
+
+    def commit(self, change: Change) -> None:
+        """`change`, the one in flight, is in the database. When the row is gone, the waiting change is dropped."""
+        to = change.to
+        self._take(Step.COMMIT, to)
+        self.in_flight = None
+        if to is To.GONE:
+            self.change = None
+            self.lease = 0
+        elif to is not To.KEPT:
+            self.attempt = change.attempt
+            if to is To.LEASED:
+                self.lease_expires_at_ms = change.due_ms
+            else:
+                self.lease = change.lease
+                if to is To.DELAYED:
+                    self.deliver_after_ms = change.due_ms
+
+    def abandon(self) -> None:
+        """The shard is closed: no lease of this host stands."""
+        self.lease = 0
+
+    def _take(self, step: Step, by: To | None = None) -> None:
+        self.place, self.phase = check(
+            step, by, self.place, self.phase, self.change is not None, self.in_flight is not None
+        )
 
     def __repr__(self) -> str:
         at = self.lease_expires_at_ms if self.phase is Phase.LEASED else self.deliver_after_ms
@@ -105,34 +262,36 @@ def body_bytes(body: NewItem | Body) -> int:
     return len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
 
 
-def from_ready(row: ReadyRow, lane: Lane, body: Body | None) -> Item:
-    return Item(row.id, lane, row.priority, row.deliver_after_ms, row.attempt, row.lease, row.bytes, body)
+def from_ready(row: ReadyRow, lane: Lane[Item], body: Body | None, phase: Phase = Phase.IDLE) -> Item:
+    return Item(
+        row.id, lane, row.priority, row.deliver_after_ms, row.attempt, row.lease, row.bytes, body, Place.READY, phase
+    )  # fmt: skip
 
 
-def from_found(found: Found, lane: Lane) -> Item:
+def from_found(found: Found, lane: Lane[Item]) -> Item:
     """A leased item comes as LEASED with its written lease; any other as IDLE."""
     body = found.body
     if found.ready is not None:
         return from_ready(found.ready, lane, body)
     row = found.timer
     assert row is not None, "an item has a row in ready or in timer"
+    phase = Phase.LEASED if row.lease else Phase.IDLE
     item = Item(
-        row.id, lane, body.priority, body.deliver_after_ms, row.attempt, row.lease, row.bytes, body
+        row.id, lane, body.priority, body.deliver_after_ms, row.attempt, row.lease, row.bytes, body, Place.TIMER, phase
     )  # fmt: skip
-    item.place = Place.TIMER
     if row.lease:
-        item.phase = Phase.LEASED
         item.lease_ms, item.lease_expires_at_ms = row.lease_ms, row.due_ms
     return item
 
 
-def from_due(due: DueRow, lane: Lane) -> Item:
+def from_due(due: DueRow, lane: Lane[Item]) -> Item:
     row = due.timer
-    item = Item(row.id, lane, due.priority, due.deliver_after_ms, row.attempt, row.lease, row.bytes, None)
-    item.place = Place.TIMER
+    phase = Phase.LEASED if row.lease else Phase.IDLE
+    item = Item(
+        row.id, lane, due.priority, due.deliver_after_ms, row.attempt, row.lease, row.bytes, None, Place.TIMER, phase
+    )  # fmt: skip
     item.at_most_once = due.delivery == AT_MOST_ONCE
     item.expires_at_ms = due.expires_at_ms
     if row.lease:
-        item.phase = Phase.LEASED
         item.lease_ms, item.lease_expires_at_ms = row.lease_ms, row.due_ms
     return item

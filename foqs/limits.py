@@ -1,4 +1,4 @@
-"""Bounds on what a caller may send, in one place. Every one can be set under `[limits]` in foqs.toml."""
+"""Bounds on the input of callers, in one place. `[limits]` in foqs.toml sets each of them."""
 
 from __future__ import annotations
 

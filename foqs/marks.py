@@ -1,7 +1,7 @@
-"""How far the ids and epochs of a shard went, as remembered outside its database.
+"""The highest ids and epochs of a shard, remembered outside its database.
 
-A database that is put back from an older copy numbers on from there, and would give ids again that are in use. The
-numbers are reserved in steps: the mark names a ceiling, and is written again before the numbers get there.
+A restored older copy of a database continues with old numbers, and would assign ids again that are in use. Owners
+reserve numbers in steps: the mark names a ceiling, and the owner writes a new mark before it reaches the ceiling.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Mark(NamedTuple):
 
 
 def ahead(epoch: int, next_number: int) -> Mark:
-    """The mark of an owner that goes on from `next_number`."""
+    """Return the mark of an owner that continues with `next_number`."""
     return Mark(epoch, next_number, next_number + STEP)
 
 
 def newer(one: Mark | None, other: Mark | None) -> Mark | None:
-    """The mark of the later owner; of one owner, the one that went further."""
+    """Return the mark of the later owner; for one owner, the higher mark."""
     return max(one, other) if one is not None and other is not None else one or other
 
 
@@ -39,7 +39,7 @@ def encode(mark: Mark) -> bytes:
 
 
 def decode(data: bytes) -> Mark:
-    """Unknown keys are ignored. Raises Invalid."""
+    """Parse a mark; unknown keys are ignored. Raises Invalid."""
     try:
         record = json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who may do what: principals, how they prove who they are, and their rights by namespace.
+"""Principals: their credentials, and their rights by namespace.
 
 A principals file is TOML. Its values are never secret: of a token it holds the SHA-256, and tokens are long and random.
 """
@@ -90,7 +90,7 @@ class Principals:
         self._by_certificate = dict(certificates)
 
     def of_token(self, token: str) -> Principal | None:
-        # What is looked up is a digest: how long that takes says nothing of the tokens there are.
+        # The look-up uses a digest, so its duration reveals nothing about existing tokens.
         return self._by_token.get(sha256(token.encode("utf-8", "surrogatepass")).digest())
 
     def of_certificate(self, names: Iterable[str]) -> Principal | None:
@@ -142,7 +142,7 @@ class _File(BaseModel):
 
 
 def read(path: Path) -> Principals:
-    """Raises Invalid, which names every error of the file, and no value."""
+    """Parse the file. Raises Invalid, which names every error of the file, and no value."""
     try:
         return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What a namespace may enqueue."""
+"""The bounds on the enqueues of a namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Quota:
     """At most `burst` + `per_second` * t items in any t seconds; no more when `stored_items` are stored. None: no
     bound.
 
-    A token is the right to store one item: whoever enqueues in a namespace with a quota needs one for each."""
+    A token is the right to store one item: an enqueue in a namespace with a quota spends one for each item."""
 
     per_second: int | None
     burst: int

@@ -79,7 +79,7 @@ class LaneRow(NamedTuple):
 class ReadyRow(NamedTuple):
     """`bytes` is the size of payload, metadata and headers. `lease` is the last lease's token, 0 if none can ack.
 
-    A lease that expired but that nobody took over can still be acked, so the token stays with the row.
+    An expired lease can still be acked until the item is leased again, so the token stays with the row.
     """
 
     lane: int
@@ -165,8 +165,8 @@ class Holding(NamedTuple):
 
 
 class DedupScan(NamedTuple):
-    """Rows that have expired: up to `bound_ms` there are about as many as were asked for, all up to `now` when it is
-    `complete`. `first_ms` is the time of the first, `next_ms` the first after `now`; 0 if there is none."""
+    """Rows that have expired: up to `bound_ms` there are about `limit` rows, all up to `now` when it is `complete`.
+    `first_ms` is the time of the first, `next_ms` the first after `now`; 0 if there is none."""
 
     first_ms: int
     bound_ms: int
@@ -203,13 +203,13 @@ BACKLOG_SHIFT = 16
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a new owner is told about its shard. `timers` counts by lane the rows of `timer`, and those
-    of them that are leases.
+    """The state of a shard, as a new owner reads it. `timers` counts by lane the rows of `timer`, and those of them
+    that are leases.
 
     `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
-    `behind`: what was remembered of the shard, where its database is an older copy of that.
-    `replaced`: the owner before did not close the shard in order and may live, and hand out from memory until it
-    notices.
+    `behind`: the mark of the shard that was saved, if its database is an older copy.
+    `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
+    it notices.
     """
 
     epoch: int

@@ -27,7 +27,7 @@ from foqs.lab.servers import (
     find_zookeeper,
     start_database_server,
 )
-from tests import real
+from tests.support import real
 from tests.zk.rig import ZookeeperRig
 
 # Before any other folder's tests import them.
@@ -68,7 +68,7 @@ _PROCESS_TESTS = (
     "tests/cli/",
     "tests/deploy/",
     "tests/lab/",
-    "tests/service/",
+    "tests/api/",
     "tests/client/test_cli_items.py",
     "tests/client/test_end_to_end.py",
 )
@@ -77,8 +77,8 @@ _THREAD_TESTS = (
     "tests/client/",
     "tests/cluster/",
     "tests/doctor/",
-    "tests/forward/",
-    "tests/host/",
+    "tests/peers/",
+    "tests/server/",
     "tests/rpc/",
     "tests/spark/test_consume_driver.py",
     "tests/spark/test_consume_orders.py",
@@ -86,7 +86,7 @@ _THREAD_TESTS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell ignores SIGINT in what it starts in the background, and so would the commands that tests interrupt.
+    # A shell starts background jobs with SIGINT ignored. Commands that tests start and interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     real.watch(config)

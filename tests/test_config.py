@@ -1,4 +1,4 @@
-"""The configuration: what it takes and from where, what it refuses, with the key named and without its secrets."""
+"""Loading the configuration: its sources and defaults, and errors that name the key but show no secret."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from foqs.config import Config, NotValid, load
+from foqs.config.fields import keys, masked_pair, masked_url
+from foqs.config.live import change
+from foqs.config.load import Config, NotValid, load
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
-from foqs.keys import keys, masked_pair, masked_url
 from foqs.quota import Quota
-from foqs.running import change
-from foqs.sections import ZookeeperSection
 
 SECRET = "hunter2-the-secret"
 
@@ -37,7 +37,7 @@ def refused(path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_there_is_none_unless_it_is_asked_for(path: Path) -> None:
+def test_zookeeper_is_off_by_default(path: Path) -> None:
     path.write_text("[server]\nport = 1\n")
     assert load(path).zookeeper is None
 
@@ -58,9 +58,7 @@ def test_defaults(path: Path) -> None:
     )
 
 
-def test_the_credential_comes_from_the_environment_and_is_not_shown(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_credential_from_the_environment_is_not_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text('[zookeeper]\nhosts = "h:1"\nauth_scheme = "digest"\nacl = "creator"\n')
     monkeypatch.setenv("FOQS_ZOOKEEPER__AUTH_CREDENTIAL", f"user:{SECRET}")
     config = load(path)
@@ -95,7 +93,7 @@ def test_the_credential_comes_from_the_environment_and_is_not_shown(
         (f'hosts = "h:1"\npassword = "{SECRET}"', "password"),
     ],
 )
-def test_what_is_wrong_is_named(path: Path, setting: str, key: str) -> None:
+def test_errors_of_the_zookeeper_section_name_the_key(path: Path, setting: str, key: str) -> None:
     said = refused(path, f"[zookeeper]\n{setting}\n")
     assert "zookeeper" in said
     assert key in said
@@ -107,7 +105,7 @@ def test_a_host_has_its_shards_from_one_place(path: Path) -> None:
 
 
 def errors(path: Path, text: str) -> list[str]:
-    """Each with what is behind its key cut off."""
+    """Load a configuration that has to fail, and return its sorted errors."""
     path.write_text(text)
     with pytest.raises(NotValid) as caught:
         load(path)
@@ -115,7 +113,7 @@ def errors(path: Path, text: str) -> list[str]:
     return sorted(caught.value.errors)
 
 
-def test_every_key_says_what_it_is() -> None:
+def test_every_key_has_a_description() -> None:
     every = list(keys(Config))
     assert len({key.name for key in every}) == len(every) > 50
     for key in every:
@@ -127,7 +125,7 @@ def test_every_key_says_what_it_is() -> None:
 # ---------------------------------------------------------------------------------------------------- every error
 
 
-def test_the_files_and_the_environments_errors_are_told_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_file_and_environment_come_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "FOQS_SHARDS": f"[{SECRET}",
         "FOQS_LIMITS": SECRET,
@@ -162,10 +160,10 @@ def test_the_files_and_the_environments_errors_are_told_together(path: Path, mon
 @pytest.mark.parametrize(
     "text", ["[server\n", "a = 1\na = 2\n", f"x = {SECRET}\n", "x = " + "[" * 9000, "x = " + "9" * 9000]
 )
-def test_a_file_that_does_not_parse_hides_nothing_of_the_environment(
+def test_an_unparsable_file_hides_no_error_of_the_environment(
     path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """And is not told as things that are missing."""
+    """The loader does not report the keys of that file as missing."""
     monkeypatch.setenv("FOQS_ZOOKEEPER__ROOT", "here")
     monkeypatch.setenv("FOQS_ZOOKEEPER__AUTH_CREDENTIAL", f"me:{SECRET}")
     found = errors(path, text)
@@ -174,7 +172,7 @@ def test_a_file_that_does_not_parse_hides_nothing_of_the_environment(
     assert found[1] == "zookeeper.root: not an absolute path such as /foqs (FOQS_ZOOKEEPER__ROOT)"
 
 
-def test_all_that_does_not_go_together_is_told(path: Path) -> None:
+def test_all_conflicts_of_keys_are_reported(path: Path) -> None:
     found = errors(
         path,
         """
@@ -197,7 +195,7 @@ def test_all_that_does_not_go_together_is_told(path: Path) -> None:
 
 
 def test_a_secret_from_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to foqs.toml, without the end of its line; the environment's comes before the file's, however given."""
+    """The path is relative to foqs.toml, and the loader strips the line end. The environment overrides the file."""
     (path.parent / "credential").write_text(f"me:{SECRET}\r\n")
     (path.parent / "url").write_text(f"mysql://me:{SECRET}@db/foqs")
     path.write_text('[zookeeper]\nhosts = "h:1"\nauth_scheme = "digest"\nauth_credential_file = "credential"\n')
@@ -234,7 +232,7 @@ def test_a_secret_from_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (b"x" * 70_000, "is larger than"),
     ],
 )
-def test_what_is_no_secrets_file(path: Path, content: bytes, word: str) -> None:
+def test_wrong_files_of_secrets(path: Path, content: bytes, word: str) -> None:
     (path.parent / "url").write_bytes(content)
     (found,) = errors(path, '[[shards]]\nid = 1\nurl_file = "url"\n')
     assert found.startswith("shards.0.url_file: ") and word in found
@@ -251,7 +249,7 @@ def test_what_is_no_secrets_file(path: Path, content: bytes, word: str) -> None:
         ('url_file = "nowhere"', "cannot read"),
     ],
 )
-def test_a_secrets_file_that_cannot_be_had(path: Path, setting: str, word: str) -> None:
+def test_wrong_paths_of_files_of_secrets(path: Path, setting: str, word: str) -> None:
     (path.parent / "url").write_text(SECRET)
     (found,) = errors(path, f"[[shards]]\nid = 1\n{setting}\n")
     assert found.startswith("shards.0.url_file: ") and word in found
@@ -277,7 +275,7 @@ def test_only_secrets_have_files(path: Path) -> None:
         ("w rd://word", "***"),
     ],
 )
-def test_a_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+def test_a_url_is_shown_without_possible_secrets(url: str, shown: str) -> None:
     assert masked_url(url) == shown
 
 
@@ -288,7 +286,7 @@ def test_a_pair_is_shown_without_its_password() -> None:
 # ----------------------------------------------------------------------------------------------- while it runs
 
 
-def test_live_keys_are_taken_over_and_the_others_named() -> None:
+def test_live_keys_apply_and_other_changes_are_named() -> None:
     running = load(server={"port": 1, "id": "me"}, zookeeper={"hosts": "h:1"})
     read = load(
         server={"port": 2, "id": "me", "max_connections": 5},
@@ -316,7 +314,7 @@ def test_sections_and_lists_that_come_or_go_need_a_restart() -> None:
     assert (changed.config, changed.live, changed.restart) == (alone, (), ("zookeeper", "shards"))
 
 
-def test_live_keys_that_do_not_go_with_the_others_as_they_were_are_refused() -> None:
+def test_live_keys_that_conflict_with_old_ones_are_refused() -> None:
     running = load(limits={"payload_bytes": 1_000, "frame_bytes": 100_000})
     with pytest.raises(NotValid, match="limits: the largest item does not fit a frame"):
         change(running, load(limits={"payload_bytes": 1_000_000}))
@@ -335,17 +333,17 @@ def test_live_keys_that_do_not_go_with_the_others_as_they_were_are_refused() -> 
     ],
 )
 def test_where_the_admin_port_is(path: Path, text: str, port: int) -> None:
-    """As far above the server's as that of another host on the machine, unless it is said."""
+    """By default the admin port is 2000 above the server's. 0, a free port, replaces a port that is too high."""
     path.write_text(text)
     assert load(path).admin_port == port
 
 
 @pytest.mark.parametrize("key", ["port = -1", "port = 65536", "namespaces = 1001", "topics = -1", "tls = true"])
-def test_what_the_admin_section_does_not_take(path: Path, key: str) -> None:
+def test_errors_of_the_admin_section_name_the_key(path: Path, key: str) -> None:
     assert f"admin.{key.split(maxsplit=1)[0]}: " in refused(path, f"[admin]\n{key}\n")
 
 
-def test_a_namespace_of_its_own_has_only_what_stands_there(path: Path) -> None:
+def test_a_namespaces_quota_inherits_no_default(path: Path) -> None:
     path.write_text(
         "[quotas]\nenqueues_per_second = 100\nstored_items = 5\n"
         "[quotas.namespaces.a]\nstored_items = 7\n[quotas.namespaces.b]\n"
@@ -369,7 +367,7 @@ def test_a_namespace_of_its_own_has_only_what_stands_there(path: Path) -> None:
         ("[quotas.namespaces.a]\nper_second = 5", "quotas.namespaces.a.per_second"),
     ],
 )
-def test_what_is_wrong_with_a_quota_is_named(path: Path, setting: str, key: str) -> None:
+def test_errors_of_a_quota_are_named(path: Path, setting: str, key: str) -> None:
     assert key in refused(path, f"[quotas]\n{setting}\n")
 
 

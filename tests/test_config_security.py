@@ -1,4 +1,4 @@
-"""The sections [tls] and [auth]: what they refuse, and that the cluster's secret is never shown."""
+"""The sections [tls] and [auth]: errors name the key, and the cluster secret is never shown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs.config import load
+from foqs.api.auth import make_guard, proof_of
+from foqs.config.load import load
 from foqs.errors import Invalid
-from foqs.host.guard import make_guard, proof_of
 
 SECRET = "hunter2-the-secret-of-the-whole-cluster"
 SHORT = "hunter2-too-short"
@@ -43,7 +43,7 @@ def wrong(folder: Path, text: str) -> str:
         (f"[server]\nrequests_per_second_per_address = 5\n{CLUSTER}", "need an auth.cluster_secret"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, word: str) -> None:
+def test_errors_name_the_key(tmp_path: Path, text: str, word: str) -> None:
     said = wrong(tmp_path, text)
     assert word in said
     assert "hunter2" not in said

@@ -13,14 +13,14 @@ def test_the_first_ones_have_their_own() -> None:
     assert {name: one.enqueued for name, one in namespaces} == {NO_NAME: 0, OTHER: 3, "a": 2, "b": 2}
 
 
-def test_one_that_is_called_so_is_counted_with_the_others() -> None:
+def test_a_namespace_named_like_other_counts_as_other() -> None:
     namespaces = Namespaces(1)
     assert namespaces.of("other") is namespaces.of("a") or namespaces.of("other") is namespaces.of("b")
     assert sorted(name for name, _ in namespaces) == ["", "a", "other"]
 
 
 @pytest.mark.parametrize("name", [b"bytes", "x" * 256, 7])
-def test_what_is_no_name_takes_no_place(name: object) -> None:
+def test_an_invalid_name_takes_no_place(name: object) -> None:
     namespaces = Namespaces(1)
     assert namespaces.of(name) is namespaces.of(OTHER)  # type: ignore[arg-type]
     assert namespaces.of("a") is not namespaces.of(OTHER)

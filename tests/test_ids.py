@@ -20,7 +20,7 @@ numbers = st.integers(1, MAX_NUMBER)
 
 
 @given(shards, numbers)
-def test_an_id_gives_back_what_it_was_made_of(shard: int, number: int) -> None:
+def test_an_id_returns_its_shard_and_number(shard: int, number: int) -> None:
     item_id = make_id(shard, number)
     assert (shard_of(item_id), number_of(item_id)) == (shard, number)
     assert 0 < item_id < 1 << 63
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_refused(shard: int, number: int) -> None:
 
 
 @given(st.integers(-(1 << 63), 0))
-def test_what_is_no_id_belongs_to_no_shard(value: int) -> None:
+def test_an_invalid_id_belongs_to_no_shard(value: int) -> None:
     assert shard_of(value) <= 0
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of a shard's ids outside its database, and what a new owner makes of it."""
+"""Marks: a shard's ids, remembered outside its database."""
 
 from __future__ import annotations
 

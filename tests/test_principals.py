@@ -1,4 +1,4 @@
-"""The principals file: what it may hold, whom it knows, and what is said about a wrong one."""
+"""The principals file: its content, the look-up of principals, and the errors of a wrong file."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +13,7 @@ DIGEST = sha256(TOKEN.encode()).hexdigest()
 OTHER = sha256(b"another").hexdigest()
 
 
-def test_who_is_known_by_what() -> None:
+def test_principals_are_found_by_token_and_certificate() -> None:
     principals = parse(
         f"""
         [principals.shop]
@@ -85,7 +85,7 @@ def test_rights_are_of_namespaces() -> None:
         ('[principals."a b"]\ncertificate = "c"\n', ["pattern"]),
     ],
 )
-def test_a_wrong_file_is_told_without_its_values(text: str, words: list[str], tmp_path: Path) -> None:
+def test_errors_of_a_wrong_file_contain_no_values(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "principals.toml"
     path.write_text(text)
     with pytest.raises(Invalid) as refused:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import MARKERS
-from tests.reruns import allowed, verdict
+from tests.support.real import MARKERS
+from tests.support.reruns import allowed, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAKY = """
@@ -40,7 +40,7 @@ def run(folder: Path, body: str, *options: str, plugin: bool = True) -> tuple[in
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *(["-p", "tests.reruns"] if plugin else []), *options, str(folder)],
+        [sys.executable, "-m", "pytest", *(["-p", "tests.support.reruns"] if plugin else []), *options, str(folder)],
         env=environment | {"PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,
@@ -185,7 +185,7 @@ def test_a_plain_pytest_never_reruns(tmp_path: Path) -> None:
 def test_a_marker_flaky_set_by_hand_is_refused(tmp_path: Path) -> None:
     code, output = run(tmp_path, "@pytest.mark.flaky(reruns=9)\ndef test_plain():\n    pass\n")
     assert code == pytest.ExitCode.USAGE_ERROR
-    assert "@pytest.mark.flaky is set by tests/reruns.py alone" in output
+    assert "@pytest.mark.flaky is set by tests/support/reruns.py alone" in output
 
 
 def test_one_rerun_is_allowed_in_a_small_selection() -> None:
@@ -196,6 +196,6 @@ def test_one_rerun_is_allowed_in_a_small_selection() -> None:
 
 
 def test_only_script_test_loads_the_reruns() -> None:
-    loads = {path.name for path in (ROOT / "script").iterdir() if "tests.reruns" in path.read_text()}
+    loads = {path.name for path in (ROOT / "script").iterdir() if "tests.support.reruns" in path.read_text()}
     assert loads == {"test"}
     assert "reruns" not in (ROOT / "pyproject.toml").read_text().split("[tool.pytest.ini_options]")[1]

@@ -10,14 +10,15 @@
  *   id, lease                      i64, opaque; ids are positive
  *   names (ns, topic)              UTF-8, 1 to 255 bytes, no control characters, compared byte by byte
  *
- * Limits quoted here are the defaults. A server says its own through GetServerInfo.
+ * Limits quoted here are the defaults. GetServerInfo returns those of a server.
  *
- * A batch answers item by item: one bad item does not fail its neighbours. A request that is wrong as a whole
- * throws RequestError. No field is `required`, so the contract can grow; the field ids left free below are
+ * The reply to a batch has one outcome per item: one bad item does not fail its neighbours. A request that is wrong as
+ * a whole throws RequestError. No field is `required`, so the contract can grow; the field ids left free below are
  * reserved by the comments beside them.
  *
- * A host that stops ends each connection with an exception message (TApplicationException, INTERNAL_ERROR) of the name
- * "Goodbye" and the sequence id 0, which nobody asked for: a request that meets it was not begun.
+ * A host that stops sends GOAWAY on every connection: an exception message (TApplicationException, INTERNAL_ERROR) with
+ * the name "Goodbye" and the sequence id 0, without a request. A client that reads GOAWAY instead of a reply knows that
+ * the host did not start its request.
  */
 
 namespace py foqs_thrift
@@ -29,20 +30,20 @@ namespace js foqs
 /** How often an item may reach a consumer. */
 enum Delivery {
   UNSPECIFIED = 0,
-  /** Comes again until it is acked, deleted or its TTL ends. The default. */
+  /** Delivered again until it is acked, it is deleted or its TTL ends. The default. */
   AT_LEAST_ONCE = 1,
-  /** Never comes twice: the end of its lease, whatever the reason, removes it (unless released as not begun). */
+  /** Never delivered twice: the end of its lease removes the item, unless the consumer released it as not started. */
   AT_MOST_ONCE = 2,
 }
 
-/** Where an item stands, as seen by GetItem and ListItems. */
+/** The state of an item, as GetItem and ListItems return it. */
 enum ItemState {
   UNSPECIFIED = 0,
-  /** May be handed out now. */
+  /** A consumer may lease it now. */
   READY = 1,
-  /** Not before its deliver_after_ms. */
+  /** Its deliver_after_ms is in the future. */
   DELAYED = 2,
-  /** Handed out to a consumer. */
+  /** A consumer holds a lease of it. */
   LEASED = 3,
 }
 
@@ -50,7 +51,7 @@ enum ErrorCode {
   UNSPECIFIED = 0,
   /** The input is wrong; the same input will be refused again. Nothing was changed. */
   INVALID = 1,
-  /** There is no such item (any more); also where it is in a namespace that the caller has no right in. */
+  /** There is no such item (any more), or it is in a namespace in which the caller has no right. */
   NOT_FOUND = 2,
   /** The lease given is not the item's current lease. Nothing was changed. */
   STALE_LEASE = 3,
@@ -58,12 +59,17 @@ enum ErrorCode {
   OVERLOADED = 4,
   /** The shard (or every shard) cannot be used now. Nothing was changed; try again later. */
   UNAVAILABLE = 5,
-  /** The change may or may not have been committed, and could not be settled within the request's time. */
+  /** The change may or may not have been committed; the host could not find out within the time of the request. */
   OUTCOME_UNKNOWN = 6,
-  /** The caller did not prove who it is. */
+  /** The caller did not prove its identity. */
   UNAUTHENTICATED = 7,
-  /** The caller may not do this: the right, produce, consume or admin, is missing in the namespace it names. */
+  /** The caller lacks the right (produce, consume or admin) in the namespace of the request. */
   FORBIDDEN = 8,
+  /**
+   * Between hosts: the host that was asked does not serve the shard. Nothing was changed. Clients get UNAVAILABLE with
+   * retry_after_ms 0 in its place.
+   */
+  NOT_OWNER = 9,
 }
 
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */
@@ -71,8 +77,8 @@ struct ItemError {
   1: ErrorCode code,
   2: string message,
   /**
-   * Duration: when to try again. Set with OVERLOADED, sometimes with UNAVAILABLE; 0 says that the item's shard is not
-   * served by this host, so it is another one that should be asked.
+   * Duration: retry after it. Set with OVERLOADED, sometimes with UNAVAILABLE. 0: this host does not serve the item's
+   * shard; ask another host.
    */
   3: optional i64 retry_after_ms,
 }
@@ -81,35 +87,37 @@ struct ItemError {
 exception RequestError {
   1: ErrorCode code,
   2: string message,
-  /** Duration: when to try again. */
+  /** Duration: retry after it. */
   3: optional i64 retry_after_ms,
 }
 
-/** What would be headers elsewhere: framed binary has none of its own. Optional in every request. */
+/** In place of headers, which the framed protocol does not have. Optional in every request. */
 struct RequestContext {
   /** Credential of the caller; at most 4,096 bytes. Ignored by a server without authentication (auth.principals_file).
       With authentication a server reads requests over 65,536 bytes only after a smaller authenticated one on the same
       connection, such as GetServerInfo, and answers a larger one before it with UNAUTHENTICATED. */
   1: optional string token,
-  /** Appears in the logs of all hosts that have to do with it; at most 128 bytes, printable. Default: none. */
+  /** Appears in the logs of all hosts that handle the request; at most 128 bytes, printable. Default: none. */
   2: optional string request_id,
   /** W3C trace context; at most 128 bytes. Default: none. */
   3: optional string traceparent,
-  /** How long the caller waits for the answer, 1 to 600,000 (for Dequeue: beyond wait_ms). Default 30,000. */
+  /** Duration for which the caller waits for the reply, 1 to 600,000 (for Dequeue: beyond wait_ms). Default 30,000. */
   4: optional i64 timeout_ms,
   /** Set by hosts: how often the request was forwarded, 0 or more. From 1 on it is not forwarded again. Default 0. */
   5: optional i32 hops,
-  /** Set by hosts: proves to another host of the cluster that a host asks. Clients cannot know it; leave it out. */
+  /** Set by hosts: proves to another host of the cluster that a host sent the request. Clients leave it out. */
   6: optional string host_proof,
-  /** Set by hosts, with host_proof: the principal for whom the request is forwarded. Of a client it is ignored. */
+  /** Set by hosts, with host_proof: the principal of the forwarded request. Ignored from a client. */
   7: optional string principal,
+  /** Set by hosts: what the asking host understands in an answer. From 1 on: NOT_OWNER. Default 0. */
+  8: optional i32 peer_version,
 }
 
 // ---------------------------------------------------------------------------------------------- Enqueue
 
 /** One unit of work as a producer gives it. */
 struct ItemSpec {
-  /** Queue inside the namespace; exists while it holds items, nobody creates it. */
+  /** Queue inside the namespace; it exists while it holds items and needs no creation. */
   1: string topic,
   /** Opaque to foqs; 0 bytes to 1 MiB. */
   2: binary payload,
@@ -119,20 +127,20 @@ struct ItemSpec {
   4: optional map<string, string> headers,
   /** Lower is more urgent; any i32. */
   5: i32 priority = 0,
-  /** Epoch milliseconds; not before this. In the past means now. At most 366 days ahead. Default: now. */
+  /** Epoch milliseconds: earliest delivery. In the past means now. At most 366 days ahead. Default: now. */
   6: optional i64 deliver_after_ms,
   /** Duration from the enqueue, 0 to 366 days; instead of deliver_after_ms (both is INVALID). Default: 0. */
   7: optional i64 delay_ms,
-  /** Lease a consumer gets when it does not ask for one, 100 ms to 12 h. Default: the server's, 30,000. */
+  /** Duration of a lease when the consumer does not give one, 100 ms to 12 h. Default: the server's, 30,000. */
   8: optional i64 lease_ms,
   /** Removed this long after the enqueue unless leased then, 1 ms to 366 days. Default: never. */
   9: optional i64 ttl_ms,
   10: Delivery delivery = Delivery.AT_LEAST_ONCE,
   /**
-   * Makes the enqueue idempotent, 1 to 255 bytes: as long as the server remembers the key (limits: dedup_window_ms), the
-   * same one in the same namespace gives the id of the first item and stores nothing; with another topic or payload it
-   * is INVALID. Every other field counts only when the item is stored. UNAVAILABLE while the one shard that knows the
-   * key is down. May be repeated after OUTCOME_UNKNOWN. Default: none.
+   * Idempotency key, 1 to 255 bytes. While the server remembers it (limits: dedup_window_ms), a second enqueue with the
+   * same key in the same namespace returns the id of the first item and stores nothing. With another topic or payload
+   * it is INVALID; the other fields are not compared. UNAVAILABLE while the shard that holds the key is down. The
+   * enqueue may be repeated after OUTCOME_UNKNOWN. Default: none.
    */
   11: optional string dedup_key,
   // 12: fairness_key   13: throttle_keys   14-20: retry and dead-letter policy
@@ -150,7 +158,7 @@ struct EnqueueOutcome {
   /** The item is committed under this id. */
   1: optional i64 id,
   2: optional ItemError error,
-  /** The item was stored before, by an enqueue with the same dedup_key; it may be gone since. */
+  /** An earlier enqueue with the same dedup_key stored the item, which may have been removed since. */
   3: optional bool duplicate,
 }
 
@@ -169,13 +177,13 @@ struct TopicCount {
 
 struct DequeueRequest {
   1: string ns,
-  /** Topics in the order in which they are emptied; 1 to 1,000 of them, none twice. */
+  /** Topics, the first ones emptied first; 1 to 1,000 of them, none twice. */
   2: list<TopicCount> wants,
   /** Duration of the leases, 100 ms to 12 h. Default: each item's own, else the server's. */
   3: optional i64 lease_ms,
-  /** Wait this long for a first item, 0 to 600,000. Default 0: answer at once. */
+  /** Duration to wait for a first item, 0 to 600,000. Default 0: reply at once. */
   4: optional i64 wait_ms,
-  /** Bound on the answer's payloads, metadata and headers together, in bytes; the first item always fits. Default: what fits a frame. */
+  /** Bound on the reply's payloads, metadata and headers together, in bytes; the first item always fits. Default: what fits a frame. */
   5: optional i64 max_bytes,
   15: optional RequestContext context,
 }
@@ -202,7 +210,7 @@ struct Item {
   13: i64 lease_expires_at_ms,
   /** Epoch milliseconds; set when the item has a TTL. */
   14: optional i64 expires_at_ms,
-  /** Only in ListItems: the item's state. */
+  /** The item's state; only in ListItems. */
   15: optional ItemState state,
   // 16: dedup_key   17: fairness_key   18: throttle_keys   19: result
 }
@@ -211,11 +219,11 @@ struct DequeueResponse {
   /** Leased items: topics in the order of `wants`, each in lane order (priority, deliver_after_ms, id). */
   1: list<Item> items,
   /**
-   * Ids of AT_MOST_ONCE items that were meant for this answer, and of which nobody can tell in time whether their lease
-   * was committed: each comes with another answer, or never. Default: none.
+   * Ids of AT_MOST_ONCE items selected for this reply whose leases may or may not have been committed. Each is
+   * delivered in another reply, or never. Default: none.
    */
   2: optional list<i64> doubtful,
-  /** Between hosts, with no items: nothing was found as of this version (see WatchTopicsResponse). Default: none. */
+  /** Between hosts, with no items: the host had none ready as of this version (see WatchTopicsResponse). Default: none. */
   3: optional i64 news_version,
 }
 
@@ -236,7 +244,7 @@ struct AckRequest {
 }
 
 struct ItemOutcome {
-  /** Unset: it was done. */
+  /** Unset: success. */
   1: optional ItemError error,
 }
 
@@ -248,11 +256,11 @@ struct AckResponse {
 struct NackItem {
   1: i64 id,
   2: i64 lease,
-  /** Deliver again after this long, 0 to 366 days. Default 0: at once, at its old place in the order. */
+  /** Duration until the next delivery, 0 to 366 days. Default 0: at once, at its old place in the order. */
   3: optional i64 delay_ms,
   /** Replaces the item's metadata; at most 4 KiB. Default: kept. */
   4: optional binary metadata,
-  /** Given back without having been begun: no delay, and the attempt is not counted. Excludes delay_ms and metadata. */
+  /** The consumer did not start on the item: no delay, and the attempt is not counted. Excludes delay_ms and metadata. */
   5: optional bool release,
   /** For logs; at most 1,024 bytes. */
   6: optional string reason,
@@ -272,7 +280,7 @@ struct NackResponse {
 struct ExtendItem {
   1: i64 id,
   2: i64 lease,
-  /** The lease then ends this long from now, 100 ms to 12 h. Default: as long as it was given at first. */
+  /** Duration of the lease from now, 100 ms to 12 h. Default: the duration it was given at first. */
   3: optional i64 lease_ms,
 }
 
@@ -290,11 +298,11 @@ struct ExtendLeaseResponse {
 // -------------------------------------------------------------------------------- Looking and operating
 
 struct GetActiveTopicsRequest {
-  /** Only this namespace. Default: all (that the caller has a right in). */
+  /** Only this namespace. Default: all in which the caller has a right. */
   1: optional string ns,
-  /** 1 to 10,000 topics an answer. Default 1,000. */
+  /** 1 to 10,000 topics per reply. Default 1,000. */
   2: optional i32 limit,
-  /** From the answer before. */
+  /** From the previous reply. */
   3: optional string cursor,
   15: optional RequestContext context,
 }
@@ -307,7 +315,7 @@ struct ActiveTopic {
   3: i64 ready,
   /** Epoch milliseconds: since when the longest-waiting ready item may be delivered; approximate (within about a minute). */
   4: i64 oldest_ready_at_ms,
-  /** host:port of the hosts that have it. */
+  /** host:port of the hosts that have such items. */
   5: list<string> hosts,
 }
 
@@ -323,7 +331,7 @@ struct GetItemRequest {
   15: optional RequestContext context,
 }
 
-/** Leases nothing. `item.lease` is 0: looking gives no right to ack. */
+/** Leases nothing: `item.lease` is 0. */
 struct GetItemResponse {
   1: Item item,
   2: ItemState state,
@@ -334,16 +342,16 @@ struct ListItemsRequest {
   2: string topic,
   /** Only items in this state. Default: all. */
   3: optional ItemState state,
-  /** 1 to 1,000 items an answer. Default 100. */
+  /** 1 to 1,000 items per reply. Default 100. */
   4: optional i32 limit,
   5: optional string cursor,
-  /** Only this shard, which the host that is asked has to serve. Default: all of the cluster. */
+  /** Only this shard, which the called host must serve. Default: all shards of the cluster. */
   6: optional i32 shard,
   15: optional RequestContext context,
 }
 
 struct ListItemsResponse {
-  /** By shard; READY ones in lane order, then DELAYED and LEASED ones by the time they are due. Not a snapshot. */
+  /** By shard; READY items in lane order, then DELAYED and LEASED items by due time. Not a snapshot. */
   1: list<Item> items,
   /** Set when there may be more. */
   2: optional string cursor,
@@ -360,7 +368,7 @@ struct DeleteItemsResponse {
 }
 
 struct GetServerInfoRequest {
-  /** Have shard_items in the answer. Default: no. */
+  /** Include shard_items in the reply. Default: no. */
   1: optional bool count_items,
   15: optional RequestContext context,
 }
@@ -373,42 +381,42 @@ struct GetServerInfoResponse {
    * dedup_window_ms
    */
   2: map<string, i64> limits,
-  /** Of each shard that this host serves: rows changed since it was opened. */
+  /** By shard that this host serves: rows changed since the shard was opened. */
   3: optional map<i32, i64> shard_rows,
-  /** Of each shard that this host serves: items in any state, up to a second old. Only when asked for. */
+  /** By shard that this host serves: items in any state, counted up to a second ago. Set with count_items. */
   4: optional map<i32, i64> shard_items,
 }
 
-/** Who serves a shard. */
+/** The host that serves a shard. */
 struct ShardRoute {
   /** The number in the 15 bits under the sign of an item's id. */
   1: i32 shard,
   /** host:port */
   2: string host,
-  /** Of two routes to one shard, the one with the higher epoch is the newer. */
+  /** The higher epoch belongs to the newer of two routes to one shard. */
   3: i64 epoch,
 }
 
 struct GetRoutingRequest {
-  /** From the answer before: with wait_ms, the answer is held while the routing is still this one. Default: none. */
+  /** From the previous reply: with wait_ms, the host replies when its routing differs from this one. Default: none. */
   1: optional i64 version,
-  /** Wait this long for another routing than `version`, 0 to 600,000. Default 0: answer at once. */
+  /** Duration to wait for another routing than `version`, 0 to 600,000. Default 0: reply at once. */
   2: optional i64 wait_ms,
   15: optional RequestContext context,
 }
 
 struct GetRoutingResponse {
-  /** Names this content: hosts that see the same say the same. Says nothing of which is newer. */
+  /** Hash of the content: hosts with the same routing return the same version. It does not say which is newer. */
   1: i64 version,
-  /** By shard; one that is missing is served by nobody now. A host that is alone names what it serves itself. */
+  /** By shard. No host serves a missing one now. A host without a cluster lists its own shards. */
   2: list<ShardRoute> shards,
-  /** host:port of every living host, those without a shard included. */
+  /** host:port of every live host, hosts without a shard included. */
   3: list<string> hosts,
-  /** The shard of each of the 1,024 slots that dedup_keys fall into. Not set while they are not shared out. */
+  /** The shard of each of the 1,024 slots of dedup_keys. Not set while the slots have no owners. */
   4: optional list<i32> slots,
 }
 
-/** Between hosts: a topic that has something ready on the host that says so. */
+/** Between hosts: a topic with ready items on the replying host. */
 struct TopicNews {
   1: string ns,
   2: string topic,
@@ -416,41 +424,41 @@ struct TopicNews {
   3: i32 ready,
 }
 
-/** Between hosts: which topics have something ready there that none of its own consumers takes. */
+/** Between hosts: asks for the topics with ready items that no consumer of that host takes. */
 struct WatchTopicsRequest {
-  /** From the answer before. Default: all there is. */
+  /** From the previous reply: only changes since. Default: all topics. */
   1: optional i64 version,
-  /** Wait this long for news, 0 to 600,000. Default 0. */
+  /** Duration to wait for a change, 0 to 600,000. Default 0. */
   2: optional i64 wait_ms,
   15: optional RequestContext context,
 }
 
 struct WatchTopicsResponse {
   1: i64 version,
-  /** What was told before counts no more. */
+  /** The list replaces all earlier ones of this host. */
   2: bool whole,
   3: list<TopicNews> topics,
 }
 
-/** Between hosts: what a shard remembers of a dedup_key. */
+/** Between hosts: the record of a dedup_key in a shard. */
 struct RememberedKey {
   /** 16 bytes. */
   1: binary digest,
   2: i64 content,
-  /** Of the item. */
+  /** Of the stored item. */
   3: i64 id,
   4: i64 expires_at_ms,
 }
 
-/** Between hosts: a slot of dedup_keys goes from this shard to another one. Answered when the shard takes none of its
-    keys any more. UNAVAILABLE when the shard is not served here, or has obeyed a later record of the slots. */
+/** Between hosts: moves a slot of dedup_keys from this shard to another one. The host replies when the shard accepts no
+    more keys of the slot. UNAVAILABLE when the host does not serve the shard, or it has applied a later slot record. */
 struct GiveSlotRequest {
   1: i32 shard,
   /** 0 to 1,023. */
   2: i32 slot,
-  /** Of the record that says so. */
+  /** Of the slot record that moves the slot. */
   3: i64 stamp,
-  /** 16 bytes: only digests from this one on. Default: all. */
+  /** 16 bytes: the lowest digest to return. Default: all. */
   4: optional binary low,
   /** 1 to 10,000. Default 1. */
   5: optional i32 limit,
@@ -458,43 +466,43 @@ struct GiveSlotRequest {
 }
 
 struct GiveSlotResponse {
-  /** By digest. As many as `limit`: there may be more behind the last. */
+  /** Ordered by digest. A list of `limit` keys may have more after it. */
   1: list<RememberedKey> keys,
 }
 
-/** Between hosts: tokens of a namespace that has a quota, one for each item to be enqueued. UNAVAILABLE when its home is
-    not here. */
+/** Between hosts: takes tokens of a namespace with a quota, one for each enqueued item. UNAVAILABLE when this host is not
+    the quota's coordinator. */
 struct TakeTokensRequest {
   1: string ns,
-  /** Who asks: another one after each start. At most 255 bytes. */
+  /** Names the asking host, with another name after each start. At most 255 bytes. */
   2: string holder,
-  /** Higher than that of any question before. */
+  /** Higher than in any earlier request of the holder. */
   3: i64 number,
-  /** 0 or more, as the next two. */
+  /** Tokens wanted; 0 or more, like the next two. */
   4: i64 wanted,
-  /** What it has, with what it spent on items that may yet be refused. */
+  /** Tokens that the holder has, including those spent on items that may still be refused. */
   5: i64 held,
-  /** What it gives back, not part of that. */
+  /** Tokens that the holder returns; not part of `held`. */
   6: i64 back,
   15: optional RequestContext context,
 }
 
 struct TakeTokensResponse {
   1: i64 granted,
-  /** What was held may be spent still; else it is void. */
+  /** True: the held tokens stay valid. False: they are void. */
   2: bool kept,
-  /** Duration: when there may be the rest of what was wanted. */
+  /** Duration: the rest of `wanted` may be available after it. */
   3: i64 retry_after_ms,
 }
 
-/** Between hosts: how many items of a namespace the shards there hold. */
+/** Between hosts: counts the items of a namespace in the shards of a host. */
 struct CountItemsRequest {
   1: string ns,
   15: optional RequestContext context,
 }
 
 struct CountItemsResponse {
-  /** By shard, with those on their way in; one whose database does not answer in time is left out. */
+  /** By shard, including items being enqueued. A shard whose database does not answer in time is left out. */
   1: map<i32, i64> shards,
 }
 

@@ -1,4 +1,4 @@
-"""What a scrape is answered with: rows of values as text. Runs in a thread of its own."""
+"""Renders the values of a scrape as text, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foqs.histogram import Histogram
 
 Value = float | Histogram
 Rows = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]
-"""By the name of a family: the values of its labels, and the value."""
+"""By the name of a metric: values of its labels, and the value."""
 
 
 def render(rows: Rows, accept: str) -> tuple[bytes, str]:
-    """(text, content type) as the Accept header asks for it. Every family is there, also without a value."""
+    """Return (text, content type) for an Accept header. The text has every metric, even without a value."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""How late the event loop is."""
+"""Measures the delay of the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EVERY_S = 0.1
 
 
 class LoopLag:
-    """Measures from `start` to `stop`."""
+    """A histogram of delays, measured from `start` to `stop`."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(SECONDS)

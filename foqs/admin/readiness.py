@@ -1,4 +1,4 @@
-"""Whether a host serves what it is to serve: a pure decision on its state and on the facts of its cluster."""
+"""Decides if a host is ready: if it serves all its shards. Pure: from its state and the facts of its cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST = 100
 
 
 def assigned(host: str, facts: Facts) -> list[int]:
-    """Shards that a host of a cluster is to serve, by number."""
+    """Return the numbers of the shards that the assignment gives a host."""
     return sorted(shard for shard, assigned_to in facts.assignment.hosts.items() if assigned_to == host)
 
 
@@ -24,9 +24,11 @@ def unready(
     unreachable: Collection[int] = (),
     cut_off: Collection[int] = (),
 ) -> list[str]:
-    """What is missing, a line each; nothing: the host is ready. `wanted` are the shards it is to serve. Those whose
-    database is `unreachable` are not missing, as no other host could serve them; unless another host reaches that
-    database (`cut_off`)."""
+    """Return a line for each missing part; the host is ready if there is none.
+
+    `wanted` are the host's shards. A shard whose database is `unreachable` is not missing, because no other host could
+    serve it, unless another host reaches that database (`cut_off`).
+    """
     if stopping:
         return ["stopping"]
     missing = [] if listens else ["not listening yet"]
@@ -39,8 +41,8 @@ def unready(
 
 
 def notes(unreachable: Collection[int]) -> list[str]:
-    """What a ready host lacks through no fault of its own, a line each."""
-    return _shortened([f"shard {number}: its database cannot be reached" for number in sorted(unreachable)])
+    """Return a line for each part that a ready host lacks because of a database."""
+    return _shortened([f"shard {number}: its database does not answer" for number in sorted(unreachable)])
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -48,14 +50,20 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def unjoined(facts: Facts, root: str, *, seen: bool, twin: HostFact | None = None) -> list[str]:
-    """What is missing before a host of a cluster can know which shards are its own. `root` is the
-    cluster's node in ZooKeeper, `twin` another process that has the host's id."""
+    """Return the parts that are missing before a host of a cluster knows its shards.
+
+    `root` is the cluster's node in ZooKeeper; `twin` is another process with the same host id.
+    """
     if twin is not None:
-        return [f"waiting for another host {twin.id}, at {twin.address}, to end: give each host its own server.id"]
+        return [
+            f"another host at {twin.address} has the same id {twin.id}: stop it, or give each host its own server.id"
+        ]
     if not seen:
-        return ["not among the hosts of the cluster"]
+        return ["not registered as a host of the cluster yet"]
     if not facts.shards:
-        return [f"no shard at {root} in ZooKeeper: is zookeeper.root right? `foqs shards add` adds a shard"]
+        return [
+            f"the cluster at {root} in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`"
+        ]
     if facts.assignment.version < 0:
         return ["no shard of the cluster is assigned yet"]
     return []

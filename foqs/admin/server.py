@@ -1,6 +1,6 @@
 """The admin port: `/metrics`, `/healthz` and `/readyz` by HTTP/1.1, on the host's event loop.
 
-Bounds: `MOST_CONNECTIONS` connections. Each is answered once and then closed, so none is kept alive. A connection has
+Bounds: `MOST_CONNECTIONS` connections. Each gets one reply and is then closed. A connection has
 `HEAD_S` to send its request and `LIFE_S` in all. When all places are taken, a new connection gets the place of the
 oldest one that has no request in progress: connections that send nothing cannot block `/healthz`. One scrape is
 made at a time: read on the loop in short turns, rendered in a thread.
@@ -19,10 +19,10 @@ import structlog
 from aiohttp import web
 
 from foqs.admin.exposition import render
-from foqs.admin.gather import gather
 from foqs.admin.lag import LoopLag
+from foqs.admin.snapshot import gather
 from foqs.admin.view import View
-from foqs.sections import AdminSection
+from foqs.config.schema import AdminSection
 
 log = structlog.get_logger("foqs.admin")
 
@@ -34,7 +34,7 @@ _SWEEP_S = 1.0
 _AGAIN_S = 1.0
 _HEAD_BYTES = 4096
 _SILENT = logging.Logger("foqs.admin", logging.CRITICAL + 1)
-"""aiohttp would log a traceback for whatever a caller sends that is no HTTP."""
+"""Without this, aiohttp logs a traceback for input that is not HTTP."""
 
 
 class _Refused(asyncio.Protocol):
@@ -43,7 +43,7 @@ class _Refused(asyncio.Protocol):
 
 
 class AdminServer:
-    """Of one host. All methods run on its event loop."""
+    """The admin port of one host. All methods run on its event loop."""
 
     def __init__(self, config: AdminSection, view: View) -> None:
         self._config = config
@@ -51,8 +51,8 @@ class AdminServer:
         self._lag = LoopLag()
         self._scraping = asyncio.Lock()
         self._since: dict[Any, float] = {}  # open connections, the oldest first
-        self._asked: set[Any] = set()  # those of them whose request came
-        self._in_progress: set[Any] = set()  # those of them whose request is not answered
+        self._asked: set[Any] = set()  # connections that sent a request
+        self._in_progress: set[Any] = set()  # connections with a request in progress
         self._sweeping: asyncio.TimerHandle | None = None
         app = web.Application(client_max_size=1, middlewares=[self._track, _once])
         app.add_routes(
@@ -76,8 +76,10 @@ class AdminServer:
         self._trying: asyncio.Task[None] | None = None
 
     async def start(self, port: int) -> None:
-        """Listens; 0 picks a port. One that is taken is tried for again, as a standby may have the configuration of the
-        host that it waits for. OSError when it cannot for another reason."""
+        """Listen on a port; 0 picks a free one. Raises OSError.
+
+        If the port is taken, try again later: a standby may have the same configuration as the host it waits for.
+        """
         await self._runner.setup()
         self._lag.start()
         try:
@@ -101,7 +103,7 @@ class AdminServer:
         log.info("admin.listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     async def stop(self) -> None:
-        """Also when it did not start."""
+        """Stop; safe if `start` failed."""
         self._lag.stop()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -112,7 +114,7 @@ class AdminServer:
         await self._runner.cleanup()
 
     def _connection(self) -> asyncio.BaseProtocol:
-        """The protocol of a new connection."""
+        """Return the protocol of a new connection."""
         self._look()
         if len(self._since) >= MOST_CONNECTIONS and not self._make_room():
             return _Refused()
@@ -126,15 +128,14 @@ class AdminServer:
         """Bring `_since` in line with the connections that are open."""
         server, now = self._runner.server, asyncio.get_running_loop().time()
         assert server is not None
-        # A connection that was closed here stays listed until the loop says so; its transport is gone at once.
+        # A closed connection stays listed until the loop reports the end; its transport is None at once.
         opened = [each for each in server.connections if each.transport is not None]
         self._since = {each: self._since.get(each, now) for each in opened}
         self._asked &= self._since.keys()
         self._in_progress &= self._since.keys()
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that sent nothing, else the oldest one whose answer is being read. False if every
-        connection has a request in progress."""
+        """Close the oldest connection without a request in progress. Return False if all have one."""
         idle = [each for each in self._since if each not in self._in_progress]
         if not idle:
             return False
@@ -146,7 +147,7 @@ class AdminServer:
         connection.force_close()
 
     def _sweep(self) -> None:
-        """Close connections whose time is over, as long as there are any."""
+        """Close expired connections until no connection is open."""
         self._look()
         now = asyncio.get_running_loop().time()
         for each, since in list(self._since.items()):
@@ -165,7 +166,7 @@ class AdminServer:
             self._in_progress.discard(connection)
         return response
 
-    # ------------------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------------- requests
 
     async def _metrics(self, request: web.Request) -> web.Response:
         async with self._scraping:
@@ -184,7 +185,7 @@ class AdminServer:
 
 @web.middleware
 async def _once(request: web.Request, handler: Any) -> web.StreamResponse:
-    """One answer a connection, and no word of what it is made with."""
+    """Close the connection after one reply, and name no software in its headers."""
     response: web.StreamResponse
     try:
         response = await handler(request)

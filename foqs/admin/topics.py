@@ -1,4 +1,4 @@
-"""Which topics have series of their own: those with the most items; a pure decision."""
+"""Decides which topics have series of their own: those with the most ready items. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REST = (OTHER, OTHER)
 
 
 class TopicCounts:
-    """Of one topic, or of several together. `oldest_ms` is of what is ready, by the clock; None: nothing is."""
+    """Counts of one topic or several. `oldest_ms` is the time of the oldest ready item; None if no item is ready."""
 
     __slots__ = ("leased", "oldest_ms", "ready", "total")
 
@@ -33,7 +33,7 @@ class TopicCounts:
 def topic_rows(
     topics: Mapping[LaneKey, TopicCounts], most: int, now_ms: int
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-    """Rows of the families of topics: of the `most` that hold the most ready items, and of the rest as one."""
+    """Return the rows of the topics: one set for each of the `most` with most ready items, and one for the rest."""
     chosen = nlargest(most, (key for key in topics if key != _REST), key=lambda key: (topics[key].ready, key))
     shown = {key: topics[key] for key in chosen}
     if len(shown) < len(topics):

@@ -1,45 +1,45 @@
-"""A host as its admin port sees it. Nothing here changes it."""
+"""The admin port's read-only view of a host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from foqs.admin.readiness import assigned, notes, unjoined, unready
-from foqs.host.node import Node
-from foqs.host.seat import Seat
+from foqs.peers.membership_agent import MembershipAgent
+from foqs.server.node import Node
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`seat` is None on a host that is alone. `root`: the cluster's node in ZooKeeper. Used on the event loop only."""
+    """A host. `seat` is None without a cluster; `root` is the cluster's node in ZooKeeper. For the event loop only."""
 
     id: str
     node: Node
-    seat: Seat | None
+    seat: MembershipAgent | None
     root: str = ""
 
     def wanted(self) -> list[int]:
-        """Shards that this host is to serve."""
+        """Return the shards of this host."""
         if self.seat is None:
-            return sorted(self.node.host.shards)
+            return sorted(self.node.engine.shards)
         if self.seat.twin(self.node.address) is not None:
-            return []  # they are assigned to the other process
+            return []  # the other process with this id has them
         return assigned(self.id, self.seat.facts)
 
     def unreachable(self) -> set[int]:
-        """Of those, the ones whose database does not answer this host."""
-        lost = {number for number, shard in self.node.host.shards.items() if shard.lost}
+        """Return the shards of this host whose database does not answer it."""
+        lost = {number for number, shard in self.node.engine.shards.items() if shard.lost}
         return (self.node.unreachable | lost).intersection(self.wanted())
 
     def notes(self) -> list[str]:
         return notes(self.unreachable())
 
     def missing(self) -> list[str]:
-        """Why the host is not ready; nothing: it is."""
+        """Return the reasons why the host is not ready; none if it is."""
         node, seat = self.node, self.seat
         leaving = seat is not None and seat.fact is not None and seat.fact.leaving
         stopping = node.stopping or leaving
-        states = {number: shard.state for number, shard in node.host.shards.items()}
+        states = {number: shard.state for number, shard in node.engine.shards.items()}
         missing = unready(
             self.wanted(),
             states,

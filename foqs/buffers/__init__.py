@@ -1,1 +1,1 @@
-"""What waits for a shard's next transaction, and how it becomes one. Pure."""
+"""Enqueued items and changes that wait for a shard's next transaction, and the batch they become. Pure."""

@@ -1,4 +1,4 @@
-"""Items on their way into a shard: parts of enqueue requests, waiting for the next transaction."""
+"""Enqueued items that wait for a shard's next transaction: parts of enqueue requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foqs.rows import NewItem
 
 
 class TakesIds(Protocol):
-    """An enqueue request: is told what became of its items, by their index in the request."""
+    """An enqueue request: gets the outcome of its items, by their index in the request."""
 
     @property
     def done(self) -> bool: ...
@@ -23,10 +23,11 @@ class TakesIds(Protocol):
 
 
 class Chunk:
-    """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`. With `dedup`, the
-    items' deduplication keys, it belongs to the shard that remembers those, and goes to no other."""
+    """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 
-    __slots__ = ("dedup", "flying", "indices", "items", "keys", "request", "size_bytes")
+    A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots."""
+
+    __slots__ = ("dedup", "in_flight", "indices", "items", "keys", "request", "size_bytes")
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class Chunk:
         self.keys = keys
         self.size_bytes = size_bytes
         self.dedup = dedup
-        self.flying = False  # part of a transaction whose outcome is not known yet
+        self.in_flight = False  # part of a transaction whose outcome is not known yet
 
     def part(self, at: Sequence[int]) -> Chunk:
-        """The items with those indices in the chunk; its size is not reckoned anew."""
+        """The items with those indices in the chunk; `size_bytes` stays that of the whole chunk."""
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup)
-        part.flying = self.flying
+        part.in_flight = self.in_flight
         return part
 
     def __repr__(self) -> str:

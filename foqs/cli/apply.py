@@ -1,4 +1,4 @@
-"""`foqs shards apply` and `await`: the shards of a cluster as a file has them, to install and to update one."""
+"""`foqs shards apply` and `await`: install the shards of a cluster from a file, and wait for them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import command
 from foqs.cli.operators import (
     CONNECT_S,
     TIMEOUT_S,
@@ -23,34 +24,42 @@ from foqs.cli.operators import (
     look,
     quietly,
 )
-from foqs.cli.shards import app, refuse_bad
+from foqs.cli.shards import MEMBERS, app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
-    from foqs.sections import ZookeeperSection
+    from foqs.config.schema import ZookeeperSection
 
 _LOOK_S = 0.5
 _AT_ONCE = 16
 
 
 def register(_parent: typer.Typer) -> None:
-    app.command("apply")(apply)
-    app.command("await")(await_)
+    command(app, "foqs shards apply shards.toml --config foqs.toml", name="apply", group=MEMBERS)(apply)
+    command(app, "foqs shards await --timeout 300 --config foqs.toml", name="await", group=MEMBERS)(await_)
 
 
 @told
 def apply(
-    file: Annotated[Path, typer.Argument(help="TOML with [[shards]]: id, url, and weight if it is not 1.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="This TOML file has a [\\[shards]] table for each shard: id, url, and weight if it is not 1."
+        ),
+    ],
     config: ConfigOption,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Makes the schemas of the shards in FILE and adds those to the cluster that it does not have. It removes nothing,
-    changes no shard that is there, and may be repeated; a shard that fails does not keep the others from being made."""
+    """Add the shards of a file to the cluster, and create their tables.
+
+    The command removes nothing and changes no shard that the cluster has; running it again is safe. If a shard fails,
+    the command goes on with the next one, and exits with 1 at the end.
+    """
     from foqs.cli.shards_file import read
-    from foqs.config import load
+    from foqs.config.load import load
 
     wanted = read(file)
     cluster = cluster_of(load(config))
@@ -68,15 +77,17 @@ def await_(
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Waits until the cluster has shards, and their tables are those that this version needs. A database that does not
-    answer is not waited for: hosts do without it, too."""
-    from foqs.config import load
+    """Wait until the cluster has shards with the tables of this version.
+
+    The command does not wait for a database that does not answer, because hosts start without it.
+    """
+    from foqs.config.load import load
 
     cluster = cluster_of(load(config))
     deadline, said = time.monotonic() + timeout, ""
     while missing := _missing(cluster, connect_timeout):
         if time.monotonic() > deadline:
-            raise Unavailable(f"not there within {timeout:g} s: {missing}")
+            raise Unavailable(f"the shards are not complete after {timeout:g} s (--timeout): {missing}")
         if missing != said:
             print(f"waiting: {missing}", file=sys.stderr, flush=True)
             said = missing
@@ -85,7 +96,7 @@ def await_(
 
 
 def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str | None:
-    """Why it could not be done."""
+    """Add one shard. Return the reason if that failed."""
     from foqs.cli.cluster import Cluster
 
     async def add() -> operate.Change:
@@ -105,7 +116,7 @@ def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str
 
 
 def _missing(section: ZookeeperSection, connect_s: float) -> str:
-    """Empty when nothing is."""
+    """Return the first part that the cluster lacks; empty if it is complete."""
     try:
         shards = look(section, connect_s).shards.values()
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""Asks each living host of a cluster for its version, the items of its shards, and how many rows change in them."""
+"""Asks each living host of a cluster for its version, and for the items and the load of its shards."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 from foqs.shardmgr.status import HostAnswer
 
 if TYPE_CHECKING:
-    from foqs.config import Config
-    from foqs.host.watch import Ask
+    from foqs.config.load import Config
+    from foqs.peers.ready_subscriber import Ask
 
 TIMEOUT_MS = 2_000
 SAMPLE_S = 1.0
-"""Between the two questions whose difference is the load."""
+"""Time between two requests; the load is the difference of their counters."""
 
 
 async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
-    """By host id, what the hosts at these addresses answer. A host that does not answer is left out."""
+    """Return the answers of the hosts by their ids, without hosts that do not answer."""
+    from foqs.api.auth import proof_of
     from foqs.budget import Budget
-    from foqs.host.guard import proof_of
     from foqs.limits import Limits
-    from foqs.rpc.client import Caller
+    from foqs.rpc.peer_caller import PeerCaller
     from foqs.rpc.tls import peer_context
 
     limits = Limits(**config.limits.model_dump())
-    caller = Caller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
+    caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
     secret = config.auth.cluster_secret if config.auth is not None else None
     proof = None if secret is None else proof_of(secret)
     try:
@@ -44,7 +44,7 @@ async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, H
 
 def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
     rows_before, rows = before.shard_rows or {}, after.shard_rows or {}
-    # A count that fell began again: the shard was opened in between.
+    # A count that fell was reset: the shard was opened in between.
     rates = {n: round((rows[n] - rows_before[n]) / seconds, 1) for n in rows if rows_before.get(n, 1 << 63) <= rows[n]}
     return HostAnswer(after.version, rates, after.shard_items or {})
 

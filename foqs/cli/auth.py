@@ -1,4 +1,4 @@
-"""`foqs auth token`: makes a credential, and the lines by which the hosts know it."""
+"""`foqs auth token`: make a credential, and its entry for the hosts' principals file."""
 
 from __future__ import annotations
 
@@ -12,38 +12,49 @@ from typing import Annotated
 import typer
 
 from foqs.cli.errors import told
+from foqs.cli.help import OPERATE, command, commands
 from foqs.errors import Invalid
 
 TOKEN_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
-auth = typer.Typer(name="auth", help="Credentials of clients.", no_args_is_help=True)
+auth = commands(
+    "auth",
+    "Make the credentials of clients.",
+    "foqs auth token billing --write billing.token >> principals.toml",
+)
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(auth)
+    app.add_typer(auth, rich_help_panel=OPERATE)
 
 
 @auth.callback()
 def _commands() -> None: ...
 
 
-@auth.command()
+@command(
+    auth,
+    "foqs auth token billing",
+    "foqs auth token billing --write billing.token >> principals.toml",
+)
 @told
 def token(
-    name: Annotated[str, typer.Argument(help="The principal: letters, digits, - and _.")],
+    name: Annotated[str, typer.Argument(help="The principal has this name: letters, digits, - and _.")],
     write: Annotated[
         Path | None,
         typer.Option(
-            "--write", metavar="FILE", help="Write the token there, readable by its owner alone; not to stdout."
+            "--write",
+            metavar="FILE",
+            help="The command writes the token to this new file, which only its owner can read, and not to stdout.",
         ),
     ] = None,
 ) -> None:
-    """Make a token, and the lines for the hosts' principals file.
+    """Make a token, and its entry for the hosts' principals file.
 
-    Nobody keeps the token: the file has its SHA-256. Without --write the first line is the token.
+    Keep the token: the entry has its SHA-256 only. Without --write, the first line of stdout is the token.
     """
     if not _NAME.fullmatch(name):
-        raise Invalid("NAME: 1 to 128 letters, digits, - and _")
+        raise Invalid(f"the name {name!r} is not valid: use 1 to 128 letters, digits, - and _")
     made = token_urlsafe(TOKEN_BYTES)
     if write is None:
         print(made)

@@ -1,4 +1,4 @@
-"""`foqs bench`: measures foqs on this machine."""
+"""`foqs bench`: measure foqs on this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import MEASURE, command
 from foqs.cli.operators import quietly
 from foqs.ids import MAX_SHARD
 
@@ -28,12 +29,19 @@ WORKLOADS = ("cycle", "single", "enqueue", "drain", "latency")
 ASSIGNMENT, CLUSTER, TOPICS = "assignment", "cluster", "topics"
 ALONE = (ASSIGNMENT, CLUSTER, TOPICS)
 
-
+_RIG, _LOAD = "Databases", "Load"
 _TOPICS_LIMIT_S = 300.0
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(bench)
+    command(
+        app,
+        "foqs bench",
+        "foqs bench cycle latency --database sqlite --rounds 5 --json",
+        "foqs bench assignment --shards-total 1000 --hosts 100",
+        "foqs bench topics --topics 10000",
+        group=MEASURE,
+    )(bench)
 
 
 @told
@@ -41,42 +49,91 @@ def bench(
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Of: {', '.join(WORKLOADS)}; default: all of these. Or one of {', '.join(ALONE)}, by itself."
+            help=f"The command measures these: {', '.join(WORKLOADS)}. Default: all of them. Each of "
+            f"{', '.join(ALONE)} is measured by itself."
         ),
     ] = None,
-    database: Annotated[Database, typer.Option(help="What the shards are on; a private server is started.")] = (
-        Database.mariadb
-    ),
-    driver: Annotated[str, typer.Option(help="pymysql or mysqldb (mysqlclient).")] = "pymysql",
-    shards: Annotated[int, typer.Option(min=1, max=64)] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 3,
-    items: Annotated[int, typer.Option(min=1_000, help="Items a round in batches.")] = 200_000,
-    single_items: Annotated[int, typer.Option(min=100, help="Items a round in single calls.")] = 40_000,
-    batch: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
-    producers: Annotated[int, typer.Option(min=1)] = 4,
-    consumers: Annotated[int, typer.Option(min=1)] = 4,
-    payload_bytes: Annotated[int, typer.Option(min=0)] = 256,
-    backlog: Annotated[int, typer.Option(min=1_000, help="Items drained after a restart.")] = 1_000_000,
-    delayed: Annotated[int, typer.Option(min=0, help="Future-delayed items beside them.")] = 300_000,
-    latency_rounds: Annotated[int, typer.Option(min=100)] = 1_000,
-    shards_total: Annotated[int, typer.Option(min=1, max=MAX_SHARD, help=f"Shards of {ASSIGNMENT}.")] = 10_000,
-    hosts: Annotated[int, typer.Option(min=1, max=100_000, help=f"Hosts of {ASSIGNMENT}.")] = 1_000,
+    database: Annotated[
+        Database, typer.Option(rich_help_panel=_RIG, help="The shards are on a private server of this kind.")
+    ] = Database.mariadb,
+    driver: Annotated[
+        str, typer.Option(rich_help_panel=_RIG, help="The driver is pymysql or mysqldb (mysqlclient).")
+    ] = "pymysql",
+    shards: Annotated[
+        int, typer.Option(min=1, max=64, rich_help_panel=_RIG, help="The host serves this many shards.")
+    ] = 4,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Each figure is the median of this many rounds, which alternate.")
+    ] = 3,
+    items: Annotated[
+        int, typer.Option(min=1_000, rich_help_panel=_LOAD, help="A round in batches has this many items.")
+    ] = 200_000,
+    single_items: Annotated[
+        int, typer.Option(min=100, rich_help_panel=_LOAD, help="A round of single calls has this many items.")
+    ] = 40_000,
+    batch: Annotated[
+        int, typer.Option(min=1, max=10_000, rich_help_panel=_LOAD, help="A batch has this many items.")
+    ] = 100,
+    producers: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_LOAD, help="This many producers enqueue at the same time.")
+    ] = 4,
+    consumers: Annotated[
+        int, typer.Option(min=1, rich_help_panel=_LOAD, help="This many consumers dequeue at the same time.")
+    ] = 4,
+    payload_bytes: Annotated[
+        int, typer.Option(min=0, rich_help_panel=_LOAD, help="Each payload has this many bytes.")
+    ] = 256,
+    backlog: Annotated[
+        int,
+        typer.Option(min=1_000, rich_help_panel=_LOAD, help="`drain` dequeues this many items after a restart."),
+    ] = 1_000_000,
+    delayed: Annotated[
+        int,
+        typer.Option(min=0, rich_help_panel=_LOAD, help="`drain` has this many more items, which are not due yet."),
+    ] = 300_000,
+    latency_rounds: Annotated[
+        int, typer.Option(min=100, rich_help_panel=_LOAD, help="`latency` measures this many single items.")
+    ] = 1_000,
+    shards_total: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MAX_SHARD, rich_help_panel=_LOAD, help=f"`{ASSIGNMENT}` assigns this many shards to hosts."
+        ),
+    ] = 10_000,
+    hosts: Annotated[
+        int,
+        typer.Option(
+            min=1, max=100_000, rich_help_panel=_LOAD, help=f"`{ASSIGNMENT}` assigns the shards to this many hosts."
+        ),
+    ] = 1_000,
     topics: Annotated[
-        int, typer.Option(min=1, max=100_000, help=f"Topics of {TOPICS}, which --items are spread over.")
+        int,
+        typer.Option(
+            min=1, max=100_000, rich_help_panel=_LOAD, help=f"`{TOPICS}` spreads --items over this many topics."
+        ),
     ] = 100_000,
-    limit: Annotated[bool, typer.Option("--limit", help="Also measure the raw bound of the same database.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Also measure SKIP LOCKED and beanstalkd.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    limit: Annotated[
+        bool, typer.Option("--limit", help="The command also measures how fast the database is without foqs.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="The command also measures SKIP LOCKED and beanstalkd.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The command prints the figures as JSON.")] = False,
 ) -> None:
-    """Measures full cycles, enqueues, the drain of a backlog, and latencies; or how long it takes to decide which host
-    serves which shard (no database is needed); or what a cluster costs and how long its changes take; or how very many
-    topics with few items each are drained."""
+    """Measure the throughput and the latency of foqs on this machine.
+
+    `cycle` enqueues, dequeues and acks in batches; `single` does so one item at a call. `enqueue` stores items only.
+    `drain` dequeues a backlog after a restart. `latency` times single items.
+
+    `assignment` times the decision which host serves which shard; it needs no database. `cluster` measures the cost
+    of a cluster and the time of its changes. `topics` drains very many topics of few items each.
+    """
     chosen = tuple(workloads or WORKLOADS)
     for name in chosen:
         if name not in (*WORKLOADS, *ALONE):
-            fail(f"no workload {name!r}: choose from {', '.join((*WORKLOADS, *ALONE))}", 2)
+            fail(f"there is no workload {name!r}: choose from {', '.join((*WORKLOADS, *ALONE))}", 2)
         if name in ALONE and len(chosen) > 1:
-            fail(f"{name} is measured by itself", 2)
+            fail(f"{name} is measured by itself: name no other workload", 2)
     if ASSIGNMENT in chosen:
         _assignment(shards_total, hosts, rounds, as_json)
         return
@@ -86,7 +143,7 @@ def bench(
     if TOPICS in chosen:
         _topics(database, driver, shards, topics, items, payload_bytes, as_json)
         return
-    # Imported here: the bench pulls in the lab's servers, and a plain `foqs` should start fast.
+    # Imported here, because the bench imports the lab's servers, and a plain `foqs` starts fast without them.
     from foqs.lab.bench.report import show
     from foqs.lab.bench.rig import rig
     from foqs.lab.bench.run import Plan, measure
@@ -141,7 +198,7 @@ def _topics(
     from foqs.lab.servers import ServerUnavailable
 
     if items % topics:
-        fail(f"--items {items} is not a multiple of --topics {topics}: the items are spread evenly", 2)
+        fail(f"--items {items} is not a multiple of --topics {topics}: each topic gets the same number of items", 2)
     plan = bench.Plan(topics, items, payload_bytes, _TOPICS_LIMIT_S)
     console = Console(stderr=True)
     try:
@@ -161,7 +218,7 @@ def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None
     from foqs.lab.servers import ServerUnavailable
 
     if database is Database.sqlite:
-        fail(f"{CLUSTER} needs a database server: mariadb or mysql", 2)
+        fail(f"{CLUSTER} needs a database server: give --database mariadb or --database mysql", 2)
     kind: Literal["mariadb", "mysql"] = "mysql" if database is Database.mysql else "mariadb"
     quietly()
     console = Console(stderr=True)

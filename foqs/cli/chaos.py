@@ -1,4 +1,4 @@
-"""`foqs chaos`: whether a cluster keeps its promises while everything around it fails."""
+"""`foqs chaos`: test that a cluster keeps its promises while its machines and servers fail."""
 
 from __future__ import annotations
 
@@ -12,29 +12,42 @@ from typing import Annotated, Literal
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import MEASURE, command
 from foqs.cli.lab import interruptible
 from foqs.cli.operators import quietly
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(chaos)
+    command(app, "foqs chaos", "foqs chaos --seconds 600 --seed 42 --keep", group=MEASURE)(chaos)
 
 
 @told
 def chaos(
-    seconds: Annotated[float, typer.Option(min=1, help="For about so long; at least until each fault was seen.")] = 120,
-    seed: Annotated[int | None, typer.Option(help="Repeats what was chosen in another run. Default: any.")] = None,
-    hosts: Annotated[int, typer.Option(min=2, max=16, help="Host processes.")] = 3,
-    mysql: Annotated[int, typer.Option(min=1, max=8, help="Database servers.")] = 2,
-    shards: Annotated[int, typer.Option(min=1, max=100, help="Shards, spread over the database servers.")] = 6,
-    kind: Annotated[Literal["mariadb", "mysql"], typer.Option(help="Which database.")] = "mariadb",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the logs of hosts and clients behind.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="The run lasts about this long, and at least until every fault has occurred.")
+    ] = 120,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed chooses the same faults again. Default: a random one.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=2, max=16, help="The cluster has this many host processes.")] = 3,
+    mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,
+    shards: Annotated[
+        int, typer.Option(min=1, max=100, help="The database servers hold this many shards together.")
+    ] = 6,
+    kind: Annotated[
+        Literal["mariadb", "mysql"], typer.Option(help="The database servers are of this kind.")
+    ] = "mariadb",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="The command keeps the logs of hosts and clients also after a good run.")
+    ] = False,
 ) -> None:
-    """Kills, freezes and cuts off the hosts, databases and the ZooKeeper of a private cluster at work.
+    """Test that a private cluster keeps its promises under faults.
 
-    Producers and consumers log what they are told; afterwards a checker reads
-    their logs. Exits 1 when a promise was broken: something acknowledged was
-    lost, came back, or came twice.
+    While clients enqueue and dequeue, the command kills, freezes and cuts off hosts, databases and the ZooKeeper.
+    Producers and consumers log every reply, and afterwards a checker reads these logs.
+
+    The command exits with 1 if a promise was broken: an acknowledged item was lost, came back, or was delivered to two
+    consumers at once.
     """
     from foqs.lab.chaos.run import chaos as run
     from foqs.lab.servers import ServerUnavailable

@@ -1,4 +1,4 @@
-"""`foqs config show|check|explain`: what a host would run with, whether it would, and what a key means."""
+"""`foqs config show|check|explain`: print a configuration, validate it, and describe its keys."""
 
 from __future__ import annotations
 
@@ -11,38 +11,57 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.cli.errors import piped, told
+from foqs.cli.help import OPERATE, command, commands
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from foqs.config import Loaded
-    from foqs.keys import Key, Section
-    from foqs.sources import Where
+    from foqs.config.fields import Key, Section
+    from foqs.config.load import Loaded
+    from foqs.config.sources import Where
 
 FileOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="foqs.toml; without it the environment alone.", envvar="FOQS_CONFIG"),
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="FOQS_CONFIG",
+        help="The configuration is in this foqs.toml. Without it, the environment alone configures the host.",
+    ),
 ]
-KeyArgument = Annotated[str | None, typer.Argument(help="As section.key, or a section. Without it: all keys.")]
+KeyArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="The command describes this section.key, or a section. Without it, the command lists all keys."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The configuration.", no_args_is_help=True)
-    group.command()(show)
-    group.command()(check)
-    group.command()(explain)
-    app.add_typer(group, name="config")
+    group = commands(
+        "config",
+        "Print, validate and explain the configuration.",
+        "foqs config check --config foqs.toml",
+        "foqs config explain server.port",
+    )
+    command(group, "foqs config show --config foqs.toml", "foqs config show --config foqs.toml --json")(show)
+    command(group, "foqs config check --config foqs.toml")(check)
+    command(group, "foqs config explain server.port", "foqs config explain limits")(explain)
+    app.add_typer(group, rich_help_panel=OPERATE)
 
 
 @told
 @piped
 def show(
-    config: FileOption = None, as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+    config: FileOption = None, as_json: Annotated[bool, typer.Option("--json", help="The command prints JSON.")] = False
 ) -> None:
-    """Prints what a host would run with, as a foqs.toml that says where each value is from. Secrets are masked."""
+    """Print the configuration that a host would run with.
+
+    The output is a foqs.toml with the source of each value. Secrets are masked.
+    """
     from foqs.cli.serve import named
-    from foqs.config import load_with_sources
+    from foqs.config.load import load_with_sources
 
     loaded = load_with_sources(config)
     loaded = loaded._replace(config=named(loaded.config))
@@ -54,24 +73,33 @@ def show(
 
 @told
 def check(config: FileOption = None) -> None:
-    """Says every error of the configuration at once, or that it is valid. Connects to nothing."""
-    from foqs.config import load
+    """Validate the configuration and report all its errors at once.
+
+    The command opens no connection. `foqs doctor` checks databases, ports and certificates as well.
+    """
+    from foqs.config.load import load
 
     read = load(config)
     print(f"{'the environment' if config is None else config}: valid")
     if read.zookeeper is None and not read.shards:
-        print("but there is neither [[shards]] nor [zookeeper]: `foqs serve` needs one of them")
+        print("but it has neither [[shards]] nor [zookeeper]: `foqs serve` needs one of them")
 
 
 @told
 @piped
 def explain(
     key: KeyArgument = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/configuration.md.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The command prints the tables of docs/configuration.md.")
+    ] = False,
 ) -> None:
-    """Says what a key is for, its type, bounds and default, its variable, and whether SIGHUP changes it."""
-    from foqs.config import Config
-    from foqs.keys import DELIMITER, FILE, PREFIX, keys
+    """Describe a configuration key.
+
+    The description has the key's meaning, type, bounds and default, its environment variable, and whether SIGHUP
+    changes it.
+    """
+    from foqs.config.fields import DELIMITER, FILE, PREFIX, keys
+    from foqs.config.load import Config
 
     every = list(keys(Config))
     if key is None:
@@ -88,7 +116,7 @@ def explain(
         names = [one.name for one in every]
         near = difflib.get_close_matches(wanted, names, n=3)
         near += [name for name in names if name.endswith(f".{wanted.rpartition('.')[2]}") and name not in near]
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; `foqs config explain` lists all"
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; `foqs config explain` lists all keys"
         raise Invalid(f"{key}: there is no such key{hint}")
 
 
@@ -107,8 +135,8 @@ def _as_toml(loaded: Loaded) -> Iterator[str]:
 
 
 def _tables(model: BaseModel, where: Where) -> Iterator[tuple[Where, Section | None, bool]]:
-    """Every section below `model`, outer ones first, and whether it is one of a list."""
-    from foqs.keys import section_of
+    """Yield every section below `model`, outer ones first, and whether it belongs to a list."""
+    from foqs.config.fields import section_of
 
     for name, field in type(model).model_fields.items():
         section, many = section_of(field)
@@ -121,8 +149,8 @@ def _tables(model: BaseModel, where: Where) -> Iterator[tuple[Where, Section | N
 
 
 def _lines(section: Section, where: Where, loaded: Loaded) -> Iterator[str]:
-    """The keys of its own, each with its source."""
-    from foqs.keys import section_of, toml_value
+    """Yield the keys of one section, each with its source."""
+    from foqs.config.fields import section_of, toml_value
 
     lines = []
     for name, field in type(section).model_fields.items():
@@ -135,8 +163,8 @@ def _lines(section: Section, where: Where, loaded: Loaded) -> Iterator[str]:
 
 
 def _shown(section: Section, name: str, value: Any, where: Where, loaded: Loaded) -> tuple[str, Any, str]:
-    """(key, value, source): a secret from a file is that file's path, any other one is masked."""
-    from foqs.keys import FILE, secret_mark
+    """Return (key, value, source); a secret from a file shows the path, any other secret a mask."""
+    from foqs.config.fields import FILE, secret_mark
 
     source, secret = loaded.source_of(where), secret_mark(type(section).model_fields[name])
     called = "default" if source is None else source.name
@@ -148,8 +176,8 @@ def _shown(section: Section, name: str, value: Any, where: Where, loaded: Loaded
 
 
 def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
-    """Each key with its value and its source."""
-    from foqs.keys import Section, section_of
+    """Return each key with its value and its source."""
+    from foqs.config.fields import Section, section_of
 
     shown: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
@@ -165,7 +193,7 @@ def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
             shown[name] = None
         elif isinstance(model, Section):
             key, each, source = _shown(model, name, value, at, loaded)
-            if isinstance(each, dict):  # sections by names of the user's
+            if isinstance(each, dict):  # sections that the user names
                 each = {label: section.model_dump(exclude_none=True) for label, section in each.items()}
             shown[key] = {"value": each, "source": source}
     return shown
@@ -180,7 +208,7 @@ def _line(key: Key, beside: list[Key]) -> str:
 
 
 def _explained(key: Key) -> str:
-    from foqs.keys import FILE, env_name
+    from foqs.config.fields import FILE, env_name
 
     variable = f"{key.env} (JSON: the whole list)" if key.listed else key.env
     lines = [
@@ -198,7 +226,7 @@ def _explained(key: Key) -> str:
 
 
 def _markdown(every: list[Key]) -> str:
-    """A table for each section."""
+    """Return a table for each section."""
     parts = []
     for name in dict.fromkeys(key.name.rpartition(".")[0] for key in every):
         inside = [key for key in every if key.name.rpartition(".")[0] == name]
@@ -207,7 +235,7 @@ def _markdown(every: list[Key]) -> str:
             f"### `{head}`",
             " ".join((inside[0].section.__doc__ or "").split()),
             "",
-            "| key | what it is | type | default | changed by |",
+            "| key | meaning | type | default | changed by |",
             "| --- | --- | --- | --- | --- |",
             *map(_row, inside),
         ]
@@ -216,10 +244,10 @@ def _markdown(every: list[Key]) -> str:
 
 
 def _row(key: Key) -> str:
-    from foqs.keys import FILE
+    from foqs.config.fields import FILE, UNSET
 
     name = key.name.rpartition(".")[2]
     names = f"`{name}`, `{name}{FILE}`" if key.secret is not None else f"`{name}`"
-    default = key.default if key.default in ("not set", "none: has to be given") else f"`{key.default}`"
+    default = key.default if key.default in UNSET else f"`{key.default}`"
     cells = (names, key.description, key.type, default, "SIGHUP" if key.live else "restart")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

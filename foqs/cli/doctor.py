@@ -1,4 +1,4 @@
-"""`foqs doctor`: what is wrong, and how to mend it."""
+"""`foqs doctor`: find faults of a setup, and name their remedies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.cli.errors import piped, told
+from foqs.cli.help import OPERATE, command
 from foqs.cli.operators import ConfigOption, quietly
 
 if TYPE_CHECKING:
@@ -21,21 +22,28 @@ TIMEOUT_S = 3.0
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(doctor)
+    command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --workers 4 --json", group=OPERATE)(
+        doctor
+    )
 
 
 @told
 @piped
 def doctor(
     config: ConfigOption,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The command prints one JSON document.")] = False,
     workers: Annotated[
-        int, typer.Option(min=0, help="As for `foqs serve`: the ports of so many workers are looked at too.")
+        int, typer.Option(min=0, help="The command also checks the ports of this many workers of `foqs serve`.")
     ] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer.")] = TIMEOUT_S,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="The command waits this many seconds for each answer.")
+    ] = TIMEOUT_S,
 ) -> None:
-    """Checks configuration, databases, ZooKeeper, ports and certificates, and says how to mend what is wrong. Changes
-    nothing, and may be run beside living hosts. Exits with 1 when something is wrong; warnings alone leave it at 0."""
+    """Find faults of a setup, and name their remedies.
+
+    The command checks configuration, databases, ZooKeeper, ports and certificates. It changes nothing, and can run
+    beside living hosts. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
+    """
     from foqs.doctor.check import Verdict, worst
     from foqs.doctor.examine import examine
 
@@ -51,7 +59,7 @@ def doctor(
 
 
 def document(checks: Sequence[Check]) -> dict[str, Any]:
-    """`verdict`, of the whole and of each check: ok, not checked, warning or wrong."""
+    """Return the checks as JSON; `verdict`, of the whole and of each check, is ok, not checked, warning or wrong."""
     from foqs.doctor.check import worst
 
     rows = [
@@ -68,7 +76,7 @@ def document(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def _show(checks: Sequence[Check]) -> None:
-    """For the eye; and without a terminal for `grep`, each check on a line of its own."""
+    """Print a table on a terminal, else a line for each check, for `grep`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

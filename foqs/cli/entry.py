@@ -1,4 +1,4 @@
-"""The start of every command. Imports little: before it is loaded, Ctrl-C prints a traceback of Python's own."""
+"""The start of every command. It imports little, because Ctrl-C during these imports prints a traceback."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def main() -> None:
 
 
 def _log_in_json() -> None:
-    """Before the other imports, which may warn."""
+    """Set up the log before the other imports, which may warn."""
     from foqs.cli import logs
     from foqs.errors import Invalid
 
-    with suppress(Invalid):  # the command says it
+    with suppress(Invalid):  # the command reports it
         logs.from_environment()
 
 
 def _run_in_json(app: typer.Typer) -> None:
-    """Run the command; a wrong option is an event, not the page of usage that it is on a terminal."""
+    """Run the command; log a wrong option as an event instead of printing the usage."""
     from typer.main import get_command
 
     from foqs.cli.errors import fail

@@ -1,4 +1,4 @@
-"""Errors as a user of the terminal sees them: one clear line, and a status that is not zero."""
+"""Errors on the terminal: one line, and a status other than zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 def told(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose typed errors become one line; anything else is a bug and keeps its traceback."""
+    """Wrap a command so that typed errors become one line. Any other error is a bug and keeps its traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,7 +42,7 @@ def told(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def piped(command: Callable[P, R]) -> Callable[P, R]:
-    """A reader that went away (`| head`) ends the command quietly, as it does with other commands."""
+    """Wrap a command so that it ends quietly if the reader of its stdout ends first (`| head`)."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -58,5 +58,5 @@ def piped(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def discard_stdout() -> None:
-    """Drop what stdout still holds, which the interpreter would try to write, and complain about, while it ends."""
+    """Drop the buffered stdout. Otherwise the interpreter tries to write it at its end, and prints an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

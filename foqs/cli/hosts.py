@@ -1,4 +1,4 @@
-"""`foqs hosts`: which hosts are to be emptied."""
+"""`foqs hosts`: drain the hosts of a cluster, and undo it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foqs.cli.errors import told
+from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import (
     CONNECT_S,
     TIMEOUT_S,
@@ -18,16 +19,20 @@ from foqs.cli.operators import (
 )
 from foqs.shardmgr import operate
 
-HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host's id, as `foqs cluster status` shows it.")]
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs cluster status`.")]
 
-app = typer.Typer(help="Empty the hosts of a cluster, and fill them again.", no_args_is_help=True)
+app = commands(
+    "hosts",
+    "Move all shards off a host of a cluster, or let it take shards again.",
+    "foqs hosts drain host-2:7707 --config foqs.toml",
+)
 
 
 def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="hosts")
+    parent.add_typer(app, rich_help_panel=OPERATE)
 
 
-@app.command("drain")
+@command(app, "foqs hosts drain host-2:7707 --config foqs.toml", "foqs hosts drain host-2:7707 -c foqs.toml --no-wait")
 @told
 def drain(
     host: HostArgument,
@@ -36,7 +41,10 @@ def drain(
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Moves all shards of a host to others, and keeps it empty; waits until it serves nothing."""
+    """Move all shards of a host to the other hosts, and keep it empty.
+
+    The command waits until the host serves no shard. `foqs hosts undrain` undoes it.
+    """
     perform(
         config,
         lambda facts: operate.drain_host(facts, host),
@@ -46,8 +54,8 @@ def drain(
     )
 
 
-@app.command("undrain")
+@command(app, "foqs hosts undrain host-2:7707 --config foqs.toml")
 @told
 def undrain(host: HostArgument, config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
-    """Lets a host have shards again."""
+    """Let a drained host take shards again."""
     perform(config, lambda facts: operate.undrain_host(facts, host), connect_s=connect_timeout, timeout_s=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts and has nothing to clean up yet."""
+"""Ctrl-C at the start of a command, before there is anything to clean up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INTERRUPTED = 130
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Inside, SIGINT ends the process with status 130 and one line.
+    """End the process at SIGINT inside the block, with status 130 and one line.
 
-    Not by KeyboardInterrupt: the import system loses one that is raised in its callbacks, and the command goes on.
-    A handler that the block sets itself, or SIGINT ignored (`nohup`, a job in the background), stays as it is.
+    KeyboardInterrupt does not serve here: the import system loses one raised in its callbacks, and the command goes on.
+    If SIGINT is ignored (`nohup`, a background job), or has another handler, it stays so.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
@@ -33,7 +33,7 @@ def ends_at_once() -> Iterator[None]:
 
 
 def _end(*_: object) -> NoReturn:
-    # Not through the log: the handler may have interrupted it, and then its lock is held.
+    # Not through the log: the handler may have interrupted it while it holds its lock.
     logs = sys.modules.get("foqs.cli.logs")
     in_json = os.environ.get("FOQS_LOG__FORMAT") == "json" if logs is None else logs.is_json()
     line = "foqs: interrupted"

@@ -19,19 +19,38 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from foqs.cli.errors import fail, piped, told
+from foqs.cli.help import QUEUE, command
 from foqs.cli.written import write_items
 from foqs.client import Client, Duplicate, FoqsError, ItemSpec, Lease, Nack, Producer
-from foqs.client.connection import NotSent
 from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
-from foqs.errors import Invalid
+from foqs.errors import Invalid, NotSent
 from foqs.ids import parse_id
 
+_CONNECTION = "Connection"
+
 AddressOption = Annotated[
-    str, typer.Option("--address", envvar="FOQS_ADDRESS", help="host:port, or several with commas.")
+    str,
+    typer.Option(
+        "--address",
+        envvar="FOQS_ADDRESS",
+        rich_help_panel=_CONNECTION,
+        help="The command connects to this host:port. Commas separate several.",
+    ),
 ]
-NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The tenant.")]
+NamespaceOption = Annotated[
+    str,
+    typer.Option(
+        "--namespace", "-n", rich_help_panel=_CONNECTION, help="The command works in the namespace of this tenant."
+    ),
+]
 TokenOption = Annotated[
-    str | None, typer.Option("--token", envvar="FOQS_TOKEN", help="Credential, or @FILE that holds it.")
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="FOQS_TOKEN",
+        rich_help_panel=_CONNECTION,
+        help="This credential identifies the caller. @FILE reads it from a file.",
+    ),
 ]
 TlsOption = Annotated[
     str | None,
@@ -39,14 +58,20 @@ TlsOption = Annotated[
         "--tls",
         envvar="FOQS_CLIENT_TLS",
         metavar="on|KEY=VALUE,...",
-        help="Talk TLS: `on`, or ca_file, cert_file, key_file and server_name.",
+        rich_help_panel=_CONNECTION,
+        help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
     ),
 ]
 IdArgument = Annotated[
     str | None,
-    typer.Argument(metavar="ID", help="In decimal, or 0x and hexadecimal. Without it, JSON lines are read from stdin."),
+    typer.Argument(
+        metavar="ID",
+        help="The item's id is decimal, or hexadecimal after 0x. Without it, the command reads JSON lines from stdin.",
+    ),
 ]
-LeaseArgument = Annotated[str | None, typer.Argument(metavar="LEASE")]
+LeaseArgument = Annotated[
+    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
+]
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 BATCH_ITEMS = 500
@@ -55,18 +80,25 @@ TIMEOUT_MS = 10_000
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to `app`."""
-    for command in (enqueue, dequeue, ack, nack, topics, item):
-        app.command()(told(piped(command)))
+    """Add the commands to `app`."""
+    for function, examples in _EXAMPLES.items():
+        command(app, *examples, group=QUEUE)(told(piped(function)))
 
 
 def enqueue(
-    topic: Annotated[str, typer.Argument(help="Where items go that name no topic of their own.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is a payload as it is.")] = False,
+    topic: Annotated[str, typer.Argument(help="Items that name no topic go to this one.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is one payload, without JSON.")] = False,
     priority: Annotated[
-        int, typer.Option(min=-(1 << 31), max=(1 << 31) - 1, help="Of items that name none; lower is more urgent.")
+        int,
+        typer.Option(
+            min=-(1 << 31),
+            max=(1 << 31) - 1,
+            help="Items that name no priority get this one. A lower number is more urgent.",
+        ),
     ] = 0,
-    delay_ms: Annotated[int | None, typer.Option(help="Of items that name no time.")] = None,
+    delay_ms: Annotated[
+        int | None, typer.Option(help="Items that name no time are delivered after this many milliseconds.")
+    ] = None,
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
@@ -74,9 +106,11 @@ def enqueue(
 ) -> None:
     """Enqueue items from stdin: JSON lines, or raw payloads.
 
-    A JSON line holds `payload` (text) or `payload_base64`, and may hold topic, priority, delay_ms,
-    deliver_after_ms, lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, delivery
-    ("AT_LEAST_ONCE", "AT_MOST_ONCE"). One JSON line with the id, or the error with its line, is written for each.
+    A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
+    lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, and delivery ("AT_LEAST_ONCE" or
+    "AT_MOST_ONCE").
+
+    For each line the command writes one JSON line: the item's id, or the error with the number of the line.
     """
     failed = total = 0
     with (
@@ -114,7 +148,7 @@ def _submit(producer: Producer, line: bytes, topic: str, raw: bool, priority: in
 
 
 def _write_outcome(number: int, future: Future[int]) -> bool:
-    """Write what became of line `number`. True when it failed."""
+    """Write the outcome of line `number`. True if it failed."""
     try:
         item_id = future.result()
         _write({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
@@ -125,11 +159,18 @@ def _write_outcome(number: int, future: Future[int]) -> bool:
 
 
 def dequeue(
-    topic: str,
-    count: Annotated[int, typer.Option(min=1, help="At most so many items.")] = 1,
-    wait_ms: Annotated[int, typer.Option(min=0, help="Wait so long for a first item.")] = 0,
-    lease_ms: Annotated[int | None, typer.Option(help="How long the items are leased.")] = None,
-    ack: Annotated[bool, typer.Option("--ack", help="Ack what was written: nobody gets it again.")] = False,
+    topic: Annotated[str, typer.Argument(help="The items come from this topic.")],
+    count: Annotated[int, typer.Option(min=1, help="The command takes at most this many items.")] = 1,
+    wait_ms: Annotated[
+        int, typer.Option(min=0, help="The server waits this many milliseconds for the first item.")
+    ] = 0,
+    lease_ms: Annotated[
+        int | None,
+        typer.Option(help="The leases last this many milliseconds. Default: as the item or the server says."),
+    ] = None,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="The command acks each item after writing it: it is not delivered again.")
+    ] = False,
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
@@ -137,8 +178,8 @@ def dequeue(
 ) -> None:
     """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
 
-    The payload is `payload` where it is UTF-8 text, else `payload_base64`. Items whose lines cannot be written, as
-    the reader went away, are given back.
+    A payload that is UTF-8 text is in `payload`, any other in `payload_base64`. If stdout closes early, the command
+    gives back the items that it did not write.
     """
     failed: list[FoqsError] = []
     with _client(address, namespace, token, tls) as client:
@@ -162,7 +203,10 @@ def ack(
     token: TokenOption = None,
     tls: TlsOption = None,
 ) -> None:
-    """Ack one leased item, or those on stdin (JSON lines with id and lease, as `foqs dequeue` writes them)."""
+    """Ack one leased item, or many from stdin.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    """
     with _client(address, namespace, token, tls) as client:
         _each_lease(item_id, lease, "acked", client.ack_many)
 
@@ -170,15 +214,23 @@ def ack(
 def nack(
     item_id: IdArgument = None,
     lease: LeaseArgument = None,
-    delay_ms: Annotated[int | None, typer.Option(help="Deliver again after so long; default at once.")] = None,
-    release: Annotated[bool, typer.Option("--release", help="Not begun: the attempt is not counted.")] = False,
-    reason: Annotated[str | None, typer.Option(help="For the server's log.")] = None,
+    delay_ms: Annotated[
+        int | None,
+        typer.Option(help="The server delivers the item again after this many milliseconds. Default: at once."),
+    ] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option(help="The server writes this text to its log.")] = None,
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
     tls: TlsOption = None,
 ) -> None:
-    """Give back one leased item, or those on stdin (JSON lines with id and lease)."""
+    """Give back one leased item, or many from stdin, for another delivery.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    """
     with _client(address, namespace, token, tls) as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
@@ -190,11 +242,11 @@ def nack(
 
 
 def _each_lease(
-    item_id: str | None, lease: str | None, done: str, tell: Callable[[list[Lease]], list[FoqsError | None]]
+    item_id: str | None, lease: str | None, done: str, send: Callable[[list[Lease]], list[FoqsError | None]]
 ) -> None:
-    """Writes a JSON line for each; ends with an error when one failed."""
+    """Write a JSON line for each lease; end with an error if one failed."""
     if (item_id is None) != (lease is None):
-        fail("give ID and LEASE, or neither", 2)
+        fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
     leases: Iterator[Lease]
     if item_id is None:
         leases = (lease_of_line(line, number) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
@@ -202,24 +254,26 @@ def _each_lease(
         leases = iter([Lease(parse_id(item_id), parse_id(lease, "a lease"))])
     failed = total = 0
     while chunk := list(islice(leases, BATCH_ITEMS)):
-        for told_of, error in zip(chunk, tell(chunk), strict=True):
+        for sent, error in zip(chunk, send(chunk), strict=True):
             total += 1
             failed += error is not None
             said = {"ok": True} if error is None else {"error": error.code.name, "message": error.message}
-            _write({"id": str(told_of.id), **said})
+            _write({"id": str(sent.id), **said})
         sys.stdout.flush()
     if failed:
         fail(f"{failed} of {total} items were not {done}")
 
 
 def topics(
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="The list covers every namespace.")
+    ] = False,
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
     tls: TlsOption = None,
 ) -> None:
-    """Topics with items ready: a table on a terminal, else JSON lines."""
+    """List the topics that have ready items: a table on a terminal, else JSON lines."""
     with _client(address, namespace, token, tls) as client:
         found = client.active_topics(all_namespaces=all_namespaces)
         if not sys.stdout.isatty():
@@ -233,13 +287,13 @@ def topics(
 
 
 def item(
-    item_id: Annotated[str, typer.Argument(metavar="ID", help="In decimal, or 0x and hexadecimal.")],
+    item_id: Annotated[str, typer.Argument(metavar="ID", help="The item's id is decimal, or hexadecimal after 0x.")],
     address: AddressOption = DEFAULT_ADDRESS,
     namespace: NamespaceOption = "default",
     token: TokenOption = None,
     tls: TlsOption = None,
 ) -> None:
-    """Show one item as JSON; leases nothing."""
+    """Show one item as JSON, without leasing it."""
     try:
         number = parse_id(item_id)
     except Invalid as error:
@@ -248,16 +302,42 @@ def item(
         _write(item_json(client.get_item(number)))
 
 
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    enqueue: (
+        """echo '{"payload": "hello"}' | foqs enqueue emails --priority -5""",
+        "foqs enqueue emails --raw < lines.txt",
+    ),
+    dequeue: (
+        "foqs dequeue emails --count 10 --wait-ms 5000 > items.jsonl",
+        "foqs dequeue emails --ack",
+    ),
+    ack: (
+        "foqs ack 281474976710657 7",
+        "foqs ack < items.jsonl",
+    ),
+    nack: (
+        "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
+        "foqs nack --release < items.jsonl",
+    ),
+    topics: ("foqs topics --all-namespaces",),
+    item: ("foqs item 281474976710657",),
+}
+
+
 # ------------------------------------------------------------------------------------------ the terminal
 
 
 def _client(address: str, namespace: str, token: str | None, tls: str | None) -> Client:
-    # A user waits; and for the few calls of a command it does not pay to learn which host serves what.
+    # A command makes too few calls to gain from learning which host serves which topic.
     return Client(address, namespace, token=token, tls=tls, timeout_ms=TIMEOUT_MS, routing=False, on_retry=_say_retry)
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:
-    hint = "; is a server running there? --address and FOQS_ADDRESS name another" if isinstance(error, NotSent) else ""
+    hint = (
+        "; check that a server runs there, or name another with --address or FOQS_ADDRESS"
+        if isinstance(error, NotSent)
+        else ""
+    )
     print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint}", file=sys.stderr, flush=True)
 
 
@@ -267,7 +347,7 @@ def _write(value: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, when that is a terminal on which nothing else is read or written."""
+    """Show a bar on stderr if stderr is a terminal, and neither stdin nor stdout is one."""
     if not sys.stderr.isatty() or sys.stdout.isatty() or source.isatty():
         yield lambda _bytes: None
         return
@@ -278,7 +358,7 @@ def _progress(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
         *columns,
         console=Console(stderr=True),
         transient=True,
-        # rich would send what is written to stdout through its own console, to stderr.
+        # Otherwise rich sends the lines for stdout through its own console, to stderr.
         redirect_stdout=False,
         redirect_stderr=False,
     )

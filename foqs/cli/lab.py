@@ -1,4 +1,4 @@
-"""`foqs demo`: what one runs to see foqs at work."""
+"""`foqs demo`: show foqs at work."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from typing import Annotated, NoReturn
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import MEASURE, command
 
 _MOST_WORKERS = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(demo)
+    command(app, "foqs demo", "foqs demo --workers 4 --files 200", group=MEASURE)(demo)
 
 
 @told
 def demo(
     workers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Worker processes. Default: one a processor, 2 to 8.")
+        int | None,
+        typer.Option(min=1, max=64, help="This many processes do the work. Default: one for each processor, 2 to 8."),
     ] = None,
-    files: Annotated[int | None, typer.Option(min=10, help="So many files, from small to large. Default: all.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Do not remove the shards and logs.")] = False,
+    files: Annotated[
+        int | None,
+        typer.Option(min=10, help="The demo reads this many files, from small to large. Default: all."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="The command keeps the shards and the logs.")] = False,
 ) -> None:
-    """Measures Python's standard library with a pool of workers, and checks that nothing was lost.
+    """Show foqs at work: count Python's standard library with a pool of workers.
 
-    Each .py file becomes an item of an embedded queue, the smallest the most
-    urgent. Worker processes parse them and count functions, classes and lines.
-    A few items fail once, and one worker is killed at work. In the end the
-    totals must be those of a plain loop over the same files, and the queue empty.
+    Each .py file becomes an item of an embedded queue; the smallest file is the most urgent. Worker processes parse
+    the files and count functions, classes and lines. A few items fail once, and one worker is killed at work.
+
+    At the end the totals must equal those of a plain loop over the same files, and the queue must be empty.
     """
-    # Imported here: the lab brings in much, and a plain `foqs` should start fast.
+    # Imported here, because the lab has many imports, and a plain `foqs` starts fast without them.
     from rich.console import Console
 
     from foqs.lab.demo.errors import DemoFailed
@@ -62,8 +67,10 @@ def demo(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first signal raises KeyboardInterrupt, the others are ignored until the process has ended: they must not keep
-    the command from ending what it started, nor from saying that it was interrupted."""
+    """Raise KeyboardInterrupt at the first signal, and ignore later ones until the process ends.
+
+    A later signal must not stop the command from ending the processes it started, nor from reporting the interrupt.
+    """
 
     def interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
         for number in _SIGNALS:

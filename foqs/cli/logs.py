@@ -1,4 +1,4 @@
-"""How a line of the log looks, and what is in it. See docs/logs.md."""
+"""The format of the log. docs/logs.md lists the events."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _form = "console"
 
 
 def from_environment(level: Level = "info") -> None:
-    """For commands that serve nothing, and until a configuration is read. Raises Invalid."""
+    """Set up the log for commands that serve nothing, and until a configuration is read. Raises Invalid."""
     wanted = os.environ.get("FOQS_LOG__LEVEL", level).lower()
     form = os.environ.get(_FORMAT_VARIABLE, "console")
     for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
         if value not in known:
-            raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): not one of {', '.join(known)}")
+            raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): {value!r} is not one of {', '.join(known)}")
     configure(wanted, form)
 
 
@@ -49,7 +49,7 @@ def from_file(path: Path) -> None:
     """Take the format that a configuration file names, so that a refusal of that file has it as well."""
     if _FORMAT_VARIABLE in os.environ:
         return
-    with suppress(OSError, ValueError, KeyError, TypeError):  # the configuration's reader says what is wrong
+    with suppress(OSError, ValueError, KeyError, TypeError):  # load() reports the error
         if tomllib.loads(path.read_text())["log"]["format"] == "json":
             configure("info", "json")
 
@@ -59,8 +59,10 @@ def is_json() -> bool:
 
 
 def configure(level: str, form: str, **always: str) -> None:
-    """`always` is in every line. What other libraries say through `logging` comes out alike, from WARNING on: below it
-    they tell statements, and so payloads."""
+    """Set level and format; the fields in `always` are in every line.
+
+    Lines of other libraries get the same format, from WARNING on. Below it they log statements, and so payloads.
+    """
 
     global _form  # noqa: PLW0603
     _form = form
@@ -94,7 +96,7 @@ def configure(level: str, form: str, **always: str) -> None:
 
 
 def set_level(level: str) -> None:
-    """From the next line on."""
+    """Set the level of all lines from now on."""
     number = logging.getLevelName(level.upper())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
     logging.getLogger().setLevel(max(number, logging.WARNING))
@@ -102,8 +104,10 @@ def set_level(level: str) -> None:
 
 
 class Stderr:
-    """A logger of that name. A disk that is full or a reader that is gone costs the line, not the work that it tells
-    of: an exception here would end a task or a worker of the host, and to wait would stop its loop."""
+    """A logger. A full disk or a missing reader costs the line, and not the work that it reports.
+
+    An exception here would end a task or a thread of the host, and a wait would stop its event loop.
+    """
 
     def __init__(self, name: str = "", *_args: object) -> None:
         self.name = name
@@ -118,7 +122,7 @@ class Stderr:
 
 
 class _Bridge(logging.Handler):
-    """From `logging`, which keeps to lines as structlog's are."""
+    """Gives lines of `logging` the format of structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -177,7 +181,7 @@ def _logger_name(logger: Stderr, _method: str, event: _Event) -> _Event:
 
 def _console() -> list[Any]:
     def unnamed(_logger: object, _method: str, event: _Event) -> _Event:
-        del event["logger"]  # the event's name says it
+        del event["logger"]  # the name of the event implies it
         return event
 
     # Not the default, which shows local variables: payloads, URLs with their passwords.

@@ -25,28 +25,22 @@ from foqs.cli import (
     up,
 )
 from foqs.cli.errors import told
+from foqs.cli.help import top
 
 app = typer.Typer(
     name="foqs",
-    help="A priority queue service over many MySQL shards.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    **top(
+        "A priority queue service over many MySQL shards.",
+        "foqs dev",
+        """echo '{"payload": "hello"}' | foqs enqueue emails""",
+        "foqs dequeue emails --ack",
+    ),
 )
-serve.register(app)
-shards.register(app)
-doctor.register(app)
-apply.register(app)
-hosts.register(app)
-config.register(app)
-status.register(app)
-auth.register(app)
-up.register(app)
-chaos.register(app)
-items.register(app)
-bench.register(app)
-lab.register(app)
-spark.register(app)
+# The order of the groups in `foqs --help`, and of the commands in each.
+for commands in (serve, items, spark, doctor, config, shards, apply, hosts, status, up, auth, bench, chaos, lab):
+    commands.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -58,7 +52,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 @told
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="The command prints its version and exits."),
+    ] = False,
 ) -> None:
-    """Logs go to stderr; FOQS_LOG__LEVEL (default info) says how much, FOQS_LOG__FORMAT (console, json) how."""
+    """Set up logging to stderr as FOQS_LOG__LEVEL (default info) and FOQS_LOG__FORMAT (console or json) say."""
     logs.from_environment()

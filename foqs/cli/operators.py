@@ -1,5 +1,8 @@
-"""How an operator's command goes: it says what it will do, asks where that cannot be undone, does it, leaves a line for
-the audit, and shows what is missing until nothing is."""
+"""The course of an operator's command.
+
+It prints the change, asks before a change that cannot be undone, makes the change, and logs it for the audit. Then it
+shows which steps are left until the hosts have finished them.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +25,39 @@ from foqs.cli import logs
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
-    from foqs.config import Config
-    from foqs.sections import ZookeeperSection
+    from foqs.config.load import Config
+    from foqs.config.schema import ZookeeperSection
     from foqs.shardmgr.facts import Facts
     from foqs.shardmgr.operate import Change
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="foqs.toml", envvar="FOQS_CONFIG")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Return when the change is made, not when it is done.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait until it is done.")]
-ConnectOption = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to wait for ZooKeeper.")]
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="FOQS_CONFIG", help="The configuration is in this foqs.toml.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="The command does not ask for confirmation.")]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="The command returns once the change is recorded, and before hosts act on it.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0, help="The command waits this many seconds for the hosts to finish.")
+]
+ConnectOption = Annotated[
+    float,
+    typer.Option("--connect-timeout", min=0.1, help="The command waits this many seconds for ZooKeeper to answer."),
+]
 
 TIMEOUT_S = 120.0
 CONNECT_S = 10.0
 
 
 def cluster_of(config: Config) -> ZookeeperSection:
-    """Raises Invalid: the configuration is that of a single host."""
+    """Return the section of the cluster. Raises Invalid for the configuration of a single host."""
     if config.zookeeper is None:
-        raise Invalid("no [zookeeper] in the configuration: this is a command for a cluster")
+        raise Invalid("the configuration has no [zookeeper] section: this command needs a cluster")
     return config.zookeeper
 
 
 def look(config: ZookeeperSection, connect_s: float) -> Facts:
-    """The facts as they are now. Raises Unavailable."""
+    """Return the current facts. Raises Unavailable."""
     from foqs.cli.cluster import Cluster
 
     async def work() -> Facts:
@@ -65,10 +77,13 @@ def perform(
     wait: bool = True,
     first: Callable[[], None] | None = None,
 ) -> None:
-    """Makes a change to the cluster of the configuration at `path`. `first` is what comes between saying and doing, and
-    may take its time: an answer, a schema. It is decided anew afterwards. Raises what `decide` and `first` raise,
-    Invalid, Unavailable, Forbidden, NotDone."""
-    from foqs.config import load
+    """Make a change to the cluster of the configuration at `path`.
+
+    `first` runs after the change is printed and before it is made: it asks a question, or creates a schema. `decide`
+    runs again afterwards, because `first` may take long. Raises what `decide` and `first` raise, Invalid, Unavailable,
+    Forbidden, NotDone.
+    """
+    from foqs.config.load import load
 
     config = cluster_of(load(path))
     said: str | None = None
@@ -110,16 +125,16 @@ def show_moves(change: Change) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Raises Invalid without a terminal, Abort for no."""
+    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Invalid("this cannot be undone, and there is no terminal to ask on: give --yes")
+        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")
     typer.confirm(question, abort=True)
 
 
 def _say(change: Change, said: str | None) -> str:
-    """Again only when it is something else by now."""
+    """Print the change unless the same words were printed before."""
     if change.says != said:
         print(change.says)
         show_moves(change)
@@ -128,7 +143,7 @@ def _say(change: Change, said: str | None) -> str:
 
 
 def audit(change: Change, certain: bool) -> None:
-    """Written whatever FOQS_LOG__LEVEL says."""
+    """Log the change, whatever FOQS_LOG__LEVEL is."""
     always = structlog.make_filtering_bound_logger(logging.INFO)
     log = structlog.wrap_logger(logs.Stderr("foqs.audit"), wrapper_class=always)
     outcome = "made" if certain else "unknown"
@@ -137,7 +152,7 @@ def audit(change: Change, certain: bool) -> None:
 
 
 def _who() -> str:
-    """The account that runs the command: the environment may say anything."""
+    """Return the account that runs the command, from the system: the environment can be set to anything."""
     number = os.getuid()
     try:
         user = pwd.getpwuid(number).pw_name
@@ -147,13 +162,13 @@ def _who() -> str:
 
 
 def quietly() -> None:
-    """Sessions that come and go, and tries to connect, are no news: the command says what came of it."""
+    """Log errors only: the command itself reports the outcome of connections and retries."""
     logs.from_environment("error")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is missing, on stderr: one line that changes on a terminal, else a line each time."""
+    """Show the steps that are left on stderr: one changing line on a terminal, else a line for each change."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         yield lambda words: print(f"waiting: {words}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Where lines of the log go: to stderr, without ever waiting for whoever reads it."""
+"""Writes lines of the log to stderr without ever waiting for its reader."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _Place = tuple[int, int, int]
 
 
 class Outlet:
-    """Lines that cannot be written now (a full disk, a reader that is gone, or does not read) are lost, and counted.
+    """Drops and counts lines that cannot be written now: the disk is full, or the reader is gone or slow.
 
-    A pipe or terminal is opened anew for this: not to wait is then a property of this opening alone. To set it on the
-    descriptor itself would set it for every process that has the same stderr. Thread-safe.
+    It opens a pipe or terminal a second time, so that non-blocking mode applies to this opening only. Set on the
+    descriptor itself, the mode would apply to every process with the same stderr. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._place: _Place | None = None  # what stderr was when it was opened
+        self._place: _Place | None = None  # stderr at the time of the opening
         self._own: int | socket.socket | None = None
         self._rest = b""  # of a line that was written in part
         self._lost = 0
 
     def write(self, line: str) -> bool:
-        """One line, which gets its end here. False when it is lost."""
+        """Write a line and its line end. False if the line is lost."""
         with self._lock:
             try:
                 written = self._write(line.encode("utf-8", "backslashreplace") + b"\n")
@@ -39,7 +39,7 @@ class Outlet:
             return written
 
     def lost(self) -> int:
-        """How many lines were lost since this was asked last."""
+        """Return the number of lines lost since the last call."""
         with self._lock:
             lost, self._lost = self._lost, 0
             return lost
@@ -47,7 +47,7 @@ class Outlet:
     def _write(self, data: bytes) -> bool:
         try:
             number = sys.stderr.fileno()
-        except OSError:  # something in its place that is no file
+        except OSError:  # a replacement that is not a file
             print(data.decode(), end="", file=sys.stderr, flush=True)
             return True
         self._open(number)
@@ -61,7 +61,7 @@ class Outlet:
         return sent > 0
 
     def _send(self, number: int, data: bytes) -> int:
-        """How many bytes went out."""
+        """Return the number of bytes written."""
         sent = 0
         with suppress(BlockingIOError):
             while sent < len(data):
@@ -83,8 +83,8 @@ class Outlet:
         elif stat.S_ISFIFO(found.st_mode) or os.isatty(number):
             try:
                 self._own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            except OSError as error:  # another user's terminal: then it is written as it is
-                if error.errno == errno.ENXIO:  # nobody reads it now; the reader may come back
+            except OSError as error:  # another user's terminal: write to stderr itself
+                if error.errno == errno.ENXIO:  # a pipe without a reader now; a reader may open it later
                     self._place = None
                     raise
 

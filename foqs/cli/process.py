@@ -1,6 +1,6 @@
 """A host as the foreground process: built from a configuration, run until a signal.
 
-Apart from the commands, because what it imports takes longer than a `foqs ack`.
+Apart from the commands, because its imports take longer than a `foqs ack`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from foqs.admin.view import View
 from foqs.cli import logs, signals
 from foqs.cli.errors import fail
 from foqs.cli.reload import Apply, Read, on_hangup
-from foqs.config import Config
+from foqs.config.load import Config
+from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid
-from foqs.host.marks import FileMarks
-from foqs.host.member import Member
-from foqs.host.node import Node
-from foqs.sections import ServerSection, ShardSection
+from foqs.server.cluster_node import ClusterNode
+from foqs.server.marks import FileMarks
+from foqs.server.node import Node
 from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
@@ -38,11 +38,11 @@ When = Callable[[Callable[[], None], Apply], None]
 
 _SWITCH_S = 0.0005
 _GC_THRESHOLDS = (200_000, 10, 10)
-UNFINISHED = "stopped before everything in hand was finished: the grace was too short"
+UNFINISHED = "stopped before all requests were finished: raise server.grace_ms"
 
 
 def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
-    """The shards of an embedded host: those that the directory holds already, and at least `shards`."""
+    """Return the shards of an embedded host: those in the directory, and at least `shards`."""
     try:
         _make_private(data_dir)
     except OSError as error:
@@ -60,13 +60,12 @@ def _make_private(folder: Path) -> None:
 
 
 def _file_url(path: Path) -> str:
-    """With what is special in a URL quoted: a directory may be called anything."""
+    """Return the URL of a file; special characters in its path are quoted."""
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
 def run(config: Config, read: Read | None, *, take_over: bool) -> None:
-    """Serves until SIGTERM or SIGINT; exits 0 when everything in hand was finished within the grace. SIGHUP has the
-    configuration read again."""
+    """Serve until SIGTERM or SIGINT; exit with 0 if all requests finished within the grace. SIGHUP reloads."""
     tasks: list[asyncio.Task[None]] = []
 
     def when(stop: Callable[[], None], apply: Apply) -> None:
@@ -87,14 +86,14 @@ def serve(
     take_over: bool = False,
     shared_port: int | None = None,
 ) -> bool:
-    """Calls `when(stop, apply)` once, serves until `stop()`, and `tell(host, port)` when it listens. `apply(config)` is
-    for one that differs in live keys alone. False: UNFINISHED.
+    """Serve until `stop()` is called. False if requests were left unfinished.
 
-    Raises Invalid for what will not pass: a port that is taken, an id that another process has.
+    Calls `when(stop, apply)` once, and `tell(host, port)` when the host listens. `apply(config)` takes a configuration
+    that differs in live keys only. Raises Invalid for permanent errors: a port or an id that another process has.
     """
-    # A worker that has its answer waits for the loop to let go of the interpreter: by default up to 5 ms a time.
+    # A thread with a result waits for the event loop to release the interpreter: by default up to 5 ms each time.
     sys.setswitchinterval(_SWITCH_S)
-    # The items in memory hold no cycles; by default the collector walks them all so often that it costs an eighth.
+    # Items in memory hold no cycles, but by default the collector walks them so often that it takes 1/8 of the time.
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     logs.set_level(config.log.level)
@@ -106,7 +105,7 @@ def _print(host: str, port: int) -> None:
 
 
 def _allow_files(server: ServerSection) -> None:
-    """Raises the limit of open files as far as it may be."""
+    """Raise the limit of open files, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = server.open_files
     if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -150,11 +149,11 @@ async def _serve(
 async def _until(
     stop: asyncio.Event,
     running: Callable[[], Config],
-    node: Node | Member,
+    node: Node | ClusterNode,
     tell: Callable[[str, int], None],
     shared_port: int | None,
 ) -> bool:
-    """Serves until `stop` is set."""
+    """Serve until `stop` is set."""
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -175,19 +174,19 @@ async def _until(
 
 
 def _reason(error: OSError) -> str:
-    """The system's words for it; asyncio's repeat the address. An address that is no number has an errno below 0."""
+    """Return the system's text, without asyncio's repeated address. An unresolved name has an errno below 0."""
     if error.errno == errno.EADDRINUSE:
-        return f"{os.strerror(error.errno)} by another process: stop that one or choose another port"
+        return f"{os.strerror(error.errno)} by another process: stop it or choose another port"
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
 
 
 @asynccontextmanager
-async def _admin(config: Config, host: Node | Member) -> AsyncIterator[None]:
-    """With the admin port open: from before there is anything to serve until nothing is served any more."""
+async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None]:
+    """Keep the admin port open: from before the first shard is served until after the last one."""
     if not config.admin.enabled:
         yield
         return
-    node, seat = (host.node, host.seat) if isinstance(host, Member) else (host, None)
+    node, seat = (host.node, host.seat) if isinstance(host, ClusterNode) else (host, None)
     root = config.zookeeper.root if config.zookeeper is not None else ""
     server = AdminServer(config.admin, View(config.server.id, node, seat, root))
     try:
@@ -201,8 +200,8 @@ async def _admin(config: Config, host: Node | Member) -> AsyncIterator[None]:
         await server.stop()
 
 
-def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_port: int | None) -> Node | Member:
-    """A host of a cluster where there is one to join, or one that is alone."""
+def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_port: int | None) -> Node | ClusterNode:
+    """Return a host of a cluster, or a host without one if the configuration names none."""
     timeouts = {
         "connect_timeout_s": config.store.connect_timeout_ms / 1000,
         "io_timeout_s": config.store.io_timeout_ms / 1000,
@@ -215,7 +214,7 @@ def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
         from foqs.zk.client import ZkFactStore
 
         facts = ZkFactStore(config.zookeeper, asyncio.get_running_loop())
-        return Member(config, config.zookeeper, facts, make_store, fatal, shared_port)
+        return ClusterNode(config, config.zookeeper, facts, make_store, fatal, shared_port)
     urls = {section.id: section.url for section in config.shards}
     directory = config.store.state_dir
     marks = None if directory is None else FileMarks(directory, urls)

@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read again while its host, or its workers, serve."""
+"""SIGHUP: read the configuration again while the host or its workers serve."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from concurrent.futures import Future
 import structlog
 
 from foqs.cli import logs, signals
-from foqs.config import Config, NotValid
+from foqs.config.live import change
+from foqs.config.load import Config, NotValid
 from foqs.errors import Invalid
-from foqs.running import change
 
-log = structlog.get_logger("foqs.config")
+log = structlog.get_logger("foqs.config.load")
 
 Read = Callable[[], Config]
 Apply = Callable[[Config], None]
 
 
 def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[None]:
-    """From now on SIGHUP has the configuration read again. Keep the task.
+    """Read the configuration again at each SIGHUP. Keep the returned task.
 
-    `read` makes it, or raises Invalid; None: there is nothing that it could be read from. `apply(config)` is called on
-    the event loop with what runs from then on. One that is not valid changes nothing.
+    `read` returns the configuration or raises Invalid; None means that there is no file. `apply(config)` runs on the
+    event loop with the new configuration. A configuration that is not valid changes nothing.
     """
     wanted = asyncio.Event()
     signals.on_hangup(wanted.set)
@@ -35,10 +35,10 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
             await wanted.wait()
             wanted.clear()
             if read is None:
-                log.error("config.not_reloaded", errors=["there is no file that it was read from"])
+                log.error("config.not_reloaded", errors=["this host has no configuration file to read again"])
                 continue
             try:
-                # On a thread: a disk may hang. A SIGHUP meanwhile has it read once more.
+                # On a thread, because a disk may hang. A SIGHUP during the read causes another read.
                 running = take(running, await _read_aside(read), apply)
             except NotValid as error:
                 log.error("config.not_reloaded", errors=error.errors)
@@ -49,7 +49,7 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
 
 
 def _read_aside(read: Read) -> asyncio.Future[Config]:
-    """On no thread of the loop's own: those are waited for when it ends, and a disk that hangs would keep the host."""
+    """Read on a daemon thread: the loop waits for its own threads at its end, and a disk may hang for ever."""
     made: Future[Config] = Future()
     made.set_running_or_notify_cancel()
 
@@ -66,7 +66,7 @@ def _read_aside(read: Read) -> asyncio.Future[Config]:
 
 
 def take(running: Config, read: Config, apply: Apply) -> Config:
-    """What runs from now on; says which keys are other than before, and which wait for a restart. Raises NotValid."""
+    """Apply the live keys of `read`, log the changed keys, and return the new configuration. Raises NotValid."""
     changed = change(running, read)
     logs.set_level(changed.config.log.level)
     apply(changed.config)

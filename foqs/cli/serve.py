@@ -1,6 +1,6 @@
-"""`foqs dev` and `foqs serve`: the serving side of the command line.
+"""`foqs dev` and `foqs serve`: the commands that run a host.
 
-What serves is imported inside the commands: `foqs ack` in a pipe should not wait for it.
+The commands import the server's modules themselves, so that `foqs ack` in a pipe does not wait for those imports.
 """
 
 from __future__ import annotations
@@ -16,38 +16,42 @@ import typer
 
 from foqs.cli import logs
 from foqs.cli.errors import told
+from foqs.cli.help import RUN, command
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.operators import ConfigOption
+from foqs.config.exposure import exposed
 from foqs.errors import Invalid
-from foqs.exposure import exposed
 
 if TYPE_CHECKING:
-    from foqs.config import Config
-    from foqs.sections import ShardSection
+    from foqs.config.load import Config
+    from foqs.config.schema import ShardSection
 
 log = structlog.get_logger("foqs.host")
 
-HostOption = Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")]
+HostOption = Annotated[str | None, typer.Option(help="The host listens on this address. Default: 127.0.0.1.")]
 MOST_WORKERS = 64
-PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one. Default: 7707.")]
+PortOption = Annotated[int | None, typer.Option(help="The host listens on this port; 0 picks one. Default: 7707.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(dev)
-    app.command()(serve)
+    command(app, "foqs dev", "foqs dev --port 7800 --data-dir /tmp/queue", group=RUN)(dev)
+    command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --workers 4", group=RUN)(serve)
 
 
 @told
 def dev(
     host: HostOption = None,
     port: PortOption = None,
-    data_dir: Annotated[Path, typer.Option(help="Where the SQLite shards are kept.")] = Path("foqs-data"),
-    shards: Annotated[int, typer.Option(min=1, max=64, help="How many shards to begin with.")] = 4,
+    data_dir: Annotated[Path, typer.Option(help="The SQLite shards are in this folder.")] = Path("foqs-data"),
+    shards: Annotated[int, typer.Option(min=1, max=64, help="A new folder gets this many shards.")] = 4,
 ) -> None:
-    """Runs foqs on embedded SQLite shards: no other server is needed, and items survive a restart."""
+    """Run a host on embedded SQLite shards, without any other server.
+
+    Items survive a restart.
+    """
     with ends_at_once():
         from foqs.cli.process import dev_shards, run
-        from foqs.config import load
+        from foqs.config.load import load
         from foqs.store.schema import create_schema
 
         sections = dev_shards(data_dir, shards)
@@ -66,29 +70,35 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take shards from a living or frozen owner (it loses them).")
+        bool,
+        typer.Option(
+            "--take-over", help="The host takes its shards even from a living or frozen owner, which loses them."
+        ),
     ] = False,
     workers: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MOST_WORKERS,
-            help="In a cluster: so many hosts behind the port, each a process with a port of its own (the port + 1, "
-            "+ 2, ...), started again when it dies.",
+            help="In a cluster, this many hosts share the port. Each is a process with a port of its own (the port "
+            "+ 1, + 2, ...) and is restarted when it dies.",
         ),
     ] = None,
 ) -> None:
-    """Runs a host: over the shards of foqs.toml, waiting as a standby while another host has them, or, with a
-    zookeeper section, as a host of that cluster."""
+    """Run a host over the shards of foqs.toml, or as a host of a cluster.
+
+    Without a [zookeeper] section, the host serves the [[shards]] of foqs.toml. While another host owns them, it waits
+    as a standby. With that section, it joins the cluster.
+    """
     with ends_at_once():
         _serve(config, host, port, take_over, workers)
 
 
 def _serve(path: Path, host: str | None, port: int | None, take_over: bool, workers: int | None) -> None:
-    from foqs.config import load
+    from foqs.config.load import load
 
     logs.from_file(path)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # or one that comes before it can be heeded ends the host
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the default would end the host before its own handler is set
 
     def read() -> Config:
         return _with_state(named(load(path, **_server(host, port))), path)
@@ -97,10 +107,12 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
     logs.configure(settings.log.level, settings.log.format)
     if settings.zookeeper is None:
         if workers is not None:
-            raise Invalid("--workers: only hosts of a cluster can share a port, and there is no [zookeeper] section")
+            raise Invalid(
+                "--workers: there is no [zookeeper] section, and only hosts of a cluster share a port: add one"
+            )
         _some_shards(settings)
     elif take_over:
-        raise Invalid("--take-over: in a cluster the assignment says who has a shard")
+        raise Invalid("--take-over: in a cluster, `foqs shards move` moves a shard to another host: omit --take-over")
     _warn(settings)
     if workers is not None:
         from foqs.cli.supervisor import supervise
@@ -118,7 +130,7 @@ def _warn(config: Config) -> None:
 
 
 def named(config: Config) -> Config:
-    """Hosts of a cluster need ids of their own, and the same one after a restart: the machine's name and the port."""
+    """Name a host of a cluster after its machine and port if the configuration names none: unique, and lasting."""
     if config.zookeeper is None or "id" in config.server.model_fields_set:
         return config
     name = f"{socket.gethostname()}:{config.server.port or os.getpid()}"
@@ -139,7 +151,7 @@ def _server(host: str | None, port: int | None) -> dict[str, Any]:
 
 def _some_shards(config: Config) -> tuple[ShardSection, ...]:
     if config.zookeeper is not None:
-        raise Invalid("zookeeper: the shards are the cluster's; this is for [[shards]]")
+        raise Invalid("the configuration has a [zookeeper] section: the shards are in ZooKeeper, not in [[shards]]")
     if not config.shards:
-        raise Invalid("no [[shards]] in the configuration")
+        raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
     return config.shards

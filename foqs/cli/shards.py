@@ -1,4 +1,4 @@
-"""`foqs shards`: the shards of foqs.toml, or those of a cluster."""
+"""`foqs shards`: make, check and move the shards of foqs.toml or of a cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import (
     CONNECT_S,
     TIMEOUT_S,
@@ -28,35 +29,93 @@ from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.store.protocol import StoreError, explained
 
-ShardArgument = Annotated[int, typer.Argument(metavar="ID", help="The shard's number.")]
+ShardArgument = Annotated[int, typer.Argument(metavar="ID", help="The shard has this number.")]
 
-app = typer.Typer(help="Make, verify and move shards.", no_args_is_help=True)
+DATABASES, MEMBERS, PLACES = "Databases", "Shards of a cluster", "Hosts of the shards"
+
+app = commands(
+    "shards",
+    "Make, check and move shards.",
+    "foqs shards check --config foqs.toml",
+    "foqs shards move 3 --to host-2:7707 --config foqs.toml",
+)
 
 
 def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="shards")
+    parent.add_typer(app, rich_help_panel=OPERATE)
 
 
-@app.command("create")
+@command(app, "foqs shards create --config foqs.toml", group=DATABASES)
 @told
 def create(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
-    """Makes the tables of every shard of foqs.toml or the cluster; those that are there already stay as they are."""
+    """Create the tables of every shard of foqs.toml or of the cluster.
+
+    Tables that exist stay unchanged.
+    """
     from foqs.store.schema import create_schema
+    from foqs.store.tables import SCHEMA_VERSION
 
     for shard, url in _urls(config, connect_timeout):
         try:
-            create_schema(url, shard)
+            before = create_schema(url, shard)
         except StoreError as error:
             fail(f"shard {shard}: {explained(error)}")
-        print(f"shard {shard}: ready")
+        migrated = f", migrated from schema version {before}" if 0 < before < SCHEMA_VERSION else ""
+        print(f"shard {shard}: ready{migrated}")
 
 
-@app.command("check")
+@command(app, "foqs shards migrate --config foqs.toml --dry-run", group=DATABASES)
+@told
+def migrate(
+    config: ConfigOption,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="The command prints the SQL statements and runs none.")
+    ] = False,
+    connect_timeout: ConnectOption = CONNECT_S,
+) -> None:
+    """Bring the database of each shard to the schema of this foqs.
+
+    Hosts may serve the shards at the same time. The command continues after a shard that fails, and then exits with 1.
+    Run it again to complete such a shard.
+    """
+    failed = False
+    for shard, url in _urls(config, connect_timeout):
+        try:
+            print(f"shard {shard}: {_planned(url, shard) if dry_run else _migrated(url, shard)}")
+        except StoreError as error:
+            failed = True
+            print(f"foqs: shard {shard}: {explained(error)}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
+
+
+def _migrated(url: str, shard: int) -> str:
+    from foqs.store.schema import migrate_schema
+    from foqs.store.tables import SCHEMA_VERSION
+
+    before = migrate_schema(url, shard)
+    if before < SCHEMA_VERSION:
+        return f"migrated from schema version {before} to {SCHEMA_VERSION}"
+    return f"schema version {before}, nothing to do"
+
+
+def _planned(url: str, shard: int) -> str:
+    from foqs.store.schema import plan_migration
+    from foqs.store.tables import SCHEMA_VERSION
+
+    plan = plan_migration(url, shard)
+    if not plan.statements:
+        return f"schema version {plan.version}, nothing to do"
+    heading = f"schema version {plan.version}; to make it version {SCHEMA_VERSION}:"
+    return "\n    ".join([heading, *(f"{statement};" for statement in plan.statements)])
+
+
+@command(app, "foqs shards check --config foqs.toml", group=DATABASES)
 @told
 def check(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
-    """Verifies tables, indexes, version, number and the settings that the promises rest on.
+    """Check the database of every shard: tables, indexes, version, number and settings.
 
-    Exits 1 when something is wrong, and says how to mend it.
+    For each fault the command prints the remedy. It exits with 1 if it finds a fault.
     """
     wrong = False
     for shard, url in _urls(config, connect_timeout):
@@ -69,22 +128,22 @@ def check(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> N
 
 
 def _urls(path: Path, connect_s: float) -> list[tuple[int, str]]:
-    """Raises Invalid when there are none."""
-    from foqs.config import load
+    """Return number and URL of each shard. Raises Invalid if there is none."""
+    from foqs.config.load import load
 
     config = load(path)
     if config.zookeeper is not None:
         shards = look(config.zookeeper, connect_s).shards
         if not shards:
-            raise Invalid("the cluster has no shards: `foqs shards add` adds one")
+            raise Invalid("the cluster has no shards: add one with `foqs shards add`")
         return [(shard, shards[shard].url) for shard in sorted(shards)]
     if not config.shards:
-        raise Invalid("no [[shards]] in the configuration")
+        raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
     return [(section.id, section.url) for section in config.shards]
 
 
 def _findings(url: str, shard: int) -> list[str]:
-    """What is wrong, each with what mends it."""
+    """Return the faults of a shard, each with its remedy."""
     from foqs.store.schema import check_schema
 
     try:
@@ -96,23 +155,38 @@ def _findings(url: str, shard: int) -> list[str]:
 # ------------------------------------------------------------------------------------- shards of a cluster
 
 
-@app.command("add")
+@command(
+    app,
+    "foqs shards add 3 mysql+pymysql://foqs:secret@db-1/foqs_3 -c foqs.toml",
+    "foqs shards add 3 - --create -c foqs.toml < url.txt",
+    group=MEMBERS,
+)
 @told
 def add(
     shard: ShardArgument,
-    url: Annotated[str, typer.Argument(help="SQLAlchemy URL; - reads it from stdin, where no `ps` shows it.")],
+    url: Annotated[
+        str,
+        typer.Argument(help="The database has this SQLAlchemy URL. - reads it from stdin, which hides it from `ps`."),
+    ],
     config: ConfigOption,
-    weight: Annotated[float, typer.Option(help="Its part of the load, relative to the others.")] = 1.0,
-    create: Annotated[bool, typer.Option("--create", help="Make the database's schema first.")] = False,
+    weight: Annotated[
+        float, typer.Option(help="The share of the load grows with this number; most shards have 1.")
+    ] = 1.0,
+    create: Annotated[bool, typer.Option("--create", help="The command creates the tables first.")] = False,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Adds a shard to the cluster, once its database was found good; waits until a host serves it."""
+    """Add a shard to the cluster after checking its database.
+
+    The command waits until a host serves the shard.
+    """
     if url == "-":
         url = sys.stdin.readline().strip()
     if not url:
-        raise Invalid("the URL is empty")
+        raise Invalid(
+            "the URL of the shard's database is empty: give it as the second argument, or a line on stdin for -"
+        )
     perform(
         config,
         lambda facts: operate.add_shard(facts, ShardFact(shard, url, weight)),
@@ -124,17 +198,17 @@ def add(
 
 
 def refuse_bad(url: str, shard: int, *, create: bool) -> None:
-    """Raises Invalid, and StoreError when the schema cannot be made."""
+    """Raise Invalid unless the database suits the shard; with `create`, StoreError if its schema cannot be created."""
     if create:
         from foqs.store.schema import create_schema
 
         create_schema(url, shard)
     if findings := _findings(url, shard):
-        hint = "" if create else " (--create makes a schema that is missing)"
+        hint = "" if create else " (--create creates missing tables)"
         raise Invalid(f"shard {shard} is not added: {'; '.join(findings)}{hint}")
 
 
-@app.command("enable")
+@command(app, "foqs shards enable 3 --config foqs.toml", group=MEMBERS)
 @told
 def enable(
     shard: ShardArgument,
@@ -143,11 +217,14 @@ def enable(
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Has a shard served, with new items; waits until a host serves it."""
+    """Let a shard be served and take new items.
+
+    The command waits until a host serves the shard.
+    """
     _use(shard, ShardUse.ENABLED, config, connect_timeout, timeout, wait=not no_wait)
 
 
-@app.command("drain")
+@command(app, "foqs shards drain 3 --config foqs.toml", group=MEMBERS)
 @told
 def drain(
     shard: ShardArgument,
@@ -156,11 +233,14 @@ def drain(
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Marks a shard: no new items, served until it is empty. `foqs shards enable` takes it back."""
+    """Stop new items for a shard; hosts serve the items that it has.
+
+    `foqs shards enable` undoes it.
+    """
     _use(shard, ShardUse.DRAINING, config, connect_timeout, timeout, wait=not no_wait)
 
 
-@app.command("disable")
+@command(app, "foqs shards disable 3 --config foqs.toml", group=MEMBERS)
 @told
 def disable(
     shard: ShardArgument,
@@ -169,23 +249,37 @@ def disable(
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Has a shard served by nobody: its items wait in the database. Waits until nobody does."""
+    """Take a shard out of service: its items stay in the database.
+
+    The command waits until no host serves the shard. `foqs shards enable` undoes it.
+    """
     _use(shard, ShardUse.DISABLED, config, connect_timeout, timeout, wait=not no_wait)
 
 
-@app.command("remove")
+@command(
+    app,
+    "foqs shards remove 3 --config foqs.toml",
+    "foqs shards remove 3 --items 1200 --yes -c foqs.toml",
+    group=MEMBERS,
+)
 @told
 def remove(
     shard: ShardArgument,
     config: ConfigOption,
-    items: Annotated[int, typer.Option(min=0, help="How many items the shard holds: it has to be right.")] = 0,
-    uncounted: Annotated[bool, typer.Option("--uncounted", help="Do not count: its database is gone.")] = False,
+    items: Annotated[
+        int, typer.Option(min=0, help="The shard holds exactly this many items; the command checks the number.")
+    ] = 0,
+    uncounted: Annotated[
+        bool, typer.Option("--uncounted", help="The command does not count the items, because the database is gone.")
+    ] = False,
     yes: YesOption = False,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Takes a disabled shard out of the cluster. Its items stay in the database, and no host serves them: a shard that
-    holds items is removed only when --items says how many."""
-    from foqs.config import load
+    """Remove a disabled shard from the cluster.
+
+    Its items stay in the database, and no host serves them. If the shard holds items, --items must give their number.
+    """
+    from foqs.config.load import load
 
     def first() -> None:
         if not uncounted:
@@ -203,38 +297,41 @@ def remove(
 
 
 def refuse_items(url: str, shard: int, expected: int) -> None:
-    """Raises Invalid unless the shard's database holds just so many items."""
+    """Raise Invalid unless the shard's database holds exactly `expected` items."""
     from foqs.store.count import count_items
 
     try:
         found = count_items(url, shard)
     except StoreError as error:
         raise Invalid(
-            f"the items of shard {shard} cannot be counted: {error}. Once its database answers, try again; to give up "
-            "the items, give --uncounted"
+            f"the items of shard {shard} cannot be counted: {error}. Try again when its database answers, or give "
+            "--uncounted to give up the items"
         ) from None
     if found == expected:
         return
     holds = f"shard {shard} holds {found:,} item{'' if found == 1 else 's'}"
     if expected:
-        raise Invalid(f"{holds}, not {expected:,}: nothing is removed")
+        raise Invalid(f"{holds}, not {expected:,}: the shard is not removed")
     raise Invalid(
-        f"{holds}, which no host will serve: drain the shard first (foqs shards enable {shard}, then drain), or give "
-        f"--items {found} to leave them in the database"
+        f"{holds}, and no host would serve them: first drain the shard (foqs shards enable {shard}, then drain), or "
+        f"give --items {found} to leave them in the database"
     )
 
 
-@app.command("move")
+@command(app, "foqs shards move 3 --to host-2:7707 --config foqs.toml", group=PLACES)
 @told
 def move(
     shard: ShardArgument,
-    to: Annotated[str, typer.Option("--to", metavar="HOST", help="The id of a living host.")],
+    to: Annotated[str, typer.Option("--to", metavar="HOST", help="The shard moves to the living host with this id.")],
     config: ConfigOption,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Moves a shard to another host; waits until that one serves it. A later balancing may move it again."""
+    """Move a shard to another host.
+
+    The command waits until that host serves the shard. A later round of balancing may move the shard again.
+    """
     perform(
         config,
         lambda facts: operate.move_shard(facts, shard, to),
@@ -244,22 +341,33 @@ def move(
     )
 
 
-@app.command("rebalance")
+@command(
+    app,
+    "foqs shards rebalance --dry-run --config foqs.toml",
+    "foqs shards rebalance --max-moves 5 --config foqs.toml",
+    group=PLACES,
+)
 @told
 def rebalance(
     config: ConfigOption,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the moves, and make none.")] = False,
-    max_moves: Annotated[int | None, typer.Option(min=1, help="At most so many. Default: all it takes.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The command prints the moves and makes none.")] = False,
+    max_moves: Annotated[
+        int | None,
+        typer.Option(min=1, help="The command moves at most this many shards. Default: no limit."),
+    ] = None,
     no_wait: NoWaitOption = False,
     timeout: TimeoutOption = TIMEOUT_S,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Evens out the hosts by the weights of their shards, at once; waits until every shard has arrived."""
+    """Spread the shards over the hosts by weight, in one step.
+
+    The command waits until the new hosts serve the shards that move.
+    """
     if dry_run:
-        from foqs.config import load
+        from foqs.config.load import load
 
         change = operate.rebalance(look(cluster_of(load(config)), connect_timeout), max_moves)
-        print(f"{change.says} (nothing is changed: --dry-run)")
+        print(f"{change.says} (--dry-run: no change was made)")
         show_moves(change)
         return
     perform(

@@ -1,4 +1,4 @@
-"""The file of `foqs shards apply`: the shards that a cluster is to have."""
+"""The file of `foqs shards apply`: the shards of a cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from foqs.config.schema import ShardSection
 from foqs.errors import Invalid
-from foqs.sections import ShardSection
 from foqs.shardmgr.facts import ShardFact
 
 
@@ -31,7 +31,7 @@ class _File(BaseModel):
 
 
 def read(path: Path) -> list[ShardFact]:
-    """Raises Invalid, with every error and no value: there are passwords in it."""
+    """Read the file. Raises Invalid with every error but no value, because URLs hold passwords."""
     try:
         found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Signals to a process that serves.
 
-Not by the event loop's own handlers: it takes them away when it closes, and then a signal that comes while the
-interpreter still ends would make a failure of an end in order.
+The event loop's own handlers do not serve here: the loop removes them when it closes. A signal between that and the end
+of the interpreter would then turn an orderly end into a failure.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _HEARD = (*_ENDING, signal.SIGHUP)
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """Has SIGTERM and SIGINT call `stop` on the running loop."""
+    """Call `stop` on the running loop at SIGTERM and SIGINT."""
     for number in _ENDING:
         _on(number, stop)
 
 
 def on_hangup(do: Callable[[], None]) -> None:
-    """Has SIGHUP call `do` on the running loop."""
+    """Call `do` on the running loop at SIGHUP."""
     _on(signal.SIGHUP, do)
 
 
@@ -39,11 +39,13 @@ def _on(number: signal.Signals, do: Callable[[], None]) -> None:
 
 
 def _wake(loop: asyncio.AbstractEventLoop) -> None:
-    """Has signals wake the loop: one that comes just before it waits would else be heard when it wakes the next time.
-    uvloop sees to that by itself, asyncio's own loop only for handlers of its own."""
+    """Let signals wake the loop. Otherwise a signal just before a wait is handled after that wait.
+
+    uvloop does this by itself; asyncio's loop does it only for its own handlers.
+    """
     known = signal.set_wakeup_fd(-1)
     if known == -1:
-        woken, known = os.pipe()  # both stay open as long as the process: what is written after the loop is no error
+        woken, known = os.pipe()  # never closed, so a write after the end of the loop is no error
         for end in (woken, known):
             os.set_blocking(end, False)
         loop.add_reader(woken, os.read, woken, 4096)
@@ -52,11 +54,11 @@ def _wake(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def last_work() -> Iterator[None]:
-    """After it signals change nothing any more: the interpreter would give them back their defaults while it ends."""
+    """Ignore signals after the block: the interpreter restores their defaults while it ends."""
     try:
         yield
     finally:
-        # Blocked first: one that was noticed and has no handler any more is told of as an error.
+        # Blocked first: a pending signal without a handler prints an error.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         for number in _HEARD:
             signal.signal(number, signal.SIG_IGN)

@@ -1,16 +1,30 @@
-"""`foqs spark`: batch jobs over what is queued. PySpark is imported when one runs."""
+"""`foqs spark`: batch jobs over queued items. A job imports PySpark when it runs."""
 
 from __future__ import annotations
 
 import typer
 
 from foqs.cli.errors import told
+from foqs.cli.help import QUEUE, command, commands
 from foqs.spark.jobs import enqueue, export, move, report
 
-app = typer.Typer(help="Report on items, export, enqueue and move them, with Spark.", no_args_is_help=True)
+_ZOOKEEPER = "--zookeeper zk-1:2181"
+
+app = commands(
+    "spark",
+    "Report on, export, enqueue and move many items with Spark.",
+    f"foqs spark report --page report.html {_ZOOKEEPER}",
+)
 
 
 def register(parent: typer.Typer) -> None:
-    for job in (report.report, export.export, enqueue.enqueue, move.move):
-        app.command()(told(job))
-    parent.add_typer(app, name="spark")
+    command(app, f"foqs spark report --page report.html {_ZOOKEEPER}")(told(report.report))
+    command(app, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(told(export.export))
+    command(app, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(told(enqueue.enqueue))
+    command(
+        app,
+        f"""foqs spark move {_ZOOKEEPER} --endpoints foqs:7707 \\
+    --from-namespace default --from-topic emails --to-namespace default \\
+    --to-topic failed --where 'attempt > 3' --dry-run""",
+    )(told(move.move))
+    parent.add_typer(app, rich_help_panel=QUEUE)

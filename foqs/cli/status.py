@@ -1,4 +1,4 @@
-"""`foqs cluster status`: who serves what, as tables or as JSON."""
+"""`foqs cluster status`: show which host serves which shard, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli.errors import piped, told
+from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import CONNECT_S, ConfigOption, ConnectOption, cluster_of, quietly
 from foqs.shardmgr.operate import name
 from foqs.shardmgr.status import Status, status_of
@@ -20,32 +21,42 @@ from foqs.shardmgr.status import Status, status_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from foqs.config import Config
+    from foqs.config.load import Config
     from foqs.shardmgr.facts import Facts, ShardFact
     from foqs.shardmgr.status import Answers
 
     Show = Callable[[Facts, bool, Answers], None]
 
-app = typer.Typer(help="A cluster as a whole.", no_args_is_help=True)
+app = commands(
+    "cluster",
+    "Show a cluster, or run one on this machine.",
+    "foqs cluster status --config foqs.toml",
+    "foqs cluster up",
+)
 
-_WIDE = 10_000  # what reads from a pipe has lines of any length
+_WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
 
 
 def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="cluster")
+    parent.add_typer(app, rich_help_panel=OPERATE)
 
 
-@app.command("status")
+@command(app, "foqs cluster status --config foqs.toml", "foqs cluster status --config foqs.toml --watch --json")
 @told
 @piped
 def status(
     config: ConfigOption,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again at each change, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document; with --watch one line a change.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The command shows the cluster again at each change, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="The command prints one JSON document; with --watch, one line for each change."),
+    ] = False,
     connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
-    """Shows hosts, shards, owners with their epochs, and what is under way."""
-    from foqs.config import load
+    """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
+    from foqs.config.load import load
 
     show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
     whole = load(config)
@@ -84,8 +95,11 @@ def _json_shown(indent: int | None) -> Show:
 
 
 def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
-    """`connected`: false when ZooKeeper does not answer, and this is what it said last. `database` is the part of the
-    shard's URL that is no secret."""
+    """Return the status as JSON.
+
+    `connected` is false if ZooKeeper does not answer; the rest is then its last state. `database` is the server and
+    the name in the shard's URL.
+    """
     status = asdict(status_of(facts, answers))
     for row in status["shards"]:
         row["database"] = _database(facts.shards, row["id"])
@@ -118,7 +132,7 @@ def _summary(status: Status, connected: bool) -> list[str]:
     version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
     controller = "none" if status.controller is None else name(status.controller)
     lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, {_evenness(status)}"]
-    return lines if connected else ["ZooKeeper does not answer; this is what it said last", *lines]
+    return lines if connected else ["ZooKeeper does not answer; this is the last known state", *lines]
 
 
 def _evenness(status: Status) -> str:
@@ -178,7 +192,7 @@ def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
 
 
 def _table(*headers: str, numbers: tuple[str, ...]) -> Table:
-    """Columns of plain text: for the eye, and for `grep` and `awk`."""
+    """Return a table of plain columns, which `grep` and `awk` can read."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in headers:
         table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
@@ -186,7 +200,7 @@ def _table(*headers: str, numbers: tuple[str, ...]) -> Table:
 
 
 def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
-    """Server and name alone: user, password and options (which may hold keys) are left out."""
+    """Return server and name, without user, password and options, which may hold keys."""
     from foqs.store.link import place_of
 
     if (record := records.get(shard)) is None or (place := place_of(record.url)) is None:

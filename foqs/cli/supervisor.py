@@ -1,6 +1,6 @@
-"""`foqs serve --workers N`: N hosts behind one port, each a process that is started again when it dies.
+"""`foqs serve --workers N`: N hosts behind one port, each a process that is restarted when it dies.
 
-Imports nothing of a host: what serves is in the workers (`foqs.cli.worker`), and this only waits.
+The workers (`foqs.cli.worker`) serve; this process imports nothing of a host.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ import structlog
 
 from foqs.cli import logs, signals
 from foqs.cli.reload import Read, on_hangup
-from foqs.config import Config
+from foqs.config.load import Config
 from foqs.errors import Invalid
 
 log = structlog.get_logger("foqs.workers")
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-_STEADY_S = 60.0  # who lived for so long did not die of how it was started
+_STEADY_S = 60.0  # uptime after which a crash is not a start-up failure
 _END_S = 5.0  # beyond the grace: closing databases and the session
 _MOST_PORT = 65_535
 
 
 def supervise(config: Config, workers: int, read: Read) -> None:
-    """Runs them until SIGTERM or SIGINT; what SIGHUP has `read` is handed on to them. Raises Invalid for what will not
-    pass, and when one did not stop in order."""
+    """Run the workers until SIGTERM or SIGINT; SIGHUP reloads their configuration.
+
+    Raises Invalid for permanent errors, and if a worker did not stop in order.
+    """
     server = config.server
     if server.port and server.port + workers > _MOST_PORT:
-        raise Invalid(f"--workers: there are no {workers} ports above {server.port} for them")
+        raise Invalid(f"--workers: there are no {workers} ports above {server.port}: lower server.port or --workers")
     if server.advertise is not None and not server.port:
-        raise Invalid("server.advertise: with --workers it needs a server.port, each worker's is told by its distance")
+        raise Invalid("server.advertise: with --workers, set server.port too: each worker advertises a port above it")
     logs.set_level(config.log.level)
     with signals.last_work(), _held(server.host, server.port) as port:
         asyncio.run(_Supervisor(config, workers, port).run(read))
 
 
 def config_of(config: Config, number: int) -> Config:
-    """Of the worker with that number, from 1: its id, its direct and its admin port, and what others are told of it."""
+    """Return the configuration of worker `number`, from 1: its id, direct port, admin port and advertised address."""
     server = config.server
     changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
     if server.advertise is not None:
         name, _, port = server.advertise.rpartition(":")
         if not name or not port.isdecimal() or int(port) + number > _MOST_PORT:
-            raise Invalid(f"server.advertise: not host:port, with a port below {_MOST_PORT - number + 1}")
+            raise Invalid(
+                f"server.advertise: {server.advertise} is not host:port with a port below {_MOST_PORT - number + 1}"
+            )
         changes["advertise"] = f"{name}:{int(port) + number}"
     admin = config.admin
     if admin.port:
         if admin.port + number > _MOST_PORT:
-            raise Invalid(f"admin.port: with --workers it needs {number} ports above {admin.port}")
+            raise Invalid(f"admin.port: there are no {number} ports above {admin.port} for --workers: lower it")
         admin = admin.model_copy(update={"port": admin.port + number})
     return config.model_copy(update={"server": server.model_copy(update=changes), "admin": admin})
 
 
 @contextmanager
 def _held(host: str, port: int) -> Iterator[int]:
-    """The port, picked where it is 0, which stays the workers' also while none of them listens."""
+    """Hold the port (0 picks one) for the workers, even while none of them listens."""
     with ExitStack() as stack:
         try:
             found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-                # Who shares a port is not told that somebody else does: so first without.
+                # A shared bind does not fail if another process shares the port, so bind it alone first.
                 with _bound(family, (address[0], port, *address[2:]), shared=False) as alone:
                     port = alone.getsockname()[1]
                 stack.enter_context(_bound(family, (address[0], port, *address[2:]), shared=True))
@@ -103,16 +107,16 @@ class _Supervisor:
         logs.catch_faults(loop)
         signals.on_stop(stop.set)
         reloading = on_hangup(self._config, read, self._reconfigure)
-        told = loop.create_task(stop.wait())
+        stopping = loop.create_task(stop.wait())
         tasks = [loop.create_task(keeper.run()) for keeper in self._keepers]
-        await asyncio.wait({told, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         reloading.cancel()
         log.info("workers.stopping", workers=len(tasks))
         for keeper in self._keepers:
             if keeper.id in self._quiet:  # it has no shards to hand over
                 keeper.stop.set()
-        for keeper, task in zip(self._keepers, tasks, strict=True):  # one at a time: the next ones take its shards
+        for keeper, task in zip(self._keepers, tasks, strict=True):  # one at a time: the other workers take its shards
             keeper.stop.set()
             await asyncio.wait({task})
         faults = [fault for task in tasks if (fault := task.exception()) is not None]
@@ -146,13 +150,13 @@ class _Keeper:
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
-        """For the worker that runs, and for those that come after it. `config` is that of all of them."""
+        """Pass the common configuration to the running worker and its successors."""
         config = config_of(config, self._number)
         self.id = config.server.id
         self._format = config.log.format  # of what a worker says before it has read its order
         order = {"config": config.model_dump(mode="json"), "shared_port": self._shared_port}
         self._order = json.dumps(order).encode() + b"\n"
-        self._patience_s = 2 * config.server.grace_ms / 1000 + _END_S  # shards handed over, then calls in hand
+        self._patience_s = 2 * config.server.grace_ms / 1000 + _END_S  # hand over the shards, then finish the requests
         if self._input is not None and not self._input.is_closing():
             self._input.write(self._order)
 
@@ -178,14 +182,14 @@ class _Keeper:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _once(self) -> int | str:
-        """Its exit status, negative: the signal that ended it; or why it could not be started."""
+        """Run the worker once. Return its exit status (negative: a signal), or the reason if it could not start."""
         argv = (sys.executable, "-m", "foqs.cli.worker", self.id)
         # A group of its own: Ctrl-C in a terminal is for the supervisor.
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=PIPE, stdout=PIPE, process_group=0, env={**os.environ, "FOQS_LOG__FORMAT": self._format}
             )
-        except OSError as error:  # no memory, too many processes: that may pass
+        except OSError as error:  # out of memory or processes: retry later
             return str(error)
         log.info("worker.started", worker=self.id, pid=process.pid)
         assert process.stdin is not None
@@ -198,7 +202,7 @@ class _Keeper:
         process.stdin.close()
         await asyncio.wait({ended}, timeout=self._patience_s)
         if not ended.done():
-            with suppress(ProcessLookupError):  # it has ended just now
+            with suppress(ProcessLookupError):  # it ended in between
                 process.kill()
         return await ended
 

@@ -1,4 +1,4 @@
-"""`foqs cluster up`: a real cluster on this machine, until Ctrl-C."""
+"""`foqs cluster up`: run a real cluster on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from foqs.cli.errors import fail, told
+from foqs.cli.help import command
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.lab import interruptible
 from foqs.cli.operators import quietly
@@ -26,20 +27,25 @@ _LOOK_S = 0.5
 
 
 def register(_parent: typer.Typer) -> None:
-    app.command("up")(up)
+    command(app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")(up)
 
 
 @told
 def up(
-    hosts: Annotated[int, typer.Option(min=1, max=16, help="Host processes.")] = 3,
-    mysql: Annotated[int, typer.Option(min=1, max=8, help="Database servers.")] = 2,
-    shards: Annotated[int, typer.Option(min=1, max=1_000, help="Shards, spread over the database servers.")] = 8,
-    kind: Annotated[Literal["mariadb", "mysql"], typer.Option(help="Which database.")] = "mariadb",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave configuration and logs behind.")] = False,
+    hosts: Annotated[int, typer.Option(min=1, max=16, help="The cluster has this many host processes.")] = 3,
+    mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,
+    shards: Annotated[
+        int, typer.Option(min=1, max=1_000, help="The database servers hold this many shards together.")
+    ] = 8,
+    kind: Annotated[
+        Literal["mariadb", "mysql"], typer.Option(help="The database servers are of this kind.")
+    ] = "mariadb",
+    keep: Annotated[bool, typer.Option("--keep", help="The command keeps the configuration and the logs.")] = False,
 ) -> None:
-    """Runs private database servers, a ZooKeeper, and hosts that share the shards; Ctrl-C takes all of it down.
+    """Run a private cluster for development and tests until Ctrl-C.
 
-    For development and tests: nothing of it outlives the command, but for what --keep leaves.
+    The command starts database servers, a ZooKeeper, and hosts that share the shards. Ctrl-C stops all of them and
+    removes their files. --keep leaves the configuration and the logs.
     """
     with ends_at_once():
         from foqs.lab.cluster import local_cluster
@@ -56,15 +62,15 @@ def up(
             cluster = stack.enter_context(local_cluster(made, folder))
             cluster.start(*(f"host-{n}" for n in range(1, hosts + 1)))
             cluster.settled()
-            _tell(cluster)
+            _print(cluster)
             _watch(cluster)
     except ServerUnavailable as error:
         fail(str(error))
     except KeyboardInterrupt:
-        print("taken down", file=sys.stderr)
+        print("the cluster is stopped", file=sys.stderr)
 
 
-def _tell(cluster: LocalCluster) -> None:
+def _print(cluster: LocalCluster) -> None:
     for name, host in cluster.hosts.items():
         print(f"{name}: 127.0.0.1:{host.port}, admin http://127.0.0.1:{host.admin_port}, log {host.log}")
     print(f"zookeeper: {cluster.zookeeper.hosts}")
@@ -75,15 +81,15 @@ def _tell(cluster: LocalCluster) -> None:
 
 
 def _watch(cluster: LocalCluster) -> None:
-    """Until a signal, or until no host is left."""
+    """Report each host that ends. Returns at a signal; fails when no host is left."""
     alive = dict(cluster.hosts)
     while alive:
         time.sleep(_LOOK_S)
         for name, host in list(alive.items()):
             if not host.alive:
                 del alive[name]
-                print(f"{name} has ended, see {host.log}", file=sys.stderr)
-    fail("no host is left")
+                print(f"host {name} has ended: read {host.log}", file=sys.stderr)
+    fail("every host of the cluster has ended: read their logs (--keep keeps them)")
 
 
 @contextmanager
@@ -93,6 +99,6 @@ def _folder(keep: bool) -> Iterator[Path]:
         yield folder
     finally:
         if keep:
-            print(f"left behind: {folder}", file=sys.stderr)
+            print(f"configuration and logs: {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,9 @@
 """One of the hosts behind a port: `python -m foqs.cli.worker ID`, started by the supervisor of `foqs serve --workers`.
 
-Its input is lines of JSON, {"config": ..., "shared_port": ...}: one to begin with, another one when live keys changed.
-It stops when its input ends: the
-supervisor says so, or is gone. Its output is for the supervisor, too: {"listening": "host:port"} or {"refused": "why"},
-a line each. Signals are the supervisor's business: a service manager sends them to all processes at once, and then no
-worker would be left to hand shards over to.
+Its input is lines of JSON, {"config": ..., "shared_port": ...}: one at the start, and one for each change of live keys.
+The worker stops when its input ends: the supervisor closes it, or has died. Its output is for the supervisor:
+{"listening": "host:port"} or {"refused": "why"}, a line each. The worker ignores signals: a service manager sends them
+to all processes at once, and then no worker would be left to take over shards.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from foqs.cli import logs
 from foqs.cli.process import UNFINISHED, serve
 from foqs.cli.reload import Apply, take
-from foqs.config import Config
+from foqs.config.load import Config
 from foqs.errors import Invalid
 
 _ORDERS, _ANSWERS = 0, 1
@@ -34,7 +33,7 @@ def main() -> None:
     orders = _Orders()
     order = orders.first()
     if order is None:
-        return  # the supervisor did not live to finish it
+        return  # the supervisor died before it wrote the line
     config = Config(**order["config"])
     logs.configure(config.log.level, config.log.format, worker=config.server.id)
 
@@ -54,14 +53,14 @@ class _Orders:
         self._read = b""
 
     def first(self) -> Any:
-        """Waits for it; None when the input ends before."""
+        """Wait for the first line; None if the input ends before."""
         while b"\n" not in self._read:
             if not self._more():
                 return None
         return self._next()
 
     def follow(self, config: Config, stop: Callable[[], None], apply: Apply) -> None:
-        """On the event loop: takes over what comes, and calls `stop` when the input ends."""
+        """Apply further lines on the event loop, and call `stop` when the input ends."""
         loop = asyncio.get_running_loop()
         running = config
 
@@ -94,7 +93,7 @@ def _listening(host: str, port: int) -> None:
 
 
 def _say(what: str, text: str) -> None:
-    with suppress(OSError):  # nobody is there to hear it: then the other pipe is closed as well
+    with suppress(OSError):  # the supervisor has died, so the input ends as well
         os.write(_ANSWERS, json.dumps({what: text}).encode() + b"\n")
 
 

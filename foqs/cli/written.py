@@ -1,4 +1,4 @@
-"""Leased items as lines on stdout; those whose lines cannot be written are given back."""
+"""Writes leased items as lines on stdout, and gives back those whose lines cannot be written."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
         _give_back(client, items[written:])
         if to_ack and written:
             _say(
-                f"{written} written items are not acked, as the reader may not have read them; except at-most-once "
-                "items, they are delivered again when their leases end"
+                f"{written} written items are not acked, because the reader may not have read them; they are delivered "
+                "again when their leases end, except at-most-once items"
             )
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             discard_stdout()
@@ -39,12 +39,12 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
 def _give_back(client: Client, items: Sequence[Item]) -> None:
     outcomes = client.release_many(items)
     once = [(item, error) for item, error in zip(items, outcomes, strict=True) if item.at_most_once]
-    _name("at-most-once items that were not written, and were given back", [i for i, error in once if error is None])
+    _name("at-most-once items given back without being written", [i for i, error in once if error is None])
     if failed := [error for error in outcomes if error is not None]:
         why = f"{failed[0].code.name}: {failed[0]}"
-        _name(f"at-most-once items that are lost, neither written nor given back ({why})", [i for i, e in once if e])
+        _name(f"at-most-once items lost: neither written nor given back ({why})", [i for i, e in once if e])
         if again := len(failed) - sum(error is not None for _, error in once):
-            _say(f"{again} items, not written, are delivered again when their leases end: not given back ({why})")
+            _say(f"{again} items neither written nor given back ({why}): they are delivered again after their leases")
 
 
 def _name(what: str, items: Sequence[Item]) -> None:

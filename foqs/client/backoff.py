@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """`first_ms`, then `factor` times as long after each attempt, never above `longest_ms`; a random part of
+    """`first_ms`, then multiplied by `factor` after each attempt, never above `longest_ms`; a random part of
     `jitter` (0 to 1) of it is left out, so that what failed together does not come back together.
 
     >>> Backoff(first_ms=100, longest_ms=1_000, jitter=0).delay_ms(3, lambda: 0.0)

@@ -11,25 +11,24 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from tenacity import RetryCallState, Retrying, retry_if_result
-
-from foqs.client.codec import SERVER_INFO, Goodbye, Malformed, Method
-from foqs.client.connection import Address, Connection, LostReply, NotSent
+from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
+from foqs.client.methods import SERVER_INFO
 from foqs.client.pool import Pool
-from foqs.client.request_ids import current, in_one_call, named
+from foqs.client.request_ids import current, in_one_call
 from foqs.client.retry import pause_ms
 from foqs.client.wrong_peer import WrongPeer
-from foqs.errors import FoqsError, Invalid, Unavailable
+from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, named
 from foqs.idl import idl
+from foqs.wire.errors import GoAway, Malformed
+from foqs.wire.protocol import SMALL_BYTES
+from foqs.wire.remote_method import RemoteMethod
 
 log = logging.getLogger("foqs.client")
 
 _SEQUENCES = 0x7FFF_FFFF
 QUIET_S = 60.0
 OnRetry = Callable[[FoqsError, float], object]
-_SMALL_BYTES = 64 * 1024
-"""Hosts read no longer request before the first authenticated one of a connection."""
 
 
 class Task(Protocol):
@@ -52,7 +51,7 @@ class Task(Protocol):
 class Asked(NamedTuple):
     """A request that was sent; `until` is when its answer is given up."""
 
-    method: Method
+    method: RemoteMethod
     sequence: int
     request_id: str
     connection: Connection
@@ -96,7 +95,7 @@ class Caller:
 
     def ask(
         self,
-        method: Method,
+        method: RemoteMethod,
         request: Any,
         deadline: float,
         *,
@@ -104,12 +103,12 @@ class Caller:
         wait_ms: float = 0,
         to: Sequence[Address] = (),
     ) -> Any:
-        """One request, one response. Raises the typed error of what went wrong; the rest as for `send`."""
+        """One request, one response. Raises the typed error of the failure; the rest as for `send`."""
         return self.receive(self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to))
 
     def send(
         self,
-        method: Method,
+        method: RemoteMethod,
         request: Any,
         deadline: float,
         *,
@@ -122,26 +121,24 @@ class Caller:
         `wait`, when it would have to wait for a connection), Invalid.
 
         What must not be repeated gets all the time there is; else a silent server is left after the attempt's
-        time-out, `wait_ms` being time it was told to take.
+        time-out, `wait_ms` being the wait of a long poll.
         """
         now = monotonic()
         until = deadline
         if repeatable:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
-        told_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
+        server_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
         request_id = current()
-        request.context = idl.RequestContext(token=self._token, request_id=request_id, timeout_ms=told_ms)
+        request.context = idl.RequestContext(token=self._token, request_id=request_id, timeout_ms=server_ms)
         if self._traceparent is not None:
             request.context.traceparent = self._traceparent()
         sequence = next(self._sequence) & _SEQUENCES
-        message = method.encode(request, sequence)
-        if len(message) > self.max_frame_bytes:
-            raise Invalid(f"a request of {len(message)} bytes; a frame holds {self.max_frame_bytes}")
+        frame = method.encode(request, sequence, self.max_frame_bytes)
         connection = self.pool.take(until, to, wait=wait)
         try:
-            if len(message) > _SMALL_BYTES and self._token is not None and not connection.authenticated:
+            if len(frame) > SMALL_BYTES and self._token is not None and not connection.authenticated:
                 self._introduce(connection, until)
-            connection.send(message, until)
+            connection.send(frame, until)
         except BaseException as error:
             if isinstance(error, NotSent | WrongPeer):
                 self.pool.avoid(connection.address)
@@ -158,7 +155,7 @@ class Caller:
         request = SERVER_INFO.request(context=idl.RequestContext(token=self._token))
         try:
             SERVER_INFO.decode(connection.exchange(SERVER_INFO.encode(request, sequence), until), sequence)
-        except (LostReply, Goodbye, Malformed) as error:
+        except (LostReply, GoAway, Malformed) as error:
             raise NotSent(f"{connection.address}: {error}") from error
         except (NotSent, WrongPeer):
             raise
@@ -167,7 +164,7 @@ class Caller:
         connection.authenticated = True
 
     def receive(self, asked: Asked) -> Any:
-        """The response to what was sent. Raises the typed error of what went wrong."""
+        """Return the response to a sent request. Raises the typed error of the failure."""
         connection = asked.connection
         usable = False
         try:
@@ -188,7 +185,7 @@ class Caller:
                 self.pool.avoid(connection.address)
             else:
                 # Its end may not have come yet: an enqueue of another thread would be dropped there unanswered.
-                usable = not isinstance(answered, Goodbye)
+                usable = not isinstance(answered, GoAway)
             raise
         finally:
             self.pool.give(connection, usable=usable)
@@ -199,7 +196,7 @@ class Caller:
         return NotSent(error.message) if self.pool.has_others else error
 
     def give_up(self, asked: Asked) -> None:
-        """Nobody wants the answer."""
+        """Drop a sent request: its reply is not needed any more."""
         self.pool.give(asked.connection, usable=False)
 
     def finish(self, task: Task) -> None:
@@ -207,31 +204,16 @@ class Caller:
         in_one_call(lambda: self._finish(task))
 
     def _finish(self, task: Task) -> None:
-        if task.attempt():
-            return
-
-        def wait(state: RetryCallState) -> float:
-            return pause_ms(state.attempt_number, task.retry_after_ms, random.random) / 1000
-
-        def too_late(state: RetryCallState) -> bool:
-            return self._closed.is_set() or monotonic() + state.upcoming_sleep >= task.deadline
-
-        def sleep(seconds: float) -> None:
+        tries = 0
+        while not task.attempt():
+            tries += 1
+            pause_s = pause_ms(tries, task.retry_after_ms, random.random) / 1000
+            if self._closed.is_set() or monotonic() + pause_s >= task.deadline:
+                return
             self.retries += 1
-            self.waited_s += seconds
+            self.waited_s += pause_s
             self._report(task)
-            self._closed.wait(seconds)
-
-        # Not set up for every call: it takes as long as a whole call to a server nearby.
-        again = Retrying(
-            wait=wait,
-            stop=too_late,
-            sleep=sleep,
-            retry=retry_if_result(lambda finished: not finished),
-            retry_error_callback=lambda _: None,
-        )
-        made = iter((False,))  # its first attempt is the one just made without it
-        again(lambda: next(made, True) and task.attempt())
+            self._closed.wait(pause_s)
 
     def _report(self, task: Task) -> None:
         now = monotonic()
@@ -247,5 +229,5 @@ class Caller:
 
 
 def server_timeout_ms(left_ms: float) -> int:
-    """What to tell the server: less than what is left, so that its answer comes before it is given up."""
+    """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up."""
     return max(1, int(left_ms - min(500.0, left_ms / 10)))

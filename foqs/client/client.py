@@ -1,18 +1,19 @@
-"""The blocking client: one method for each call of the service, retries of what is safe to retry."""
+"""The blocking client: one method for each call of the service, retries where they are safe."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from weakref import finalize
 
-from foqs.client import codec, retry
+from foqs import second_answer
+from foqs.client import methods
 from foqs.client.caller import Caller, OnRetry
-from foqs.client.connection import Address, parse_addresses
+from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
 from foqs.client.items import (
     ActiveTopic,
@@ -25,9 +26,10 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.pool import Pool
+from foqs.client.requests import Requests
 from foqs.client.router import Router
-from foqs.client.routes import Part, slot
-from foqs.client.tasks import Batch, Look, Split, requests_of
+from foqs.client.routes import slot
+from foqs.client.tasks import Split
 from foqs.client.tls import Securing, Tls
 from foqs.client.topics import Topics, active_topics
 from foqs.errors import FoqsError
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("foqs.client")
 _LIMITS = Limits()
-_REQUEST_OVERHEAD_BYTES = 8_192
 T = TypeVar("T")
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
@@ -60,13 +61,13 @@ class Client:
     tls                 talk TLS, as it says (a `Tls`, or the text of one: "on"); default: in the clear
     timeout_ms          how long a call may take, with all its retries (each request of a batch that needs
                         several; for a dequeue beyond its wait). Every method takes another one for that call
-    attempt_timeout_ms  after this long without a reply, what is safe to ask again is asked again
+    attempt_timeout_ms  a request without a reply for this time is retried, if that is safe
     connect_timeout_ms  for one connection to one address
     pool_size           connections at most; a long poll needs one for itself. Of a cluster, more than it has hosts:
-                        else some are closed to open others. The routing takes one more
+                        else the client closes some to open new ones. The routing takes one more
     max_idle_ms         a connection that was idle for longer is not used again
     max_frame_bytes     the largest request; the server's `frame_bytes`
-    routing             learn from any host who serves what, keep that fresh in a thread, and go straight there;
+    routing             learn the hosts of all shards, keep that fresh in a thread, and send requests straight there;
                         then hosts beyond `address` are called as well. False for one address in front of all
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
                         context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
@@ -75,7 +76,7 @@ class Client:
 
     What fails in a way that changed nothing is asked of another host, where there is one.
 
-    Safe to ask again: whatever was never sent whole; what was answered OVERLOADED or UNAVAILABLE (only the
+    Safe to retry: a request that was not sent whole; one that got OVERLOADED or UNAVAILABLE (only the
     items concerned, after the server's `retry_after_ms`); and after a lost reply everything but an enqueue.
     An ack or delete that finds its item gone after the client's own retry is a success. An enqueue whose
     reply is lost is `OutcomeUnknown`: the item may have been stored, and the client does not store it twice. With a
@@ -105,7 +106,6 @@ class Client:
         self.namespace = namespace
         self.address = address
         self.tracing = _tracing(namespace) if tracing else None
-        self._timeout_ms = timeout_ms
         given = parse_addresses(address)
         securing = None if tls is None else Securing(Tls.parse(tls) if isinstance(tls, str) else tls)
         token = read_token(token)
@@ -113,6 +113,7 @@ class Client:
         traceparent = None if self.tracing is None else self.tracing.traceparent
         self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry)
         self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
+        self._requests = Requests(self._caller, self._router, namespace, timeout_ms)
         self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
         finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
 
@@ -143,11 +144,13 @@ class Client:
 
     def _enqueue_many(self, specs: Sequence[ItemSpec], timeout_ms: int | None) -> list[int | FoqsError]:
         if all(spec.dedup_key is None for spec in specs):
-            return self._each(codec.ENQUEUE, retry.ONCE, specs, self._anywhere_of, timeout_ms)
+            return self._requests.each(methods.ENQUEUE, second_answer.ONCE, specs, self._anywhere, timeout_ms)
         keyed = [spec for spec in specs if spec.dedup_key is not None]
         plain = [spec for spec in specs if spec.dedup_key is None]
-        keyed_outcomes = iter(self._each(codec.ENQUEUE, retry.KEYED, keyed, self._by_slot, timeout_ms))
-        outcomes = iter(self._each(codec.ENQUEUE, retry.ONCE, plain, self._anywhere_of, timeout_ms))
+        keyed_outcomes = iter(
+            self._requests.each(methods.ENQUEUE, second_answer.KEYED, keyed, self._by_slot, timeout_ms)
+        )
+        outcomes = iter(self._requests.each(methods.ENQUEUE, second_answer.ONCE, plain, self._anywhere, timeout_ms))
         return [next(outcomes if spec.dedup_key is None else keyed_outcomes) for spec in specs]
 
     # ------------------------------------------------------------------------------------- dequeue
@@ -175,16 +178,16 @@ class Client:
         wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, lease_ms=lease_ms, max_bytes=max_bytes)
         wait_until = monotonic() + wait_ms / 1000
-        deadline = wait_until + self._timeout_s(timeout_ms)
+        deadline = wait_until + self._requests.timeout_s(timeout_ms)
 
         def attempt() -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request.wait_ms = int(left_ms)
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
-            return self._caller.ask(codec.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to)
+            return self._caller.ask(methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to)
 
-        look = partial(self._look, attempt, deadline)
+        look = partial(self._requests.look, attempt, deadline)
         response = look() if self.tracing is None else self.tracing.dequeue(counts, look)
         if response.doubtful:
             log.warning("at-most-once items that come later or never: %s", response.doubtful)
@@ -193,7 +196,7 @@ class Client:
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
     def ack(self, item: Leased, *, timeout_ms: int | None = None) -> None:
-        """Ends the item: it is never delivered again. Raises StaleLease when somebody else has it by now,
+        """Ends the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
         NotFound when it is gone.
         """
         _one(self.ack_many((item,), timeout_ms=timeout_ms))
@@ -201,7 +204,7 @@ class Client:
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
         acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
-        return self._each(codec.ACK, retry.END_ITEM, acks, self._by_id, timeout_ms)
+        return self._requests.each(methods.ACK, second_answer.END_ITEM, acks, self._by_id, timeout_ms)
 
     def nack(
         self,
@@ -225,7 +228,7 @@ class Client:
         >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
         [None, None]
         """
-        return self._each(codec.NACK, retry.NACK, nacks, self._by_id, timeout_ms)
+        return self._requests.each(methods.NACK, second_answer.NACK, nacks, self._by_id, timeout_ms)
 
     def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
         """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
@@ -236,10 +239,10 @@ class Client:
     def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`release` for many."""
         nacks = [Nack.of(item, release=True) for item in items]
-        return self._each(codec.NACK, retry.RELEASE, nacks, self._by_id, timeout_ms)
+        return self._requests.each(methods.NACK, second_answer.RELEASE, nacks, self._by_id, timeout_ms)
 
     def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
-        """The lease then ends `lease_ms` from now (default: as long as it was given at first). Raises
+        """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
         StaleLease or NotFound when it is lost.
         """
         _one(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
@@ -249,14 +252,14 @@ class Client:
     ) -> list[FoqsError | None]:
         """`extend` for many."""
         extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
-        return self._each(codec.EXTEND, retry.EXTEND, extensions, self._by_id, timeout_ms)
+        return self._requests.each(methods.EXTEND, second_answer.EXTEND, extensions, self._by_id, timeout_ms)
 
     # ------------------------------------------------------------------------------------- looking and operat
 
     def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:
         """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
         item_id = parse_id(item_id)
-        response = self._read(codec.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
+        response = self._requests.read(methods.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
         item: Item = response.item
         item.state = response.state
         return item
@@ -271,24 +274,26 @@ class Client:
     ) -> Iterator[Item]:
         """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
         request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
-        return self._pages(codec.LIST_ITEMS, request, lambda response: response.items, timeout_ms)
+        return self._requests.pages(methods.LIST_ITEMS, request, lambda response: response.items, timeout_ms)
 
     def active_topics(
         self, *, all_namespaces: bool = False, page_topics: int = 1_000, timeout_ms: int | None = None
     ) -> Iterator[ActiveTopic]:
         """Topics with at least one item ready, ordered by namespace and topic, a page at a time."""
         request = idl.GetActiveTopicsRequest(ns=None if all_namespaces else self.namespace, limit=page_topics)
-        for found in self._pages(codec.TOPICS, request, lambda response: response.topics, timeout_ms):
+        for found in self._requests.pages(methods.TOPICS, request, lambda response: response.topics, timeout_ms):
             yield ActiveTopic(found.ns, found.topic, found.ready, found.oldest_ready_at_ms, tuple(found.hosts or ()))
 
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
         ids = map(parse_id, item_ids)
-        return self._each(codec.DELETE, retry.END_ITEM, ids, lambda ids: partial(self._router.split, ids), timeout_ms)
+        return self._requests.each(
+            methods.DELETE, second_answer.END_ITEM, ids, lambda ids: partial(self._router.split, ids), timeout_ms
+        )
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
         """Version and limits of the server that answers."""
-        response = self._read(codec.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
+        response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
         return ServerInfo(response.version, response.limits or {})
 
     # ------------------------------------------------------------------------------------- life
@@ -315,73 +320,16 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({self.address!r}, {self.namespace!r})"
 
-    # ------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------- which host gets which item
 
-    def _timeout_s(self, timeout_ms: int | None) -> float:
-        return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
-
-    def _look(self, ask: Callable[[], Any], deadline: float) -> Any:
-        self._router.begin()
-        look = Look(deadline, ask)
-        self._caller.finish(look)
-        return look.response()
-
-    def _read(self, method: codec.Method, request: Any, timeout_ms: int | None, item_id: int | None = None) -> Any:
-        deadline = monotonic() + self._timeout_s(timeout_ms)
-
-        def attempt() -> Any:
-            owner = self._router.routes.owner(item_id)
-            to = self._router.order(() if owner is None else (owner,))
-            return self._caller.ask(method, request, deadline, repeatable=True, to=to)
-
-        return self._look(attempt, deadline)
-
-    def _pages(
-        self, method: codec.Method, request: Any, content: Callable[[Any], list[Any]], timeout_ms: int | None
-    ) -> Iterator[Any]:
-        while True:
-            response = self._read(method, request, timeout_ms)
-            yield from content(response) or ()
-            if not response.cursor:
-                return
-            request.cursor = response.cursor
-
-    def _each(
-        self,
-        method: codec.Method,
-        policy: retry.Policy,
-        items: Iterable[Any],
-        splitting: Callable[[Sequence[Any]], Split],
-        timeout_ms: int | None,
-    ) -> list[Any]:
-        """`splitting` says for the items of one request which host to ask about which."""
-
-        def request(chunk: Sequence[Any]) -> Any:
-            if method is codec.DELETE:
-                return method.request(ids=chunk)
-            return method.request(ns=self.namespace, items=chunk)
-
-        self._router.begin()
-        outcomes: list[Any] = []
-        for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
-            deadline = monotonic() + self._timeout_s(timeout_ms)
-            split = splitting(chunk)
-            batch = Batch(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
-            self._caller.finish(batch)
-            outcomes += batch.closed()
-        return outcomes
-
-    def _anywhere_of(self, items: Sequence[Any]) -> Split:
-        return self._anywhere
+    def _anywhere(self, items: Sequence[Any]) -> Split:
+        return self._requests.anywhere
 
     def _by_id(self, items: Sequence[Any]) -> Split:
         return partial(self._router.split, [item.id for item in items])
 
     def _by_slot(self, specs: Sequence[ItemSpec]) -> Split:
         return partial(self._router.split_by_slot, [slot(self.namespace, spec.dedup_key) for spec in specs])
-
-    def _anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
-        return (Part(self._router.order(last=set(refused.values())), asked),)
 
 
 def _tracing(namespace: str) -> Tracing:

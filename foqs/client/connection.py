@@ -14,7 +14,6 @@ from ssl import SSLSocket
 from time import monotonic
 from typing import NamedTuple
 
-from foqs.client.codec import pack_length
 from foqs.client.tls import Securing, refused
 from foqs.client.wrong_peer import (
     PROBE_S,
@@ -25,7 +24,8 @@ from foqs.client.wrong_peer import (
     spoken,
     why_no_handshake,
 )
-from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
+from foqs.errors import FoqsError, Invalid, LostReply, NotSent
+from foqs.wire.protocol import FRAME_HEAD_BYTES
 
 MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
@@ -33,14 +33,6 @@ MAX_REPLY_BYTES = 64 << 20
 _FIRST_READ_BYTES = 1 << 16
 _AT_ONCE_S = 0.001
 DEFAULT_PORT = 7707
-
-
-class NotSent(Unavailable):
-    """The request did not reach a server whole, so nothing was changed."""
-
-
-class LostReply(OutcomeUnknown):
-    """The request was sent and no usable reply came."""
 
 
 class ClientClosed(FoqsError):
@@ -52,7 +44,7 @@ class _Closed(OSError):
 
 
 class _NoFrame(OSError):
-    """`head`, the first bytes of what came, is no beginning of a reply."""
+    """The first bytes received, `head`, do not begin a reply."""
 
     def __init__(self, head: bytes) -> None:
         length = int.from_bytes(head, "big")
@@ -116,7 +108,7 @@ class Connection:
         self.address = address
         self.idle_since = 0.0  # set when it is kept for another request, so after a reply
         self.authenticated = False  # a request of this connection was answered
-        self._ended = False  # something came behind a reply: a goodbye
+        self._ended = False  # GOAWAY came behind a reply
         try:
             self._socket = socket.create_connection(address, timeout_s)
             if securing is not None:
@@ -135,19 +127,18 @@ class Connection:
         self._readable.register(self._socket, select.POLLIN)
 
     def usable(self) -> bool:
-        """False when the server closed it, or sent what nobody asked for, while it was idle."""
+        """False when the server closed it, or sent bytes without a request, while it was idle."""
         return not self._ended and not self._readable.poll(0) and not self._held()
 
-    def exchange(self, message: bytes, deadline: float) -> bytes:
-        """Sends `message` as a frame and returns the reply's. Raises NotSent or LostReply; then it must be
-        closed.
-        """
-        self.send(message, deadline)
+    def exchange(self, frame: bytes, deadline: float) -> bytes:
+        """Send `frame` and return the reply's, without its length. Raises NotSent, LostReply or WrongPeer; then the
+        connection must be closed."""
+        self.send(frame, deadline)
         return self.receive(deadline)
 
-    def send(self, message: bytes, deadline: float) -> None:
-        """Sends `message` as a frame. Raises NotSent or WrongPeer; then it must be closed."""
-        left = memoryview(pack_length(len(message)) + message)
+    def send(self, frame: bytes, deadline: float) -> None:
+        """Send `frame`, its length included. Raises NotSent or WrongPeer; then the connection must be closed."""
+        left = memoryview(frame)
         try:
             # Not sendall: how much went out decides whether the server can have seen the request.
             while left:
@@ -159,7 +150,7 @@ class Connection:
             raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
 
     def receive(self, deadline: float) -> bytes:
-        """The frame that answers what was sent. Raises LostReply or WrongPeer; then it must be closed."""
+        """Return the frame that answers the sent request. Raises LostReply or WrongPeer; then it must be closed."""
         try:
             return self._receive(deadline)
         except OSError as error:
@@ -171,22 +162,24 @@ class Connection:
 
     def _receive(self, deadline: float) -> bytes:
         data = self._read(deadline)
-        while len(data) < 4:
+        while len(data) < FRAME_HEAD_BYTES:
             data += self._read(deadline)
-        length = int.from_bytes(data[:4], "big")
+        head = data[:FRAME_HEAD_BYTES]
+        length = int.from_bytes(head, "big")
         if length > MAX_REPLY_BYTES:
-            raise _NoFrame(data[:4])
-        if len(data) == length + 4:
-            return data[4:]
-        if len(data) > length + 4:
+            raise _NoFrame(head)
+        end = FRAME_HEAD_BYTES + length
+        if len(data) == end:
+            return data[FRAME_HEAD_BYTES:]
+        if len(data) > end:
             self._ended = True
-            return data[4 : length + 4]
+            return data[FRAME_HEAD_BYTES:end]
         return self._rest(data, length, deadline)
 
     def _rest(self, begun: bytes, length: int, deadline: float) -> bytes:
         frame = bytearray(length)
-        filled = len(begun) - 4
-        frame[:filled] = begun[4:]
+        filled = len(begun) - FRAME_HEAD_BYTES
+        frame[:filled] = begun[FRAME_HEAD_BYTES:]
         view = memoryview(frame)
         while filled < length:
             self._socket.settimeout(_remaining(deadline))
@@ -197,7 +190,7 @@ class Connection:
         return bytes(frame)
 
     def _read(self, deadline: float) -> bytes:
-        # Who looks late still reads what is there: the reply may have come in time.
+        # A thread that looks late still reads a received reply, which may have come in time.
         self._socket.settimeout(max(_AT_ONCE_S, deadline - monotonic()))
         data = self._socket.recv(_FIRST_READ_BYTES)
         if not data:

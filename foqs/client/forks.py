@@ -1,4 +1,4 @@
-"""What a child process must not share with its parent is made anew after a fork."""
+"""What a child process must not share with its parent is made again after a fork."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 class Forkable(Protocol):
     def after_fork(self) -> None:
-        """Called in the child: no other thread exists, and inherited locks may be held by nobody for ever."""
+        """Called in the child: no other thread exists, and inherited locks may stay locked for ever."""
 
 
 _living: WeakSet[Forkable] = WeakSet()

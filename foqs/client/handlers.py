@@ -97,7 +97,7 @@ def _takes_job(call: Callable[..., Any], is_method: bool, name: str) -> bool:
     `job`: a default of its own must not be replaced.
     """
     try:
-        # A decorator may add arguments of its own, so what it wraps does not say how it is called.
+        # A decorator may add arguments of its own, so the wrapped function does not say how it is called.
         signature = inspect.signature(call, follow_wrapped=False)
     except (TypeError, ValueError):  # a callable in C says nothing about its arguments
         return is_method

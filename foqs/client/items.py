@@ -42,7 +42,7 @@ class ItemOptions(TypedDict, total=False):
     metadata          small opaque state that a nack may replace
     headers           fixed text pairs
     delivery          default `Delivery.AT_LEAST_ONCE`
-    dedup_key         as long as the service remembers it, the same key in the namespace stores nothing again: the id
+    dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
                       is then that of the first item, a `Duplicate`. Invalid with another topic or payload
     """
 
@@ -91,7 +91,7 @@ class ItemSpec:
             if self.dedup_key is not None:
                 size += 4 * len(self.dedup_key)
         except (TypeError, AttributeError):
-            return 0  # what has no length is refused when it is encoded
+            return 0  # a value without a length is refused when it is encoded
         return size
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from foqs.client.held import Held
 from foqs.client.items import Item
-from foqs.client.leases import Held, Leases
 
 
 class Retry(Exception):
@@ -22,18 +22,19 @@ class Retry(Exception):
 class Job:
     """One handler at work on one item.
 
-    item        what was leased
-    lease_lost  an Event: the lease is over, or could not be extended in time; somebody else may get the item
+    item        the leased item
+    lease_lost  an Event: the lease is over, or could not be extended in time; another consumer may get the item
     stopping    an Event: the worker is asked to stop, and waits for its grace
     metadata    set it to record progress: it replaces the item's metadata if this attempt fails
     """
 
-    def __init__(self, held: Held, leases: Leases, stopping: threading.Event) -> None:
+    def __init__(self, held: Held, extend: Callable[[Held, int], None], stopping: threading.Event) -> None:
+        """`extend(held, lease_ms)` extends the lease at once."""
         self.item: Item = held.item
         self.stopping = stopping
         self.metadata: bytes | None = None
         self._held = held
-        self._leases = leases
+        self._extend = extend
 
     @property
     def lease_lost(self) -> threading.Event:
@@ -43,7 +44,7 @@ class Job:
         """Makes the lease end `lease_ms` from now at the earliest (the worker extends it as well, by itself).
         Raises StaleLease or NotFound when it is lost.
         """
-        self._leases.extend(self._held, lease_ms)
+        self._extend(self._held, lease_ms)
 
 
 Call = Callable[[Item, Job], object]

@@ -20,7 +20,7 @@ _KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY
 
 
 def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
-    """The item a line describes, with defaults for what it leaves out. Raises Invalid."""
+    """The item a line describes, with defaults for missing keys. Raises Invalid."""
     given = _object(line)
     if unknown := given.keys() - _KNOWN:
         raise Invalid(f"unknown field {sorted(unknown)[0]!r}")
@@ -29,7 +29,7 @@ def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None
         fields["delay_ms"] = delay_ms
     for name in _INTEGERS & given.keys():
         if given[name] is not None and type(given[name]) is not int:  # a bool is an int, and a float would be cut
-            raise Invalid(f"{name} is {json.dumps(given[name])[:_SHOWN]}: it has to be an integer")
+            raise Invalid(f"{name} is {json.dumps(given[name])[:_SHOWN]}: it must be an integer")
     fields.update((name, given[name]) for name in _PLAIN & given.keys())
     for name in _BINARY:
         value = _binary(given, name)

@@ -1,4 +1,4 @@
-"""The leases a worker holds: from the moment it got an item until the server knows what became of it.
+"""The leases a worker holds: from the moment it got an item until the server has its ack or nack.
 
 They are extended while they are held, by one thread for all workers of the process.
 """
@@ -10,15 +10,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from foqs.client.client import Client
 from foqs.client.forks import renew_after_fork
+from foqs.client.held import Held
 from foqs.client.items import Item
 from foqs.errors import FoqsError, NotFound, StaleLease
-
-if TYPE_CHECKING:
-    from foqs.client.tracing import Traced
 
 log = logging.getLogger("foqs.client")
 
@@ -30,52 +27,8 @@ _LONGEST_CALL_S = 2.0
 _SHORTEST_CALL_S = 0.05
 
 
-class Held:
-    """One lease. Times are of the monotonic clock, in seconds.
-
-    `gone`: the server said that the lease is over. `settling`: what became of the item is being told to the
-    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
-    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
-    given up.
-    """
-
-    __slots__ = ("asked", "doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
-
-    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
-        self.item = item
-        self.expires = expires
-        self.extend_at = extend_at
-        self.asked = 0
-        self.gone = False
-        self.settling = False
-        self.doubtful = False
-        self.lost: threading.Event | None = None
-        self.traced: Traced | None = None
-
-    def usable(self, now: float) -> bool:
-        """Whether work on the item may be begun."""
-        return not self.gone and now < self.expires
-
-    def event(self) -> threading.Event:
-        """Set when the lease is over, or may be. Called by the handler's thread only; made when it is asked for."""
-        if self.lost is None:
-            self.lost = threading.Event()
-            if not self.usable(monotonic()):
-                self.lost.set()
-        return self.lost
-
-    def tell(self) -> None:
-        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
-            self.traced.lease_lost()
-        if self.lost is not None:
-            self.lost.set()
-
-    def __repr__(self) -> str:
-        return f"Held({self.item!r} {'gone' if self.gone else 'until'} {self.expires:.3f})"
-
-
 class Leases:
-    """Thread-safe. Never holds more than `capacity`, as long as `add` is given what `room` allowed."""
+    """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed."""
 
     def __init__(self, client: Client, lease_ms: int, capacity: int) -> None:
         self.client = client
@@ -98,7 +51,7 @@ class Leases:
         extend_at = now if overdue else now + lease_s * EXTEND_AFTER
         added = [Held(item, now + lease_s, extend_at) for item in items]
         with self.change:
-            # What comes again, early after a crash of its owner, has lost the lease that it had here.
+            # An item delivered again, such as after a crash of its shard's owner, has lost its earlier lease here.
             before = [old for held in added if (old := self._held.get(held.item.id)) is not None and not old.settling]
             self._held.update((held.item.id, held) for held in added)
         for old in before:
@@ -107,7 +60,7 @@ class Leases:
         return added
 
     def remove(self, ended: Iterable[Held]) -> None:
-        """The server knows what became of the items, or they were given up."""
+        """Remove leases: the server has the ack or nack of the items, or they were given up."""
         ended = list(ended)
         _end_spans(ended)
         with self.change:
@@ -117,7 +70,7 @@ class Leases:
             self.change.notify_all()
 
     def abandon(self) -> None:
-        """Extends nothing any more: what is still held runs out."""
+        """Stop extending: the leases still held run out."""
         with self.change:
             left = list(self._held.values())
             self._held.clear()
@@ -136,7 +89,7 @@ class Leases:
         extender.watch(self, held.extend_at)
 
     def extend_due(self) -> float:
-        """Extends what is due; when the next is."""
+        """Extend the leases that are due. Return when the next one is."""
         now = monotonic()
         with self.change:
             due = [held for held in self._held.values() if held.extend_at <= now and not held.gone]
@@ -162,7 +115,7 @@ class Leases:
                     _not_extended(held, error, monotonic(), lease_s)
 
     def _lost(self, held: Held, error: FoqsError) -> None:
-        if held.settling:  # it may be just this worker's ack that ended the lease: its own outcome tells
+        if held.settling:  # it may be just this worker's ack that ended the lease: its own outcome decides
             held.extend_at = inf
         elif self._held.get(held.item.id) is held:
             log.warning("lost the lease of %r: %s", held.item, error.message)
@@ -181,7 +134,7 @@ def _end(held: Held) -> None:
 
 
 def _extended(held: Held, asked: int, sent: float, lease_s: float) -> None:
-    """`asked` is what it was when this was sent."""
+    """`asked` is the count when the extension was sent."""
     expires, extend_at = sent + lease_s, sent + lease_s * EXTEND_AFTER
     if held.asked != asked:  # another one was under way as well: the server may have carried out either of them last
         expires, extend_at = min(expires, held.expires), min(extend_at, held.extend_at)
@@ -207,11 +160,11 @@ class Extender:
     def after_fork(self) -> None:
         self._change = threading.Condition()
         self._watched: set[Leases] = set()
-        self._wake_at = inf  # the earliest time told since the last round of visits began
+        self._wake_at = inf  # the earliest time given since the last round of visits began
         self._running = False
 
     def watch(self, leases: Leases, extend_at: float) -> None:
-        """Told whenever there are leases to extend at `extend_at` that were not there before."""
+        """Called whenever there are leases to extend at `extend_at` that were not there before."""
         with self._change:
             self._watched.add(leases)
             if not self._running:

@@ -7,15 +7,14 @@ import threading
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from foqs.client.connection import Address, ClientClosed, Connection, NotSent
+from foqs.client.connection import Address, ClientClosed, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.tls import Securing
 from foqs.client.wrong_peer import WrongPeer
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, NotSent
 
 AVOID_S = 1.0
-"""An address that failed is tried after the others for this long; twice as long after each further connection that
-could not be made, but no longer than"""
+"""An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
 AVOID_AT_MOST_S = 30.0
 
 
@@ -69,7 +68,7 @@ class Pool:
             connection.close()
 
     def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
-        """A connection for the caller alone, who gives it back with `give`: to the first of `wanted` that did not fail
+        """A connection for the caller alone, to be returned with `give`: to the first of `wanted` that did not fail
         lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent, or
         WrongPeer if none of the addresses is a port for this client; Busy
         when all are in use, at once without `wait`.
@@ -98,7 +97,7 @@ class Pool:
         self._free_slot()
 
     def avoid(self, address: Address) -> None:
-        """After a failure there: idle connections to it are dropped, and others are preferred for a while."""
+        """After a failure there: idle connections to it are dropped, and other addresses are preferred for a while."""
         with self._change:
             self._failed_at[address] = monotonic()
             dropped = [c for c in self._idle if c.address == address]
@@ -109,7 +108,8 @@ class Pool:
             connection.close()
 
     def living(self, hosts: Iterable[Address]) -> None:
-        """Who lives by the routing: connections to those that are gone are dropped, and who is new has not failed."""
+        """Set the live hosts of the routing: drop connections to hosts that are gone, and forget failures of new
+        ones."""
         with self._change:
             before, self._living = self._living, frozenset(hosts)
         for address in before - self._living:
@@ -149,7 +149,7 @@ class Pool:
                 left = deadline - monotonic()
                 if left <= 0:
                     raise Busy(f"all {self._size} connections of the client are in use")
-                # Looked at again when the time is over: a notification that came just then woke nobody else.
+                # Looked at again when the time is over: a notification that came just then woke no other thread.
                 self._change.wait(left)
 
     def _last_idle(self, wanted: Address | None) -> int | None:

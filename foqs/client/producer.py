@@ -12,9 +12,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Literal, NamedTuple, Unpack
 
+from foqs.client.batcher import Batcher
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.gather import Gather
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
@@ -47,7 +47,7 @@ class Producer:
     logged.
 
     max_items, max_bytes    of one request
-    linger_ms               how long an item waits for others to go with; 0 sends what there is
+    linger_ms               how long an item waits for more items in its request; 0 sends what there is
     in_flight               requests under way at a time, each with a thread; with more than one, items may
                             get their ids in another order
     max_pending_items,      taken and not answered yet, together; beyond them `when_full` decides:
@@ -79,7 +79,7 @@ class Producer:
         self._max_pending_items = max_pending_items
         self._max_pending_bytes = max_pending_bytes
         self._block_s = block_ms / 1000 if when_full == "block" else 0.0
-        self._gather: Gather[_Entry] = Gather(max_items, max_bytes, linger_ms)
+        self._batcher: Batcher[_Entry] = Batcher(max_items, max_bytes, linger_ms)
         self._change = threading.Condition()
         self._under_way: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
         self._unread = Unread()
@@ -103,35 +103,35 @@ class Producer:
     def submit(self, spec: ItemSpec) -> Future[int]:
         """`enqueue` of an item that is already described."""
         self._check_process()
-        if self._client.tracing is not None:  # the context is the caller's here, and nobody's where batches are sent
+        if self._client.tracing is not None:  # the context is the caller's here; the thread that sends batches has none
             spec = self._client.tracing.carrying(spec)
         entry = _Entry(spec, spec.size_bytes, ItemFuture())
         with self._change:
             self._wait_for_room(entry.size_bytes)
             self._pending_items += 1
             self._pending_bytes += entry.size_bytes
-            due_at_ms = self._gather.due_at_ms()
-            self._gather.add(entry, entry.size_bytes, monotonic() * 1000)
-            if due_at_ms is None or (due_at_ms > 0 and self._gather.due_at_ms() == 0):
+            due_at_ms = self._batcher.due_at_ms()
+            self._batcher.add(entry, entry.size_bytes, monotonic() * 1000)
+            if due_at_ms is None or (due_at_ms > 0 and self._batcher.due_at_ms() == 0):
                 self._change.notify_all()
         return entry.future
 
     def flush(self, timeout_ms: float | None = None) -> bool:
-        """Sends what was taken before this call without lingering, and waits until all of it is answered.
+        """Sends the items taken before this call without lingering, and waits until all of it is answered.
 
         False when that took longer than `timeout_ms`. Answered is not stored: the futures tell.
         """
         self._check_process()
         with self._change:
-            until = self._gather.hurry()
+            until = self._batcher.deliver_now()
             self._change.notify_all()
             return self._change.wait_for(lambda: self._oldest() >= until, _seconds(timeout_ms))
 
     def close(self, timeout_ms: float | None = None, *, raise_errors: bool = True) -> bool:
-        """Takes no more, sends what was taken, and waits for the answers; True when all came within
+        """Takes no more items, sends the taken ones, and waits for the answers; True when all came within
         `timeout_ms`.
 
-        What was not sent by then is cancelled; what is under way keeps its chance. Both count as failed, as nothing
+        Items not sent by then are cancelled; requests in flight may still succeed. Both count as failed, as nothing
         reports on them later. Raises UnreadFailures if items failed whose futures no caller read, unless `raise_errors`
         is false; a line of the log counts them in any case, once.
         """
@@ -144,7 +144,7 @@ class Producer:
         answered = self.flush(timeout_ms)
         with self._change:
             late = [entry for batch in self._under_way.values() for entry in batch]
-            left = [entry for batch in iter(self._gather.take, []) for entry in batch]
+            left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
             self._change.notify_all()
         self._give_up(left, late)
         if (problem := self._unread.take()) is not None:
@@ -187,7 +187,7 @@ class Producer:
 
     def _oldest(self) -> int:
         """Number of the oldest entry that is not answered."""
-        return min([self._gather.first, *self._under_way])
+        return min([self._batcher.first, *self._under_way])
 
     def _send_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -213,13 +213,13 @@ class Producer:
                 if due_at_ms is None and self._closed:
                     return None
                 self._change.wait(None if due_at_ms is None else due_at_ms / 1000 - monotonic())
-            first = self._gather.first
-            batch = self._gather.take()
+            first = self._batcher.first
+            batch = self._batcher.take()
             self._under_way[first] = batch
             return first, batch
 
     def _due_at_ms(self) -> float | None:
-        due_at_ms = self._gather.due_at_ms()
+        due_at_ms = self._batcher.due_at_ms()
         return 0.0 if due_at_ms is not None and self._closed else due_at_ms
 
     def _answered(self, first: int, entries: list[_Entry]) -> None:
@@ -239,7 +239,7 @@ class Producer:
         """Ends the items `left`, which were not sent in time, and counts those `late`, which were not answered."""
         for entry in left:
             error = ClientClosed("close() reached its timeout before the item was sent")
-            withdrawn = entry.future.cancelled()  # by the caller, who therefore knows
+            withdrawn = entry.future.cancelled()  # by the caller, which therefore knows
             if not withdrawn and self._on_error is None:
                 self._unread.failed(entry.future, error)
             entry.future.cancel()

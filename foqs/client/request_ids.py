@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import Invalid
 from foqs.limits import Limits
 
 _MOST_BYTES = Limits().context_bytes
@@ -43,14 +43,6 @@ def in_one_call(work: Callable[[], None]) -> None:
 def current() -> str:
     """The id of the call that a request belongs to; a new one where it belongs to none."""
     return _current.get() or _random()
-
-
-def named(error: FoqsError, name: str) -> FoqsError:
-    """`error`, which then says in `request_id` and in its traceback what to look for in the hosts' logs."""
-    if error.request_id is None:
-        error.request_id = name
-        error.add_note(f"request id: {name}")
-    return error
 
 
 def _random() -> str:

@@ -1,4 +1,4 @@
-"""Keeps what is known of the cluster fresh: one question that waits, to one host at a time."""
+"""Keeps the routing of the cluster fresh: one question that waits, to one host at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from time import monotonic
 from typing import Any
 
 from foqs.client.backoff import Backoff
-from foqs.client.codec import ROUTING, Malformed
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
+from foqs.client.methods import ROUTING
 from foqs.client.routes import OwnerOf, Part, Routes, by_owner, order, routes_of
 from foqs.client.tls import Securing
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
+from foqs.wire.errors import Malformed
 
 log = logging.getLogger("foqs.client")
 
@@ -25,7 +26,7 @@ _MARGIN_MS = 2_000
 """Beyond the wait: a host that is silent for longer is left for another."""
 _AGAIN = Backoff(first_ms=50, longest_ms=5_000)
 _TOGETHER_S = 0.05
-"""After a change: others that come with it are learned at once."""
+"""After a change: further changes within this time are learned together."""
 _OLD_S = 60.0
 """A host that does not know the question may be replaced by one that does."""
 
@@ -88,7 +89,7 @@ class Router:
             self._change.notify_all()
 
     def order(self, among: Collection[Address] = (), last: Collection[Address] = ()) -> tuple[Address, ...]:
-        """Whom to try for one request; see `foqs.client.routes.order`."""
+        """Return the hosts to try for one request; see `foqs.client.routes.order`."""
         return order(self.routes, self._given, random.sample, among=among, last=last)
 
     def split(self, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
@@ -132,8 +133,8 @@ class Router:
         return list(dict.fromkeys((*hosts, *self._given)))
 
     def _follow(self, address: Address) -> tuple[bool, bool]:
-        """Asks one host as long as it answers. (Whether it ever waited, or had news; whether it does not know the
-        question.)
+        """Ask one host until it fails. Return (whether it ever waited or had a change, whether it does not know the
+        method).
         """
         followed = False
         try:

@@ -1,4 +1,4 @@
-"""Where to send what: pure decisions over what a host told of its cluster.
+"""Where to send what: pure decisions over the routing that a host returned.
 
 Any host takes any request, so a wrong choice costs a hop and nothing else.
 """
@@ -46,7 +46,7 @@ class Routes:
         return tuple(sorted(set(self.owners.values()))) or self.hosts
 
     def owner(self, item_id: Any) -> Address | None:
-        """Who serves the item's shard, when there is a choice and it is known."""
+        """The host of the item's shard, when there is a choice and it is known."""
         if self.alone or not isinstance(item_id, int):
             return None
         return self.owners.get(shard_of(item_id))
@@ -59,7 +59,7 @@ class Routes:
 
 
 class Part(NamedTuple):
-    """Items of a request, by their indices, and whom to ask about them, in this order."""
+    """Items of a request, by their indices, and the hosts to ask about them, in this order."""
 
     to: Sequence[Address]
     asked: Sequence[int]
@@ -78,15 +78,15 @@ def routes_of(response: Any) -> Routes:
 
 
 def slot(namespace: Any, key: Any) -> int | None:
-    """None for what is no key: a server will say so."""
+    """None for an invalid key: the server refuses it."""
     return slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
 
 
 def by_owner(
     owner_of: OwnerOf, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]
 ) -> dict[Address | None, list[int]]:
-    """The indices `asked` of `ids`, by the host to send them to; None: to any. `refused` says, by index, who did not
-    serve the shard: it is not asked again before the routing names another one."""
+    """The indices `asked` of `ids`, by the host to send them to; None: to any. `refused` has, by index, the host
+    that did not serve the shard: it is not asked again before the routing names another one."""
     groups: dict[Address | None, list[int]] = {}
     for i in asked:
         owner = owner_of(ids[i])
@@ -102,12 +102,12 @@ def order(
     among: Collection[Address] = (),
     last: Collection[Address] = (),
 ) -> tuple[Address, ...]:
-    """Whom to try, in this order: one of those `among` that have shards, others that have shards, what the user gave;
-    those in `last` not before all these. Empty: what the user gave is all there is."""
+    """Return the hosts to try, in this order: one of `among` that has shards, the rest that have shards, what the user
+    gave; those in `last` not before all these. Empty: what the user gave is all there is."""
     if routes.alone:
         # A host that is alone may call itself by a name that means nothing here.
-        told = tuple(host for host in routes.hosts if host not in given)
-        return (*given, *told) if told else ()
+        learned = tuple(host for host in routes.hosts if host not in given)
+        return (*given, *learned) if learned else ()
     serving = routes.serving
     if last:
         serving = tuple(host for host in serving if host not in last)
@@ -125,7 +125,7 @@ def hosts_by_topic(active: Iterable[Any]) -> dict[str, frozenset[Address]]:
 
 
 def _address(text: Any) -> Address | None:
-    """None for what is no address: text that is not UTF-8 arrives as bytes, and none as None."""
+    """None for an invalid address: text that is not UTF-8 arrives as bytes, and none as None."""
     try:
         return parse_addresses(text)[0] if isinstance(text, str) else None
     except Invalid:

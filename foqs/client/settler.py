@@ -1,4 +1,4 @@
-"""Tells the server what became of items: acks, nacks and releases, gathered into batches."""
+"""Sends acks, nacks and releases to the server, gathered into batches."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from time import monotonic
 from typing import NamedTuple
 
 from foqs.client.backoff import Backoff
+from foqs.client.batcher import Batcher
 from foqs.client.client import Client
-from foqs.client.gather import Gather
+from foqs.client.held import Held
 from foqs.client.items import Nack
-from foqs.client.leases import Held
-from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, Unavailable
+from foqs.errors import FoqsError
+from foqs.second_answer import END_ITEM, ONCE, Policy, Verdict, judge, unknown
 
 log = logging.getLogger("foqs.client")
 
 CALL_TIMEOUT_MS = 5_000
 GIVE_UP_AFTER_LEASES = 1.0
-"""So many lease times after a lease ended (an ack may still be taken then, if nobody else got the item)."""
+"""So many lease times after a lease ended (an ack may still be taken then, if no other consumer got the item)."""
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
 
 
 class Ending(NamedTuple):
-    """`nack` is None for an ack; one with `release` gives back what was not begun."""
+    """`nack` is None for an ack; one with `release` gives back an item that was not started."""
 
     held: Held
     nack: Nack | None
@@ -35,7 +36,7 @@ Settled = tuple[Ending, FoqsError | None]
 
 
 class Settler:
-    """One thread. `settled` is told of every ending once, from that thread."""
+    """One thread. `settled` is called for every ending once, from that thread."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Settler:
         self._client = client
         self._settled = settled
         self._lease_s = lease_ms / 1000
-        self._gather: Gather[Ending] = Gather(max_items, 1 << 20, linger_ms)
+        self._batcher: Batcher[Ending] = Batcher(max_items, 1 << 20, linger_ms)
         self._again: list[Ending] = []
         self._again_at_ms = 0.0
         self._failures = 0
@@ -63,13 +64,13 @@ class Settler:
     def put(self, ending: Ending) -> None:
         ending.held.settling = True
         with self._change:
-            due_at_ms = self._gather.due_at_ms()
-            self._gather.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000)
-            if due_at_ms is None or (due_at_ms > 0 and self._gather.due_at_ms() == 0):
+            due_at_ms = self._batcher.due_at_ms()
+            self._batcher.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000)
+            if due_at_ms is None or (due_at_ms > 0 and self._batcher.due_at_ms() == 0):
                 self._change.notify()
 
     def close(self, deadline: float) -> None:
-        """Settles what it has without lingering; gives up what is not settled by the deadline (monotonic
+        """Settle the queued endings without lingering; give up those not settled by the deadline (monotonic
         seconds).
         """
         with self._change:
@@ -91,9 +92,9 @@ class Settler:
                 if self._again and self._again_at_ms <= now_ms:
                     batch, self._again = self._again, []
                     return batch
-                due_at_ms = self._gather.due_at_ms()
+                due_at_ms = self._batcher.due_at_ms()
                 if due_at_ms is not None and (due_at_ms <= now_ms or self._closed):
-                    return self._gather.take()
+                    return self._batcher.take()
                 if self._closed and not self._again:
                     return []
                 times = [t for t in (due_at_ms, self._again_at_ms if self._again else None) if t is not None]
@@ -114,21 +115,22 @@ class Settler:
         again: list[Ending] = []
         done: list[Settled] = []
         for ending, error in zip(endings, call(endings), strict=True):
-            if isinstance(error, NotFound) and ending.held.doubtful:
-                done.append((ending, None))  # it was the ack whose reply was lost that removed it
-            elif self._may_ask_again(ending, error):
+            if error is None:
+                done.append((ending, None))
+                continue
+            verdict = judge(_policy_of(ending), error, ending.held.doubtful)
+            if verdict is Verdict.AGAIN_DOUBTFUL:
+                ending.held.doubtful = True
+            if verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL) and self._lease_may_stand(ending):
                 again.append(ending)
+            elif verdict is Verdict.DONE:
+                done.append((ending, None))
             else:
-                done.append((ending, error))
+                done.append((ending, unknown(error) if verdict is Verdict.UNKNOWN else error))
         self._settled(done)
         self._put_off(again, progress=bool(done))
 
-    def _may_ask_again(self, ending: Ending, error: FoqsError | None) -> bool:
-        """Whether the server could not take it now, and the lease may still stand."""
-        if isinstance(error, OutcomeUnknown) and ending.nack is None:
-            ending.held.doubtful = True
-        elif not isinstance(error, Overloaded | Unavailable):
-            return False
+    def _lease_may_stand(self, ending: Ending) -> bool:
         return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES
 
     def _put_off(self, again: list[Ending], *, progress: bool) -> None:
@@ -139,3 +141,8 @@ class Settler:
                 self._failures += 1
                 self._again += again
                 self._again_at_ms = monotonic() * 1000 + _AGAIN.delay_ms(self._failures, random.random)
+
+
+def _policy_of(ending: Ending) -> Policy:
+    """A nack is not repeated across calls: that would delay the item, or count its attempt, a second time."""
+    return END_ITEM if ending.nack is None else ONCE

@@ -1,5 +1,5 @@
-"""The two kinds of call: one look, or a batch of items with an outcome each. Each keeps its own books of what
-was answered, what may be asked again, and what nobody knows.
+"""The two kinds of call: one look, or a batch of items with an outcome each. Each records which items
+have an outcome, which may be retried, and which have an unknown outcome.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from foqs.client.caller import Asked, Caller
-from foqs.client.codec import Method, Unencodable, check_encodable, typed
 from foqs.client.connection import Address
+from foqs.client.methods import ENQUEUE
 from foqs.client.pool import Busy
-from foqs.client.request_ids import named
-from foqs.client.retry import LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.client.routes import Part
 from foqs.dedup import Duplicate
-from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, item_error, named
 from foqs.limits import Limits
+from foqs.second_answer import LOOK, Policy, Verdict, judge, last_word, unknown
+from foqs.wire.errors import Unencodable
+from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.struct_writer import encode_struct
 
 T = TypeVar("T")
 _LIMITS = Limits()
 
 Split = Callable[[Sequence[int], Mapping[int, Address]], Sequence[Part]]
-"""(indices of items, by index who does not serve its shard) -> those to ask together, and whom."""
+"""(indices of items, by index the host that does not serve its shard) -> the parts to ask, each with its hosts."""
 _AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
 
 
@@ -54,24 +56,24 @@ class Look:
         return True
 
     def response(self) -> Any:
-        """What was answered; raises what the last attempt ended with."""
+        """Return the response; raises the error of the last attempt."""
         if self.error is not None:
             raise last_word(LOOK, self.error, doubtful=False)
         return self._response
 
 
 class Batch:
-    """The items of one request on their way to an outcome each.
+    """The items of one request, and the outcome of each.
 
     `outcomes[i]` is None, or the id for an enqueue, when item i was done, and an error otherwise. `pending`
-    are the items to ask for again, `errors` what was last said of them, `doubtful` those that may have been
+    are the items to ask for again, `errors` their last errors, `doubtful` those that may have been
     done already.
     """
 
     def __init__(
         self,
         caller: Caller,
-        method: Method,
+        method: RemoteMethod,
         policy: Policy,
         *,
         items: Sequence[Any],
@@ -112,7 +114,7 @@ class Batch:
 
     def _ask_together(self, waiting: deque[Part]) -> None:
         """Sends the parts of several hosts before it waits for an answer, as far as there are connections: one host
-        that is slow, or silent, holds up no other's items. Takes out of `waiting` what was asked."""
+        that is slow, or silent, holds up no other's items. Takes the asked parts out of `waiting`."""
         under_way: deque[tuple[Part, Asked]] = deque()
         try:
             while waiting:
@@ -166,18 +168,18 @@ class Batch:
             self._failed(i, error)
 
     def _answered(self, asked: Sequence[int], answers: Sequence[Any], request: Asked) -> None:
-        has_id = self._method.gives_ids
+        has_id = self._method is ENQUEUE
         for i, answer in zip(asked, answers, strict=True):
             if answer.error is None:
                 self.outcomes[i] = _id(answer) if has_id else None
                 continue
-            error = named(typed(answer.error), request.request_id)
+            error = named(item_error(answer.error), request.request_id)
             self._failed(i, error)
-            if isinstance(error, Unavailable) and error.retry_after_ms == 0:  # the shard is not served there
+            if isinstance(error, NotServed):
                 self._refused[i] = request.connection.address
 
     def _failed(self, i: int, error: FoqsError) -> None:
-        """Keeps what was said of item i: in `errors` when it is to be asked for again."""
+        """Keep the error of item i: in `errors` when the item will be retried."""
         verdict = judge(self._policy, error, i in self.doubtful)
         if verdict in _AGAIN:
             self.errors[i] = error
@@ -191,7 +193,7 @@ class Batch:
         good = []
         for i in asked:
             try:
-                check_encodable(self._items[i])
+                encode_struct(self._items[i])
                 good.append(i)
             except Unencodable as own:
                 self.outcomes[i] = own
@@ -202,7 +204,7 @@ class Batch:
         return []
 
     def closed(self) -> list[Any]:
-        """All outcomes; what is still pending gets the last that was said of it."""
+        """Return all outcomes; a pending item gets its last error."""
         for i in self.pending:
             self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
         return self.outcomes

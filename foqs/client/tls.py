@@ -14,7 +14,7 @@ from foqs.errors import Invalid
 class Tls:
     """How to talk to a service with TLS. Paths of PEM files.
 
-    ca_file      authorities that the hosts' certificates have to be of; default: the system's
+    ca_file      authorities that must have signed the hosts' certificates; default: the system's
     cert_file    the client's own certificate (and key_file, unless the file holds the key too), where hosts ask for one
     server_name  the name that the hosts' certificates have to hold; default: the host part of each one's address, as
                  given or, with routing, as the cluster tells it
@@ -41,7 +41,7 @@ class Tls:
         return cls(**fields)
 
     def context(self) -> ssl.SSLContext:
-        """Raises Invalid: a file cannot be read, or is not what it should be."""
+        """Raises Invalid: a file cannot be read, or has the wrong content."""
         if self.key_file is not None and self.cert_file is None:
             raise Invalid("tls: key_file needs cert_file")
         for path in (self.ca_file, self.cert_file, self.key_file):
@@ -68,7 +68,8 @@ class Securing:
         self._server_name = tls.server_name
 
     def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
-        """`plain` is closed where it fails. Raises OSError (an ssl.SSLError) when the peer is not who it should be."""
+        """`plain` is closed where it fails. Raises OSError (an ssl.SSLError) when the peer's certificate does not
+        verify."""
         return self._context.wrap_socket(plain, server_hostname=self._server_name or host)
 
 

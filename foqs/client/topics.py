@@ -1,4 +1,4 @@
-"""Which hosts have items of which topic ready: asked in the background, as long as somebody wants to know."""
+"""Which hosts have items of which topic ready: asked in the background, while a consumer uses the answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any
 
-from foqs.client import codec
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
 from foqs.client.forks import renew_after_fork
+from foqs.client.methods import TOPICS
 from foqs.client.router import Router
 from foqs.client.routes import hosts_by_topic
 from foqs.errors import FoqsError
@@ -20,7 +20,7 @@ from foqs.idl import idl
 log = logging.getLogger("foqs.client")
 
 FRESH_S = 2.0
-"""What is older is asked again. Being wrong for so long costs a hop: hosts know better."""
+"""Older answers are asked again. Being wrong for so long costs a hop: hosts know better."""
 _MOST = 10_000
 _TIMEOUT_S = 2.0
 
@@ -29,7 +29,7 @@ def active_topics(caller: Caller, router: Router, namespace: str) -> list[Any]:
     """The topics of the namespace that have something ready, as far as one answer tells."""
     request = idl.GetActiveTopicsRequest(ns=namespace, limit=_MOST)
     deadline = monotonic() + _TIMEOUT_S
-    asked = caller.send(codec.TOPICS, request, deadline, repeatable=True, to=router.order(), wait=False)
+    asked = caller.send(TOPICS, request, deadline, repeatable=True, to=router.order(), wait=False)
     return caller.receive(asked).topics or []
 
 

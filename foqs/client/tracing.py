@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from opentelemetry.context import Context
@@ -20,13 +20,12 @@ except ImportError as error:
     raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
 
 from foqs import __version__
+from foqs.client.held import Held
 from foqs.client.items import Item, ItemSpec
 from foqs.client.job import Call, Job, Retry
+from foqs.client.work_span import WorkSpan
 from foqs.errors import FoqsError, Invalid
 from foqs.limits import Limits
-
-if TYPE_CHECKING:
-    from foqs.client.leases import Held
 
 MOST_LINKS = 128
 """Of one span; what SDKs keep by default."""
@@ -40,7 +39,7 @@ ServerLimits = Callable[[], Mapping[str, int]]
 
 
 def context_of(item: Item | ItemSpec) -> Context:
-    """The context of who enqueued the item, by its headers; an empty one where they hold none.
+    """The context of the enqueue, by the item's headers; an empty one where they hold none.
 
     >>> with tracer.start_as_current_span("work", context=context_of(item)):   # doctest: +SKIP
     ...     work(item.payload)
@@ -48,7 +47,7 @@ def context_of(item: Item | ItemSpec) -> Context:
     headers = item.headers
     if not isinstance(headers, Mapping) or _PARENT not in headers:
         return Context()
-    # What is about to be enqueued may hold anything.
+    # The headers of an item to enqueue may hold anything.
     return _W3C.extract(
         {key: headers[key] for key in (_PARENT, _STATE) if isinstance(headers.get(key), str)}, Context()
     )
@@ -133,7 +132,7 @@ class Tracing:
     def _without(
         self, carried: Sequence[ItemSpec], outcomes: list[int | FoqsError], store: Store, limits: ServerLimits
     ) -> None:
-        """Asks again for what was Invalid, so not stored, in case it was for our headers."""
+        """Retry the items that were Invalid, so not stored, in case our headers were the cause."""
         refused = {
             i: spec.plain
             for i, (spec, outcome) in enumerate(zip(carried, outcomes, strict=True))
@@ -171,7 +170,7 @@ class Tracing:
     # ------------------------------------------------------------------------------------- process
 
     def process(self, held: Held, call: Call) -> Call:
-        """`call` in a span, which goes on in `held.traced` until the server knows what became of the item."""
+        """`call` in a span, which goes on in `held.traced` until the server has the item's ack or nack."""
         item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
         span = self._tracer.start_span(
@@ -181,7 +180,7 @@ class Tracing:
             attributes={**attributes, "messaging.message.id": str(item.id), "foqs.attempt": item.attempt},
             links=_links((item,)),
         )
-        held.traced = Traced(span)
+        held.traced = WorkSpan(span)
 
         def traced(item: Item, job: Job) -> object:
             # The span's own way to record an exception would keep its text, which may hold what a payload held.
@@ -215,29 +214,6 @@ class Tracing:
         return f"{operation} {topic}", attributes
 
 
-class Traced:
-    """The span of one handler's work. Thread-safe, as spans are."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._lost = False
-
-    def lease_lost(self) -> None:
-        """May be told more than once."""
-        if not self._lost and self._span.is_recording():
-            self._lost = True
-            self._span.add_event("lease_lost")
-
-    def settled(self, what: str, error: FoqsError | None) -> None:
-        """The server took an "ack" or "nack", or `error` is why not."""
-        if self._span.is_recording():
-            self._span.add_event(what, None if error is None else {"error.type": type(error).__name__})
-
-    def end(self) -> None:
-        if self._span.is_recording():
-            self._span.end()
-
-
 def _injected() -> dict[str, str]:
     """The context of the current span as headers; empty where there is none."""
     carrier: dict[str, str] = {}
@@ -251,12 +227,12 @@ def _links(items: Iterable[Item | ItemSpec]) -> list[Link]:
     linked: dict[str, Link] = {}
     for item in items:
         headers = item.headers
-        told = headers.get(_PARENT) if isinstance(headers, Mapping) else None
-        if not isinstance(told, str) or told in linked:
+        parent = headers.get(_PARENT) if isinstance(headers, Mapping) else None
+        if not isinstance(parent, str) or parent in linked:
             continue
         found = get_current_span(context_of(item)).get_span_context()
         if found.is_valid:
-            linked[told] = Link(found)
+            linked[parent] = Link(found)
             if len(linked) == MOST_LINKS:
                 break
     return list(linked.values())

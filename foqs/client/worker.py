@@ -17,9 +17,10 @@ from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.handlers import Handler, NotRun, check_handler, handler_call
+from foqs.client.held import Held
 from foqs.client.items import Item, Nack
 from foqs.client.job import Call, Job, Retry
-from foqs.client.leases import Held, Leases
+from foqs.client.leases import Leases
 from foqs.client.settler import Ending, Settled, Settler
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
 
@@ -35,9 +36,8 @@ _SHORT_WAIT_MS = 50
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the items a worker got. `lost`: the lease was over before the outcome could be told (or
-    before work was begun), so the item comes again, or did already; `unsettled`: the server could not be told
-    in time.
+    """Outcomes of the items that a worker got. `lost`: the lease was over before the outcome could be sent, or before
+    work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
     """
 
     done: int = 0
@@ -72,13 +72,13 @@ class Worker:
 
     concurrency     handlers at a time; the client's `pool_size` should be at least 4
     prefetch        items held beside those in work. At most `concurrency + prefetch` are held
-    lease_ms        how long an item is leased at a time; extended as long as it is held, so this is about how
-                    soon others get the items of a worker that was killed
-    wait_ms         length of one long poll; a stop may take as long
-    ack_linger_ms   how long an outcome waits for others to be told together
+    lease_ms        duration of a lease, which is extended while the worker holds the item; about this long after a
+                    worker was killed, other workers get its items
+    wait_ms         length of one long poll; a stop may take that time
+    ack_linger_ms   how long an outcome waits for more outcomes in its request
     grace_ms        how long a stop waits for handlers at work
 
-    A server that is away is waited for. What cannot get better by itself (a wrong topic, a wrong token) ends
+    A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
     the worker, and `run` and `join` raise it.
 
     Raises Invalid for a handler that it cannot call, when it is made or (of a class) when it starts.
@@ -141,7 +141,7 @@ class Worker:
         threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
 
     def stop(self, grace_ms: int | None = None) -> None:
-        """Asks the worker to end, and returns: it takes no more, gives back what was not begun, and waits up
+        """Asks the worker to end, and returns: it takes no more, gives back items that were not started, and waits up
         to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace.
         """
         self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
@@ -233,15 +233,15 @@ class Worker:
         wants = shares(self._topics, count, self._turn)
         return self._client.dequeue(
             wants,
-            # The others must not wait for a long poll that leaves them out.
+            # Other threads must not wait for a long poll that leaves them out.
             wait_ms=self._wait_ms if len(wants) == len(self._topics) else min(self._wait_ms, _SHORT_WAIT_MS),
             lease_ms=self._leases.lease_ms,
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
 
     def _wind_up(self) -> None:
-        """Gives back what was not begun, waits for what was, and tells the server the rest."""
-        with suppress(Empty):  # handlers take from it as well: to wait for what was just there could last for ever
+        """Give back items that were not started, wait for the handlers, and send the remaining outcomes."""
+        with suppress(Empty):  # handlers take from it as well: waiting for an item could last for ever
             while (held := self._queue.get_nowait()) is not None:
                 self._release(held)
         for _ in self._handlers:
@@ -270,7 +270,7 @@ class Worker:
                 self._lost(held)
 
     def _handle(self, call: Call, held: Held) -> None:
-        job = Job(held, self._leases, self._stopping)
+        job = Job(held, self._leases.extend, self._stopping)
         nack = None
         tracing = self._client.tracing
         try:
@@ -330,7 +330,7 @@ class Worker:
 
 
 def _sequel(held: Held, nack: Nack) -> str:
-    """What becomes of an item after a failed attempt, for the log."""
+    """The next step of an item after a failed attempt, for the log."""
     if held.item.at_most_once:
         return "it is lost, as an at-most-once item is not delivered again"
     if held.gone:
@@ -345,7 +345,7 @@ def _word(ending: Ending) -> str:
 
 
 def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:
-    """`count` split over the topics, in their order; what does not divide goes to others at every turn.
+    """`count` split over the topics, in their order; the remainder goes to other topics at every turn.
 
     >>> shares(["a", "b", "c"], 5, 0)
     {'a': 2, 'b': 2, 'c': 1}

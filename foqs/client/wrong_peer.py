@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from enum import Enum
 
-from foqs.client.codec import SERVER_INFO, pack_length
+from foqs.client.methods import SERVER_INFO
 from foqs.errors import Invalid
 from foqs.idl import idl
 
@@ -67,11 +67,11 @@ def why_no_handshake(error: OSError, probe: Callable[[], Speaks | None]) -> Spea
 
 def asked_plainly(address: tuple[str, int], timeout_s: float) -> Speaks | None:
     """What a peer answers to a foqs request without TLS. It carries no token."""
-    message = SERVER_INFO.encode(idl.GetServerInfoRequest(), 1)
+    frame = SERVER_INFO.encode(idl.GetServerInfoRequest(), 1)
     head = b""
     try:
         with socket.create_connection(address, timeout_s) as peer:
-            peer.sendall(pack_length(len(message)) + message)
+            peer.sendall(frame)
             while len(head) < _HEAD_BYTES and (data := peer.recv(_HEAD_BYTES)):
                 head += data
     except OSError:

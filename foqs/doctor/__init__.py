@@ -1,1 +1,1 @@
-"""What is wrong with a deployment, and how to mend it: looks at everything, changes nothing."""
+"""Finds the faults of a deployment and their remedies, without changing it."""

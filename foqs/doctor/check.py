@@ -1,4 +1,4 @@
-"""What a look came to."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Verdict(Enum):
-    """In the order of their weight."""
+    """Verdicts, from the best to the worst."""
 
     OK = "ok"
     SKIPPED = "not checked"
@@ -31,7 +31,7 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`found` and `mend` hold no secret; `mend` is empty where nothing has to be mended."""
+    """A check. `found` and `mend` hold no secret; `mend` (the remedy) is empty if there is no fault."""
 
     group: Group
     name: str
@@ -46,7 +46,7 @@ def worst(checks: Iterable[Check]) -> Verdict:
 
 
 async def apart(work: Callable[[], T], timeout_s: float) -> T:
-    """Runs what blocks in a thread that nobody has to wait for. Raises what `work` raises, and TimeoutError."""
+    """Run blocking `work` in a daemon thread. Raises what `work` raises, and TimeoutError."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -74,14 +74,14 @@ async def apart(work: Callable[[], T], timeout_s: float) -> T:
 
 
 def said(error: BaseException) -> str:
-    """An OSError in words."""
+    """Return the text of an error, of an OSError without number and address."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def numbers(found: Iterable[int]) -> str:
-    """`1-3, 7`"""
+    """Return numbers as ranges: `1-3, 7`."""
     runs: list[list[int]] = []
     for number in sorted(found):
         if runs and runs[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""foqs.toml and the environment: every error, and what is valid and dangerous all the same."""
+"""Checks foqs.toml and the environment for errors, and for valid but dangerous settings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from foqs.config import Config, NotValid, load_with_sources
+from foqs.config.exposure import exposed
+from foqs.config.fields import secret_mark, section_of
+from foqs.config.load import Config, NotValid, load_with_sources
+from foqs.config.sources import Source, Where
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.errors import Invalid
-from foqs.exposure import exposed
-from foqs.keys import secret_mark, section_of
-from foqs.sources import Source, Where
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _OTHERS_READ = 0o004
@@ -25,7 +25,7 @@ _OTHERS_READ = 0o004
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine has for a host: bytes of memory, open files (None: no limit)."""
+    """The resources of this machine: bytes of memory, open files (None: no limit)."""
 
     memory_bytes: int
     files: int | None
@@ -33,40 +33,41 @@ class Machine:
 
 def this_machine() -> Machine:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no control group, or one without a bound
+    with suppress(OSError, ValueError):  # no control group, or one without a limit
         memory = min(memory, int(_CGROUP.read_text()))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return Machine(memory, None if hard == resource.RLIM_INFINITY else hard)
 
 
 def read(path: Path) -> tuple[Config | None, list[Check]]:
-    """None with the errors, a line each."""
+    """Read the configuration. None and a check for each error if it is not valid."""
     try:
         loaded = load_with_sources(path)
     except NotValid as error:
         return None, [
-            _check(Verdict.WRONG, str(path), line, "correct it: foqs config explain KEY") for line in error.errors
+            _check(Verdict.WRONG, str(path), line, "correct the key; `foqs config explain KEY` describes it")
+            for line in error.errors
         ]
     except Invalid as error:
-        return None, [_check(Verdict.WRONG, str(path), error.message, "correct it")]
+        return None, [_check(Verdict.WRONG, str(path), error.message, "correct the path or the file")]
     config = loaded.config
     checks = [_check(Verdict.OK, str(path), "valid")]
     if config.zookeeper is None and not config.shards:
-        mend = "add [zookeeper] for a cluster, or [[shards]] for a host that is alone"
-        checks.append(_check(Verdict.WRONG, "shards", "neither [zookeeper] nor [[shards]]", mend))
+        mend = "add [zookeeper] for a cluster, or [[shards]] for a single host"
+        checks.append(_check(Verdict.WRONG, "shards", "the configuration has neither [zookeeper] nor [[shards]]", mend))
     for source in loaded.sources:
         checks += _open_secrets(source, path)
     return config, checks
 
 
 def dangers(config: Config, machine: Machine, workers: int) -> list[Check]:
-    """`workers` hosts of this configuration run on the machine."""
+    """Return the dangers if `workers` hosts with this configuration run on the machine."""
     return [*_exposed(config), *_too_much(config, machine, workers), *_hasty(config)]
 
 
 def _exposed(config: Config) -> list[Check]:
     mends = {"tls": "set tls.cert_file and tls.key_file", "auth": "set auth.principals_file"}
-    where = f"server.host {config.server.host} is beyond this machine"
+    where = f"other machines can reach server.host {config.server.host}"
     return [_check(Verdict.WARNING, key, f"{where}, and {why}", mends[key]) for key, why in exposed(config).items()]
 
 
@@ -74,13 +75,15 @@ def _too_much(config: Config, machine: Machine, workers: int) -> list[Check]:
     checks = []
     budget = workers * config.host.budget_bytes
     if budget > machine.memory_bytes:
-        why = f"{_mib(budget)} for {workers} of them" if workers > 1 else _mib(budget)
-        why = f"{why} is more than the memory there is, {_mib(machine.memory_bytes)}"
-        checks.append(_check(Verdict.WARNING, "host.budget_bytes", why, "lower it, or take a larger machine"))
+        why = f"{_mib(budget)} for {workers} workers" if workers > 1 else _mib(budget)
+        why = f"{why} is more than the machine's memory, {_mib(machine.memory_bytes)}"
+        checks.append(_check(Verdict.WARNING, "host.budget_bytes", why, "lower it, or use a larger machine"))
     wanted = config.server.open_files
     if machine.files is not None and machine.files < wanted:
-        why = f"{config.server.max_connections} need {wanted} open files, and this user may have {machine.files}"
-        mend = "raise the limit (ulimit -Hn, systemd: LimitNOFILE), or lower it"
+        why = (
+            f"{config.server.max_connections} connections need {wanted} open files; this user may open {machine.files}"
+        )
+        mend = "raise the limit of files (ulimit -Hn, systemd: LimitNOFILE), or lower server.max_connections"
         checks.append(_check(Verdict.WARNING, "server.max_connections", why, mend))
     return checks
 
@@ -92,15 +95,15 @@ def _hasty(config: Config) -> list[Check]:
     checks = []
     if server.grace_ms < zookeeper.handover_ms:
         why = (
-            f"{server.grace_ms} is less than zookeeper.handover_ms, {zookeeper.handover_ms}: a host that is stopped "
-            "may end before its shards are handed over"
+            f"{server.grace_ms} is less than zookeeper.handover_ms, {zookeeper.handover_ms}: a stopping host may end "
+            "before it has handed over its shards"
         )
-        checks.append(_check(Verdict.WARNING, "server.grace_ms", why, "raise it"))
+        checks.append(_check(Verdict.WARNING, "server.grace_ms", why, "raise it to zookeeper.handover_ms or more"))
     return checks
 
 
 def _open_secrets(source: Source, path: Path) -> list[Check]:
-    """In files of secrets, and in foqs.toml itself. Values from the environment are nobody else's to read."""
+    """Check that other users cannot read the files with secrets. Only this user can read its environment."""
     files = {_dotted(where): file for where, file in source.files.items()}
     if source.name == str(path) and (keys := [_dotted(where) for where in _secrets(source, Config, source.values, ())]):
         files[", ".join(keys)] = path
@@ -112,15 +115,15 @@ def _open_secrets(source: Source, path: Path) -> list[Check]:
 
 
 def is_open(path: Path) -> bool:
-    """Whether others than its owner and group can read it."""
+    """True if users outside the owner and group of the file can read it."""
     try:
         return bool(path.stat().st_mode & _OTHERS_READ)
-    except OSError:  # told by who reads it
+    except OSError:  # reading the configuration reports it
         return False
 
 
 def _secrets(source: Source, model: type[BaseModel], values: Mapping[str, Any], where: Where) -> Iterator[Where]:
-    """Keys whose value would not be shown as it is, and was not read from a file of its own."""
+    """Yield the keys of secrets that were not read from files of their own."""
     for name, info in model.model_fields.items():
         value, key, mark = values.get(name), (*where, name), secret_mark(info)
         section, _ = section_of(info)

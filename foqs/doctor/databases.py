@@ -1,5 +1,7 @@
-"""The shards' databases: servers are asked in parallel, and the shards of a server one after another, so that one that
-hangs is waited for once."""
+"""Checks the shards' databases: servers in parallel, the shards of one server one after another.
+
+So the check waits only once for a server that hangs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from foqs.config import Config
+from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, numbers
 from foqs.store.checkup import Checkup, check_up
 from foqs.store.link import place_of
@@ -18,15 +20,15 @@ from foqs.store.protocol import StoreError
 from foqs.store.server import Finding
 
 _PER_SHARD = 3
-"""A look is many questions; with all of them it may take so many time-outs."""
+"""A check of a shard sends several queries; together they may take this many time-outs."""
 _FEW = 4
 Outcome = Checkup | str | None
-"""What was found, why the database could not be asked, or nothing: its server had not answered before."""
+"""The findings, or the reason why the database did not answer, or None if its server did not answer before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the configuration asks of a server."""
+    """Requirements of the configuration on a server."""
 
     item_bytes: int
     clock_jump_ms: int
@@ -38,7 +40,7 @@ def wanted_of(config: Config) -> Wanted:
 
 
 async def examine(urls: Mapping[int, str], wanted: Wanted, timeout_s: float) -> list[Check]:
-    """`urls` by the shards' numbers."""
+    """Check the databases; `urls` are by number of the shard."""
     servers: dict[str, list[int]] = defaultdict(list)
     for shard in sorted(urls):
         servers[_server(urls[shard])].append(shard)
@@ -61,7 +63,7 @@ async def _ask(urls: Mapping[int, str], timeout_s: float) -> dict[int, Outcome]:
         try:
             outcomes[shard] = await apart(look, _PER_SHARD * timeout_s)
         except TimeoutError:
-            outcomes[shard] = "it does not answer in time"
+            outcomes[shard] = "the database does not answer in time"
         except StoreError as error:
             outcomes[shard] = str(error)
         if isinstance(outcomes[shard], str) and not url.startswith("sqlite"):
@@ -73,7 +75,7 @@ async def _ask(urls: Mapping[int, str], timeout_s: float) -> dict[int, Outcome]:
 
 
 def verdicts(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted) -> list[Check]:
-    """A line for the server, and one for each thing that is not as it should be, with the shards that have it."""
+    """Return a check for the server, and one for each fault with the shards that have it."""
     looked = {shard: one for shard, one in outcomes.items() if isinstance(one, Checkup)}
     checks = [_check(server, Verdict.OK, _summary(looked))] if any(one.server for one in looked.values()) else []
     silent: dict[str, list[int]] = defaultdict(list)
@@ -81,7 +83,7 @@ def verdicts(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted) -> li
         if isinstance(outcome, str):
             silent[outcome].append(shard)
     for why, which in silent.items():
-        mend = "start it, let this machine reach it, or correct the shard's url"
+        mend = "start the server, open the network to it, or correct the shard's url"
         checks.append(_check(server, Verdict.WRONG, f"{_shards(which)}: {why}", mend))
     findings: dict[Finding, list[int]] = defaultdict(list)
     for shard, one in looked.items():
@@ -89,32 +91,36 @@ def verdicts(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted) -> li
             findings[finding].append(shard)
     for finding, which in findings.items():
         where = "" if checks and len(which) == len(outcomes) else f"{_shards(which)}: "
-        checks.append(_check(server, *_told(finding, where)))
-    checks += [_check(server, *_told(finding)) for finding in _of_server(list(looked.values()), wanted)]
+        checks.append(_check(server, *_stated(finding, where)))
+    checks += [_check(server, *_stated(finding)) for finding in _of_server(list(looked.values()), wanted)]
     if left := [shard for shard, outcome in outcomes.items() if outcome is None]:
-        checks.append(_check(server, Verdict.SKIPPED, f"{_shards(left)}: the server did not answer for another one"))
+        checks.append(
+            _check(server, Verdict.SKIPPED, f"{_shards(left)}: the server did not answer for an earlier shard")
+        )
     return checks
 
 
 def _of_server(looked: Sequence[Checkup], wanted: Wanted) -> list[Finding]:
-    """What the answers of one server mean for this configuration."""
+    """Compare the answers of one server with the configuration."""
     found = []
     clocks = [one.clock_ms for one in looked if one.clock_ms is not None]
     if clocks:
         least, most = max(low for low, _ in clocks), min(high for _, high in clocks)
         off, way = (least, "ahead of") if least > 0 else (-most, "behind")
         if off > wanted.clock_jump_ms:
-            why = f"the server's clock is {off:,} ms or more {way} this machine's (host.clock_jump_ms allows less)"
-            found.append(Finding(why, "synchronise both with NTP", wrong=False))
+            why = f"the server's clock is {off:,} ms or more {way} this machine's (host.clock_jump_ms is less)"
+            found.append(Finding(why, "synchronise both clocks with NTP", wrong=False))
     packets = [one.max_packet_bytes for one in looked if one.max_packet_bytes is not None]
     if packets and min(packets) // 2 < wanted.item_bytes:
         why = f"max_allowed_packet is {min(packets)}: items of more than {min(packets) // 2} bytes are refused"
-        mend = "raise it to twice limits.payload_bytes and more, or lower that"
+        mend = "raise it above twice limits.payload_bytes, or lower limits.payload_bytes"
         found.append(Finding(why, mend, wrong=False))
     connections = [one.max_connections for one in looked if one.max_connections is not None]
     if connections and min(connections) < 2 * len(looked):
-        why = f"max_connections is {min(connections)}, and {len(looked)} shards that are opened take {2 * len(looked)}"
-        found.append(Finding(why, "SET GLOBAL max_connections, and in the server's configuration", wrong=False))
+        why = f"max_connections is {min(connections)}, but {len(looked)} open shards need {2 * len(looked)}"
+        found.append(
+            Finding(why, "raise it with SET GLOBAL max_connections, and in the server's configuration", wrong=False)
+        )
     return found
 
 
@@ -126,19 +132,19 @@ def _summary(looked: Mapping[int, Checkup]) -> str:
     owners: dict[str, list[int]] = defaultdict(list)
     for shard, one in looked.items():
         if one.owner is not None:
-            owners[one.owner or "nobody"].append(shard)
+            owners[one.owner or "none"].append(shard)
     if 0 < len(looked) <= _FEW:
-        told = [
-            f"{shard}: {one.owner or 'nobody'} (epoch {one.epoch})"
+        listed = [
+            f"{shard}: {one.owner or 'none'} (epoch {one.epoch})"
             for shard, one in looked.items()
             if one.epoch is not None
         ]
     else:
-        told = [f"{numbers(which)}: {owner}" for owner, which in owners.items()]
-    return "; ".join([*parts, f"owners: {', '.join(told)}"] if told else parts)
+        listed = [f"{numbers(which)}: {owner}" for owner, which in owners.items()]
+    return "; ".join([*parts, f"owners: {', '.join(listed)}"] if listed else parts)
 
 
-def _told(finding: Finding, where: str = "") -> tuple[Verdict, str, str]:
+def _stated(finding: Finding, where: str = "") -> tuple[Verdict, str, str]:
     return (Verdict.WRONG if finding.wrong else Verdict.WARNING), where + finding.found, finding.mend
 
 

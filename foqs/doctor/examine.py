@@ -1,4 +1,4 @@
-"""All checks, in parallel where they do not build on each other."""
+"""All checks; independent ones run in parallel."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from foqs.config import Config
+from foqs.config.load import Config
 from foqs.doctor import configuration, databases, ports, tls, zookeeper
 from foqs.doctor.check import Check, Group, Verdict
 
 
 async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[Check]:
-    """Of the configuration at `path`. `workers`: how far above the configured ports those of workers are;
-    `timeout_s` bounds each wait for somebody."""
+    """Check the configuration at `path` and all that it names.
+
+    `workers` are the distances of the workers' ports above the configured ones. `timeout_s` bounds each wait.
+    """
     config, checks = configuration.read(path)
     if config is None:
         why = "the configuration is not valid"
@@ -27,13 +29,13 @@ async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[
 
 
 async def _shards(config: Config, timeout_s: float) -> list[Check]:
-    """In a cluster ZooKeeper says which there are."""
+    """Check ZooKeeper, which lists the shards of a cluster, and the databases."""
     checks: list[Check] = []
     urls: Mapping[int, str] = {section.id: section.url for section in config.shards}
     if config.zookeeper is not None:
         checks, root = await zookeeper.examine(config.zookeeper, timeout_s)
         if root is None:
-            why = "the shards are in ZooKeeper, which could not be read"
+            why = "the list of shards is in ZooKeeper, which could not be read"
             return [*checks, Check(Group.DATABASES, "all", Verdict.SKIPPED, why)]
         urls = {shard.id: shard.url for shard in root.shards}
     return checks + await databases.examine(urls, databases.wanted_of(config), timeout_s)

@@ -1,4 +1,4 @@
-"""Where a host will listen, and what others are told of it."""
+"""Checks the ports of a host, and the address that it advertises."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException
 
 from foqs.client import Client, Tls
-from foqs.config import Config
+from foqs.config.exposure import is_loopback
+from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError
-from foqs.exposure import is_loopback
 
 _MOST_PORT = 65_535
 _ALIVE_BYTES = 64
@@ -22,10 +22,10 @@ _ANY = ("", "0.0.0.0", "::")
 
 
 async def examine(config: Config, workers: Sequence[int], timeout_s: float) -> list[Check]:
-    """`workers`: how far above the configured ports those of workers are."""
+    """Check the ports. `workers` are the distances of the workers' ports above the configured ones."""
     server, admin = config.server, config.admin
     listened = [server.port, *(server.port and server.port + each for each in workers)]
-    told = [config.admin_port and config.admin_port + each for each in workers or [0]] if admin.enabled else []
+    admins = [config.admin_port and config.admin_port + each for each in workers or [0]] if admin.enabled else []
     checks = await asyncio.gather(
         *(
             _port(server.host, port, partial(_who, config, port, timeout_s), timeout_s)
@@ -33,14 +33,14 @@ async def examine(config: Config, workers: Sequence[int], timeout_s: float) -> l
         ),
         *(
             _port(admin.host, port, partial(_lives, admin.host, port, timeout_s), timeout_s, needed=False)
-            for port in dict.fromkeys(told)
+            for port in dict.fromkeys(admins)
         ),
     )
     return [*checks, *(await _advertised(config, timeout_s))]
 
 
 def advertised(config: Config) -> str:
-    """The name or address that others are told."""
+    """Return the name or address that clients and other hosts connect to."""
     server = config.server
     if server.advertise is not None:
         return server.advertise.rpartition(":")[0].strip("[]")
@@ -48,28 +48,32 @@ def advertised(config: Config) -> str:
 
 
 async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, *, needed: bool = True) -> Check:
-    """`ask` says who listens there, if it is a host of foqs; it raises FoqsError, OSError, HTTPException. `needed`: a
-    host does not start without the port."""
+    """Check one port. If it is taken, `ask` describes the host of foqs that listens there.
+
+    `ask` raises FoqsError, OSError or HTTPException for another program. `needed`: a host does not start without it.
+    """
     name = f"{host}:{port}"
     if port == 0:
-        return _check(Verdict.OK, name, "any that is free")
+        return _check(Verdict.OK, name, "any free port")
     if port > _MOST_PORT:
-        return _check(Verdict.WRONG, name, "there is no such port", "lower the port, or the number of workers")
+        return _check(
+            Verdict.WRONG, name, f"port {port} is above {_MOST_PORT}", "lower the port, or the number of workers"
+        )
     try:
         await apart(partial(_bind, host, port), timeout_s)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return await _taken(name, ask, timeout_s, Verdict.WRONG if needed else Verdict.WARNING)
         mends = {
-            errno.EACCES: "take a port above 1023, or give the service CAP_NET_BIND_SERVICE",
+            errno.EACCES: "use a port above 1023, or give the service CAP_NET_BIND_SERVICE",
             errno.EADDRNOTAVAIL: "listen on an address of this machine, or on 0.0.0.0",
         }
-        return _check(Verdict.WRONG, name, said(error), mends.get(error.errno or 0, "correct the host of this port"))
+        return _check(Verdict.WRONG, name, said(error), mends.get(error.errno or 0, "correct the address of this port"))
     return _check(Verdict.OK, name, "free")
 
 
 def _bind(host: str, port: int) -> None:
-    """As a host binds it, without listening. Raises OSError."""
+    """Bind the port like a host, without listening. Raises OSError."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as bound:
@@ -83,12 +87,12 @@ async def _taken(name: str, ask: Callable[[], str], timeout_s: float, verdict: V
     try:
         return _check(Verdict.OK, name, await apart(ask, 2 * timeout_s))
     except (FoqsError, OSError, HTTPException):
-        mend = "stop it, or take another port"
-        return _check(verdict, name, "taken, by something that does not answer as foqs", mend)
+        mend = "stop that program, or use another port"
+        return _check(verdict, name, "taken by a program that does not answer as foqs", mend)
 
 
 def _who(config: Config, port: int, timeout_s: float) -> str:
-    """A host of foqs says so itself, to anybody."""
+    """Describe the host of foqs at this port. It answers any caller."""
     here = _here(config.server.host)
     tls = None
     if (section := config.tls) is not None:
@@ -96,7 +100,7 @@ def _who(config: Config, port: int, timeout_s: float) -> str:
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
     timeout_ms = int(timeout_s * 1000)
     with Client(address, "doctor", tls=tls, routing=False, timeout_ms=timeout_ms, on_retry=_unsaid) as client:
-        return f"a host of foqs {client.server_info().version} listens there"
+        return f"a host of foqs {client.server_info().version} listens on it"
 
 
 def _unsaid(error: FoqsError, left_s: float) -> None:
@@ -111,7 +115,7 @@ def _lives(host: str, port: int, timeout_s: float) -> str:
             raise HTTPException
     finally:
         connection.close()
-    return "a host of foqs tells its metrics there"
+    return "a host of foqs serves its metrics on it"
 
 
 def _here(host: str) -> str:
@@ -119,21 +123,25 @@ def _here(host: str) -> str:
 
 
 async def _advertised(config: Config, timeout_s: float) -> list[Check]:
-    """Of a host of a cluster, and of what is set: other hosts and clients have to reach it."""
+    """Check the advertised address of a host of a cluster, or one that is set: clients and hosts must reach it."""
     if config.zookeeper is None and config.server.advertise is None:
         return []
     name, given = advertised(config), config.server.advertise
     if given is not None and not given.rpartition(":")[2].isdecimal():
-        return [_check(Verdict.WRONG, "server.advertise", f"{given} is not host:port", "correct it")]
+        return [_check(Verdict.WRONG, "server.advertise", f"{given} is not host:port", "set it to host:port")]
     try:
         addresses = await apart(partial(_resolve, name), timeout_s)
     except (OSError, UnicodeError) as error:
-        why = f"others are told {name}, which this machine cannot resolve: {said(error)}"
-        return [_check(Verdict.WRONG, "server.advertise", why, "set it to host:port as others reach this one")]
-    found = f"others are told {name}" + ("" if addresses == [name] else f" ({', '.join(addresses)})")
+        why = f"clients connect to {name}, but this machine cannot resolve it: {said(error)}"
+        return [
+            _check(
+                Verdict.WRONG, "server.advertise", why, "set it to a host:port that clients and other hosts can reach"
+            )
+        ]
+    found = f"clients connect to {name}" + ("" if addresses == [name] else f" ({', '.join(addresses)})")
     if config.zookeeper is not None and any(is_loopback(address) for address in addresses):
-        why = f"{found}, which leads each machine to itself"
-        mend = "set server.host to an address that others reach, and server.advertise where that is another one"
+        why = f"{found}, which is the client's own machine"
+        mend = "set server.host to an address that other machines can reach, and server.advertise if it differs"
         return [_check(Verdict.WARNING, "server.advertise", why, mend)]
     return [_check(Verdict.OK, "server.advertise", found)]
 

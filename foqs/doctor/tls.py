@@ -1,4 +1,4 @@
-"""Certificates, keys and credentials: found good by the very handshake that clients and other hosts will make."""
+"""Checks certificates, keys and credentials with the same handshake that clients and other hosts make."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import ssl
 from pathlib import Path
 
 from foqs import principals
-from foqs.config import Config
+from foqs.config.load import Config
+from foqs.config.schema import AuthSection, TlsSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.configuration import is_open
 from foqs.errors import Invalid
 from foqs.rpc.tls import peer_context, server_context
-from foqs.sections import AuthSection, TlsSection
 
 _SOON_S = 30 * 86_400
 _MOST_ROUNDS = 10
 
 
 def examine(config: Config, name: str, now_s: float) -> list[Check]:
-    """`name`: what others are told to connect to."""
+    """Check TLS and principals. Clients connect to `name`."""
     checks = (
         []
         if config.tls is None
@@ -33,7 +33,7 @@ def _certificate(section: TlsSection, name: str, now_s: float) -> list[Check]:
     try:
         server, client = server_context(section), peer_context(section)
     except Invalid as error:
-        return [_check(Verdict.WRONG, "tls", error.message, "correct the file, or the right to read it")]
+        return [_check(Verdict.WRONG, "tls", error.message, "correct the file, or give this user the right to read it")]
     assert server is not None
     assert client is not None
     try:
@@ -42,17 +42,19 @@ def _certificate(section: TlsSection, name: str, now_s: float) -> list[Check]:
         return [_refused(error, name)]
     except ssl.SSLError as error:
         return [
-            _check(Verdict.WRONG, "tls.cert_file", f"a handshake fails: {error.reason}", "take another certificate")
+            _check(
+                Verdict.WRONG, "tls.cert_file", f"a handshake with it fails: {error.reason}", "use another certificate"
+            )
         ]
     left_s = ends_s - now_s
     if left_s < _SOON_S:
         why = f"the certificate expires in {left_s / 86_400:.0f} days"
         return [_check(Verdict.WARNING, "tls.cert_file", why, "renew it")]
-    return [_check(Verdict.OK, "tls.cert_file", f"good for {name}, for {left_s / 86_400:.0f} days")]
+    return [_check(Verdict.OK, "tls.cert_file", f"valid for {name}, for {left_s / 86_400:.0f} days")]
 
 
 def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
-    """When the certificate expires, in epoch seconds. Raises ssl.SSLError."""
+    """Return the expiry of the certificate in epoch seconds. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=name)
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -73,13 +75,13 @@ def _done(side: ssl.SSLObject) -> bool:
 
 
 def _refused(error: ssl.SSLCertVerificationError, name: str) -> Check:
-    """OpenSSL's own words: expired, another name, no such authority, not for this purpose."""
+    """Return OpenSSL's reason (expired, another name, unknown authority, wrong purpose) and its remedy."""
     mend = {
         10: "renew the certificate",  # X509_V_ERR_CERT_HAS_EXPIRED
-        62: f"take a certificate for {name}, or set server.advertise to a name in this one",
-        64: f"take a certificate for {name}, or set server.advertise to a name in this one",
-    }.get(error.verify_code, "put the certificates between it and its authority behind it; correct tls.ca_file")
-    return _check(Verdict.WRONG, "tls.cert_file", f"others refuse it: {error.verify_message}", mend)
+        62: f"use a certificate for {name}, or set server.advertise to a name in this one",
+        64: f"use a certificate for {name}, or set server.advertise to a name in this one",
+    }.get(error.verify_code, "append the intermediate certificates to the file, or correct tls.ca_file")
+    return _check(Verdict.WRONG, "tls.cert_file", f"clients refuse it: {error.verify_message}", mend)
 
 
 def _credentials(section: AuthSection) -> list[Check]:
@@ -88,20 +90,22 @@ def _credentials(section: AuthSection) -> list[Check]:
         try:
             count = len(principals.read(file).by_name)
         except Invalid as error:
-            checks.append(_check(Verdict.WRONG, "auth.principals_file", error.message, "correct it"))
+            checks.append(_check(Verdict.WRONG, "auth.principals_file", error.message, "correct the file"))
         else:
             if count:
                 checks.append(_check(Verdict.OK, "auth.principals_file", f"{count} principals"))
             else:
-                why = "it has no principals: nobody may do anything"
+                why = "it has no principals: every call is refused"
                 checks.append(
-                    _check(Verdict.WARNING, "auth.principals_file", why, "foqs auth token NAME prints the lines")
+                    _check(
+                        Verdict.WARNING, "auth.principals_file", why, "add one: `foqs auth token NAME` prints its entry"
+                    )
                 )
     return checks
 
 
 def _closed(key: str, path: Path) -> list[Check]:
-    """A secret that others can read is none."""
+    """Check that other users cannot read a secret."""
     if not is_open(path):
         return []
     return [_check(Verdict.WARNING, key, f"every user of this machine can read {path}", f"chmod o-r {path}")]

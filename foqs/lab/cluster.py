@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from foqs.config.schema import ZookeeperSection
 from foqs.lab.crash.rig import HostProcess, Shard, toml
 from foqs.lab.registry import Registry
 from foqs.lab.servers import ZookeeperServer
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Facts, ShardFact
 from foqs.zk.protocol import ZkConflict
@@ -68,15 +68,14 @@ class LocalCluster:
         return self.registry.wait_for(partial(_settled, wanted, len(self.shards)), timeout_ms=timeout_ms)
 
     def place(self, hosts: Mapping[int, str]) -> Facts:
-        """When each shard is served by the host that it is to be on (who starts first may have been given all); until
-        they are balanced the next time."""
+        """Move each shard to the host in `hosts` and wait for it. The next round of balancing may undo it."""
         facts = self.settled()
         while facts.assignment.hosts != hosts:
             version = facts.assignment.version
             with suppress(ZkConflict):  # the controller was faster
                 self.registry.change(lambda store, done, version=version: store.assign(hosts, version, done))  # type: ignore[misc]
             self.registry.wait_for(lambda facts, version=version: facts.assignment.version > version)  # type: ignore[misc]
-            # A controller that has not seen a host yet takes what is placed there for orphaned, and takes it away.
+            # A controller that does not know a host yet moves the shards away that are assigned to it.
             facts = self.settled()
         return facts
 

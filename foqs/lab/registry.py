@@ -9,11 +9,12 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
+from foqs.config.schema import ZookeeperSection
 from foqs.lab.servers.process import wait_until
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import Facts
+from foqs.shardmgr.session import Session
 from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import Done, FactStore, Session, ZkError
+from foqs.zk.protocol import Done, FactStore, ZkError
 
 _CONNECT_MS = 30_000
 
@@ -47,13 +48,13 @@ class Registry:
         found: list[Facts] = []
 
         def is_so() -> bool:
-            # In this order: facts that were read first may be of a connection before the one that made others fresh.
+            # In this order: facts read before `_fresh` may come from an earlier connection.
             fresh = self._fresh
             found[:] = [self.facts]
             return fresh and bool(reached(found[0]))
 
         if not wait_until(is_so, timeout_ms=timeout_ms):
-            raise TimeoutError(f"the facts did not come to that in {timeout_ms} ms: {self.facts}")
+            raise TimeoutError(f"the expected facts did not arrive within {timeout_ms} ms: {self.facts}")
         return found[0]
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class Registry:
 
     def _changed(self, facts: Facts) -> None:
         self.facts = facts
-        self._fresh = self._connected  # what was read before may be told after the connection was lost
+        self._fresh = self._connected  # facts read earlier may arrive after the connection was lost
 
     def _session(self, session: Session) -> None:
         self._connected, self._fresh = session is Session.CONNECTED, False

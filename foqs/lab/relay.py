@@ -1,4 +1,4 @@
-"""A TCP relay that cuts connections, or holds what is sent: how a network fails."""
+"""A TCP relay that cuts connections or holds data, like a failing network."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Relay:
             _end(each)
 
     def hold(self) -> None:
-        """From now on nothing arrives, and nobody is told; new connections are taken and lead nowhere."""
+        """Hold all data without an error at either end; accept new connections and hold their data too."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """What was held arrives."""
+        """Deliver the held data."""
         self._flows.set()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Relay:
             while data := source.recv(_CHUNK_BYTES):
                 self._flows.wait()
                 sink.sendall(data)
-        self._flows.wait()  # nobody hears of an end either
+        self._flows.wait()  # hold the end of a connection, too
         with self._lock:
             self._open -= {source, sink}
         _end(source)

@@ -66,11 +66,11 @@ class Checkpoint:
         if self.scan is not None:
             return NEVER_MS
         if self._not_before_ms > now_ms + RETRY_MS:
-            self._not_before_ms = 0  # the clock was set back: a pause must not grow by that
+            self._not_before_ms = 0  # the clock was set back: the pause must not grow by that
         return max(self._not_before_ms, 0 if self._sweep is not None else self.next_ms)
 
     def begin(self, now_ms: int) -> Range:
-        """The next range to read: what is due by the checkpoint first, then the sweep below it."""
+        """Return the next range to read: due rows from the checkpoint on first, then the sweep below it."""
         if self._sweep is not None and now_ms < self.next_ms:
             self.scan = self._sweep
         else:

@@ -1,7 +1,7 @@
-"""Deadlines of what is waiting in memory: a heap that forgets what ended early.
+"""Deadlines of requests in memory: a heap that drops requests that ended early.
 
 Nearly every request ends long before its deadline, so entries are dropped lazily and the heap is rebuilt when most
-of it is dead: its size stays within a constant factor of what is alive, at O(1) amortised.
+of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Deadlines(Generic[T]):
         return heap[0][0] if heap else NEVER_MS
 
     def pop_due(self, now_ms: int) -> list[T]:
-        """What is not done and has its deadline at or before `now_ms`, earliest first."""
+        """Remove and return the open requests with a deadline at or before `now_ms`, earliest first."""
         due: list[T] = []
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
@@ -57,7 +57,7 @@ class Deadlines(Generic[T]):
         return due
 
     def moved(self, by_ms: int) -> None:
-        """The clock was set: each is as far away as it was."""
+        """Shift all deadlines by `by_ms`, so the remaining waits do not change when the clock is set."""
         self._heap = [(at_ms + by_ms, pushed, what) for at_ms, pushed, what in self._heap]
 
     def __len__(self) -> int:

@@ -6,8 +6,10 @@ rows, so ages are kept in buckets of 2^16 ms instead.
 
 from __future__ import annotations
 
+from typing import Generic
+
 from foqs.counters import Namespace
-from foqs.prefetch.window import Window
+from foqs.prefetch.window import T, Window
 from foqs.rows import BACKLOG_SHIFT
 
 LaneKey = tuple[str, str]
@@ -16,7 +18,7 @@ LaneKey = tuple[str, str]
 _MAX_BUCKETS = 1024
 
 
-class Lane:
+class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
     `leased` those that are leased until their end is committed.
     What happens to them is counted in `namespace`."""
@@ -40,7 +42,7 @@ class Lane:
         self.namespace = namespace
         self.number = number
         self.stored = number is not None
-        self.window: Window | None = None
+        self.window: Window[T] | None = None
         self.ready = 0
         self.total = 0
         self.leased = 0

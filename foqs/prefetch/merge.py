@@ -3,7 +3,7 @@
 Windows are sorted lists, so the first n of their union are found by sorting the first n of each: Timsort (Peters,
 listsort.txt) sees k runs and merges them in C, several times faster than a heap of heads in Python. Merging is
 right only as far as every window is known: behind the `end` of a window that has more, another shard's entry may
-not overtake what has not been read yet.
+not overtake rows that were not read yet.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from foqs.prefetch.window import Entry, Window
+from foqs.prefetch.window import Entry, T, Window
 from foqs.rows import Key
 
 LOWEST: Key = (-(1 << 63), 0, 0)
 
 
-def bound_of(windows: Sequence[Window]) -> Key | None:
-    """The last key up to which all `windows` are known; None when they are known whole."""
+def bound_of(windows: Sequence[Window[T]]) -> Key | None:
+    """Return the last key up to which all `windows` are known; None when all of them are complete."""
     ends = [window.end or LOWEST for window in windows if window.more]
     return min(ends) if ends else None
 
 
-def first(windows: Sequence[Window], count: int, bound: Key | None) -> list[Entry]:
+def first(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[Entry[T]]:
     """Up to `count` entries of `windows` in lane order, none behind `bound`. Takes nothing out."""
     if len(windows) == 1:
         entries = windows[0].entries[:count]
@@ -41,11 +41,11 @@ def first(windows: Sequence[Window], count: int, bound: Key | None) -> list[Entr
     return entries
 
 
-def _key_of(entry: Entry) -> Key:
+def _key_of(entry: Entry[T]) -> Key:
     return entry[:3]
 
 
-def take(windows: Sequence[Window], last: Entry) -> None:
+def take(windows: Sequence[Window[T]], last: Entry[T]) -> None:
     """Removes all entries up to and including `last`."""
     for window in windows:
         if window.entries and window.entries[0] <= last:

@@ -1,15 +1,15 @@
-"""Which windows give back memory when more than their share of the byte budget is used.
+"""Chooses windows that give back memory when more than their share of the byte budget is used.
 
-A hand goes round over all windows, a bounded number of steps a call. A window with a waiting consumer, or with a page
-in flight, keeps what it holds. The others give back in this order: windows that no dequeue asked for lately, whole;
-then the far half of windows that were asked for lately. Taking items from a window costs nothing here.
+A clock hand moves over all windows, a bounded number of steps a call. A window with a waiting consumer, or with a page
+in flight, keeps its rows. All other windows give back in this order: windows that no dequeue asked for recently, whole;
+then the far half of recently used windows. Taking items from a window costs nothing here.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from typing import Protocol
+from typing import Any, Protocol
 
 from foqs.budget import Budget
 from foqs.prefetch.lane import Lane, LaneKey
@@ -28,9 +28,9 @@ _STEPS = 1_000
 class Holder(Protocol):
     """A shard: it owns the windows of its lanes."""
 
-    def drop_window(self, lane: Lane) -> None: ...
+    def drop_window(self, lane: Lane[Any]) -> None: ...
 
-    def cut_window(self, window: Window, keep: int) -> None: ...
+    def cut_window(self, window: Window[Any], keep: int) -> None: ...
 
 
 class Residents:
@@ -40,14 +40,14 @@ class Residents:
         self.demanded = demanded
         self._budget = budget
         self._now_ms = now_ms
-        self._holders: OrderedDict[Lane, Holder] = OrderedDict()
+        self._holders: OrderedDict[Lane[Any], Holder] = OrderedDict()
         self._fruitless_ms = -1  # when the last call found nothing to give back
 
-    def add(self, lane: Lane, holder: Holder) -> None:
+    def add(self, lane: Lane[Any], holder: Holder) -> None:
         """`lane` has a window now."""
         self._holders[lane] = holder
 
-    def discard(self, lane: Lane) -> None:
+    def discard(self, lane: Lane[Any]) -> None:
         """`lane` has no window any more."""
         self._holders.pop(lane, None)
 
@@ -66,10 +66,10 @@ class Residents:
         return min(most_bytes, max(room_bytes, limit_bytes // 64))
 
     def relieve(self) -> None:
-        """Has windows give back memory until they are well within their share, or until nothing is left to give."""
+        """Let windows give back memory until they are well within their share, or have nothing left to give."""
         now_ms = self._now_ms()
         if now_ms == self._fruitless_ms:
-            return  # a round of reads ends in very many calls
+            return  # one batch of reads calls this very often
         before_bytes = self._budget.used_bytes
         if not self._go_round(_LOW_SHARE, now_ms - _RECENT_MS, _STEPS):
             self._go_round(_LOW_SHARE, None, _STEPS)
@@ -77,7 +77,7 @@ class Residents:
             self._fruitless_ms = now_ms
 
     def drop_idle(self, share: float, idle_ms: int, steps: int) -> None:
-        """Drops windows that no dequeue asked for in `idle_ms`, as long as more than `share` of the budget is used."""
+        """Drop windows that no dequeue asked for in `idle_ms`, while more than `share` of the budget is used."""
         self._go_round(share, self._now_ms() - idle_ms, steps)
 
     def _go_round(self, share: float, used_before_ms: int | None, steps: int) -> bool:

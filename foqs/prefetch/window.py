@@ -1,6 +1,6 @@
 """The ready window of one lane on one shard: the first rows of `ready` in order, as far as they are known in memory.
 
-Invariant, with R the lane's rows in the database that may be handed out (ready, no change under way, not leased):
+Invariant, with R the lane's rows in the database that may be leased (ready, no change under way, not leased):
 while `more` is False the window holds all of R; while it is True the window holds all of R up to and including
 `end` (none when `end` is None) and nothing behind it.
 """
@@ -8,11 +8,12 @@ while `more` is False the window holds all of R; while it is True the window hol
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from typing import Generic, TypeVar
 
-from foqs.item import Item
 from foqs.rows import Key
 
-Entry = tuple[int, int, int, Item]
+T = TypeVar("T")
+Entry = tuple[int, int, int, T]
 """(priority, deliver_after_ms, id, item). Ids differ, so a comparison never reaches the item."""
 
 
@@ -20,13 +21,13 @@ _SORT_SHARE = 32
 """Entries are inserted one by one into a window this many times longer; else both are merged."""
 
 
-class Window:
-    """`asked_ms` is when a page was asked for (0: none is under way); `generation` tells a page it came too late."""
+class Window(Generic[T]):
+    """`asked_ms` is when a page was asked for (0: none is in flight); a page of an older `generation` is ignored."""
 
     __slots__ = ("asked_ms", "end", "entries", "generation", "more", "page_rows", "used_ms")
 
     def __init__(self, *, complete: bool, page_rows: int) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Entry[T]] = []
         self.more = not complete
         self.end: Key | None = None
         self.asked_ms = 0
@@ -38,11 +39,11 @@ class Window:
         """Whether an item of this key belongs in the window (else it is found by a later page)."""
         return not self.more or (self.end is not None and key <= self.end)
 
-    def add(self, item: Item) -> None:
-        """`item.key` must be covered."""
-        insort(self.entries, (item.priority, item.deliver_after_ms, item.id, item))
+    def add(self, entry: Entry[T]) -> None:
+        """Its key must be covered."""
+        insort(self.entries, entry)
 
-    def add_all(self, entries: list[Entry]) -> None:
+    def add_all(self, entries: list[Entry[T]]) -> None:
         """All keys must be covered."""
         if len(entries) * _SORT_SHARE < len(self.entries):
             for entry in entries:
@@ -53,14 +54,14 @@ class Window:
             self.entries += entries
             self.entries.sort()
 
-    def remove(self, item: Item) -> None:
-        """Takes out an item that is in the window."""
-        at = bisect_left(self.entries, (item.priority, item.deliver_after_ms, item.id))
-        assert self.entries[at][3] is item, "the item is not in its window"
+    def remove(self, entry: Entry[T]) -> None:
+        """Take out an entry that is in the window."""
+        at = bisect_left(self.entries, entry[:3])
+        assert self.entries[at][3] is entry[3], "the item is not in its window"
         del self.entries[at]
 
-    def cut(self, keep: int) -> list[Item]:
-        """Forgets all but the first `keep` entries; what was behind them is left to later pages."""
+    def cut(self, keep: int) -> list[T]:
+        """Forget all but the first `keep` entries; later pages read the rest again."""
         gone = [entry[3] for entry in self.entries[keep:]]
         if gone:
             del self.entries[keep:]
@@ -70,9 +71,9 @@ class Window:
             self.asked_ms = 0
         return gone
 
-    def extend(self, items: list[Item], end: Key | None, *, more: bool) -> None:
-        """Applies a page read behind `end`: `items` are its unknown rows, the new `end` its last row."""
-        self.entries.extend((i.priority, i.deliver_after_ms, i.id, i) for i in items)
+    def extend(self, entries: list[Entry[T]], end: Key | None, *, more: bool) -> None:
+        """Apply a page read behind `end`: `entries` are its unknown rows, the new `end` its last row."""
+        self.entries += entries
         self.entries.sort()
         self.more = more
         if end is not None:
@@ -83,7 +84,7 @@ class Window:
         low = min(self.page_rows, capacity) // 2
         return self.more and not self.asked_ms and len(self.entries) <= low
 
-    def upto(self, last: Entry) -> int:
+    def upto(self, last: Entry[T]) -> int:
         """How many entries stand at or before `last`."""
         return bisect_right(self.entries, last)
 

@@ -1,2 +1,2 @@
-"""Tokens of namespaces that have a quota: one home makes them (`home`), hosts ask for some and spend them
-(`allowance`)."""
+"""Tokens of namespaces that have a quota: one coordinator makes them (`namespace_tokens`), and hosts ask for some and
+spend them (`allowance`)."""

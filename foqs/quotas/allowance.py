@@ -1,4 +1,4 @@
-"""One host's tokens of a namespace: granted by its home, spent on items, given back when they are not needed."""
+"""One host's tokens of a namespace: granted by its coordinator, spent on items, given back when not needed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from foqs.quotas.bucket import TTL_MS, Ask, Grant
 
 AHEAD_MS = 200
-"""Tokens for so much of recent use are asked for ahead, where the home is another host."""
+"""A host asks ahead for the tokens that it needs in this time, if the coordinator is another host."""
 _PAUSE_MS = 20
-"""After an answer that brought less than was wanted the home is not asked again for as long, so that what comes
-meanwhile comes in one portion."""
+"""The pause after an answer that granted less than the host wanted. The tokens that accrue in it are granted in one
+portion."""
 
 _UNANSWERED_PAUSE_MS = 100
 
 
 class Allowance:
-    """One question is under way at a time (`asked`). What was spent on items that may yet be refused is `pending`: it
-    is told the home as held, so it can come back. A `term` ends when the tokens in hand become void."""
+    """One question is open at a time (`asked`). Tokens spent on items that may yet be refused are `pending`: the host
+    reports them as held, so that it can take them back. A `term` ends when the held tokens become void."""
 
     __slots__ = (
         "_dry_until_ms", "_expires_ms", "_numbers", "_pace", "_since_ms", "_used", "asked", "balance",
@@ -25,7 +25,7 @@ class Allowance:
     )  # fmt: skip
 
     def __init__(self, now_ms: int, numbers: Iterator[int]) -> None:
-        """`numbers` of questions go on when this is forgotten and another one made: the home remembers the last."""
+        """`numbers` of questions continue when another instance replaces this: the coordinator knows the last."""
         self.balance = 0
         self.pending = 0
         self.term = 0
@@ -66,8 +66,8 @@ class Allowance:
         return asked
 
     def answered(self, number: int, grant: Grant | None, now_ms: int) -> None:
-        """`grant` is None when no answer came, or the home said that it is none. An answer to a question that was given
-        up changes nothing."""
+        """`grant` is None if no answer came or the host that was asked is not the coordinator. A late answer changes
+        nothing."""
         if self.asked is None or self.asked[0].number != number:
             return
         ask, term, sent_ms = self.asked
@@ -87,7 +87,7 @@ class Allowance:
         return self.asked is not None and self.asked[0] is ask
 
     def dry(self, now_ms: int) -> bool:
-        """Whether the home said only just that there is no more."""
+        """Whether the coordinator said only just that there is no more."""
         return now_ms < self._dry_until_ms
 
     def runs_low(self, now_ms: int) -> bool:

@@ -1,9 +1,9 @@
-"""The home of a namespace's tokens: one bucket, from which hosts are granted some for a while.
+"""The bucket of a namespace's tokens at its coordinator, which grants hosts some of them for a while.
 
 Conservation: the tokens in the bucket and those that any host may still spend are never more than the burst together,
 so no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: what a host holds ends
 `TTL_MS` after it asked, by the host's own clock, and is counted here until `TTL_MS` after the question arrived.
-Whatever is lost on the way is lost, and never there twice.
+A token can be lost with a message, but it never exists twice.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from foqs.quota import Quota
 
 TTL_MS = 1_500
-"""How long tokens are good for, unless the host asks again. A new home grants nothing for as long."""
+"""How long tokens are good for, unless the host asks again. A new coordinator grants nothing for this time."""
 
 _UNBOUNDED = 1 << 60
 
 
 class Ask(NamedTuple):
-    """A host's question. `held`: what it has, including what it spent on items that may yet be refused; `back`: what it
-    gives back, not part of that. `number`: a host's later question has a higher one."""
+    """A host's question. `held`: its tokens, with those spent on items that may yet be refused; `back`: the tokens
+    that it gives back, not counted in `held`. `number`: a host's later question has a higher one."""
 
     number: int
     wanted: int
@@ -30,7 +30,7 @@ class Ask(NamedTuple):
 
 class Grant(NamedTuple):
     """The answer. `kept`: what the host held is good for another `TTL_MS`; else it is void. `retry_after_ms`: when
-    there may be the rest of what was wanted."""
+    the bucket may have the rest of the wanted tokens."""
 
     granted: int
     kept: bool
@@ -58,7 +58,7 @@ class Bucket:
         self._at_ms = empty_at_ms
         self._holders: dict[str, _Holding] = {}  # whose tokens end first comes first
         self.out = 0
-        self.granted = 0  # ever, without what came back
+        self.granted = 0  # in total, less those given back
 
     @property
     def spent(self) -> int:
@@ -70,11 +70,11 @@ class Bucket:
         self.advance(now_ms)
         before = self._holders.get(holder)
         if before is not None and before.number >= ask.number:
-            return False  # it was overtaken by a later one: nobody waits for the answer
+            return False  # a later question overtook it: no host waits for the answer
         had = before.tokens if before is not None else 0
         kept = ask.held <= had
         held = ask.held if kept else 0
-        # What is not in the records any more was counted as gone: it must not come back.
+        # Tokens that left the records count as spent: they must not return to the bucket.
         back = min(ask.back, had - held)
         self._hold(holder, ask.number, held, now_ms)
         self.granted -= back
@@ -94,7 +94,7 @@ class Bucket:
         return granted
 
     def advance(self, now_ms: int) -> None:
-        """What ended with time is gone, and what came is there: each in its order, for what is out leaves no room."""
+        """Let tokens expire and accrue until `now_ms`, in order of time: granted tokens leave no room for new ones."""
         for holder, held in list(self._holders.items()):
             if held.until_ms > now_ms:
                 break
@@ -104,7 +104,7 @@ class Bucket:
         self._fill(now_ms)
 
     def full(self, now_ms: int) -> bool:
-        """Nobody holds any, and time brings no more: one that is made anew at its `empty_at_ms` would be the same."""
+        """Whether no host holds tokens and the bucket is full: a new bucket would fill up to the same state."""
         self.advance(now_ms)
         return not self._holders and (self._per_second is None or self._level == self._burst * 1_000)
 

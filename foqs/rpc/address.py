@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket."""
+"""The address of a peer, and the bounds on connections per address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def address_of(transport: Any) -> tuple[str, str]:
-    """(address, "address:port") of the peer; both empty when it is gone already."""
+    """Return (address, "address:port") of the peer; both empty when it has disconnected."""
     found = transport.get_extra_info("peername")
     if not found:
         return "", ""
@@ -15,7 +15,7 @@ def address_of(transport: Any) -> tuple[str, str]:
 
 
 class Places:
-    """Connections there may be: so many in all, and so many from one address (None: as many)."""
+    """Bounds on connections: in all, and from one address (None: the same number)."""
 
     __slots__ = ("_taken", "_taken_by", "at_most", "each_at_most")
 
@@ -25,12 +25,12 @@ class Places:
         self.bound(0)
 
     def bound(self, at_most: int, each_at_most: int | None = None) -> None:
-        """From now on; what is taken stays so."""
+        """Set the bounds for new connections; open ones stay."""
         self.at_most = at_most
         self.each_at_most = at_most if each_at_most is None else each_at_most
 
     def take(self, address: str) -> tuple[str, int] | None:
-        """None when the place is taken; (configuration key, its value) of the bound that is reached."""
+        """Take a place. Return None, or (configuration key, its value) of the bound that is reached."""
         taken = self._taken_by.get(address, 0)
         if self._taken >= self.at_most:
             return "max_connections", self.at_most
@@ -41,7 +41,7 @@ class Places:
         return None
 
     def give(self, address: str) -> None:
-        """Of one that was taken."""
+        """Give back a place of `address`."""
         self._taken -= 1
         left = self._taken_by[address] - 1
         if left:

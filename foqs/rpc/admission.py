@@ -27,11 +27,11 @@ class Admission:
         self._due = False
 
     def begin(self, owner: Any, address: str) -> Frame:
-        """A frame has begun to arrive, or a TLS handshake."""
+        """Register a frame that begins to arrive, or a TLS handshake."""
         return self.frames.begin(owner, address, self._loop.time())
 
     def admit(self, frame: Frame, more_bytes: int) -> bool:
-        """Whether the frame may hold so many more bytes now; if not, its owner is called when it may."""
+        """Return whether the frame may hold `more_bytes` more now; if not, its owner is called when it may."""
         if self.frames.admit(frame, more_bytes, self.budget.used_bytes, self._loop.time()):
             return True
         self._counters.budget_waits += 1
@@ -39,18 +39,18 @@ class Admission:
         return False
 
     def end(self, frame: Frame) -> None:
-        """The frame is complete, or its connection is closed. Another one may be the oldest now, so room for it may be
-        there although the budget got nothing back."""
+        """Remove a frame that is complete, or whose connection is closed. Another frame may be the oldest now and have
+        room, although the budget got nothing back."""
         self.frames.end(frame)
         if self.frames.waiting:
             self._wake()
 
     def started(self, address: str, size_bytes: int) -> None:
-        """A request of a large frame is in progress."""
+        """Count a request of a large frame as in progress."""
         self.frames.started(address, size_bytes)
 
     def answered(self, address: str, size_bytes: int) -> None:
-        """A request of a large frame was answered, or its caller is gone."""
+        """Stop counting a request of a large frame: it was answered, or its caller disconnected."""
         self.frames.answered(address, size_bytes)
         if self.frames.waiting:
             self._wake()

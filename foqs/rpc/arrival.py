@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from foqs.rpc.frames import SMALL_BYTES
+from foqs.wire.protocol import SMALL_BYTES
 
 if TYPE_CHECKING:
     from foqs.rpc.admission import Admission
@@ -16,12 +16,12 @@ _HEAD_BYTES: Final = 512
 
 
 class Arrival:
-    """Holds a frame in chunks, each as large as what came before it (4 KiB at least, 1 MiB at most): so at most twice
-    the bytes that came, and 4 KiB, are held. A chunk is made when the budget has room for it; until then the arrival
-    is `waiting`, and `owner.admitted()` is called when there is room.
+    """Holds a frame in chunks, each as large as the bytes received before it (4 KiB at least, 1 MiB at most). So it
+    holds at most twice the received bytes, plus 4 KiB. A chunk is made when the budget has room for it; until then the
+    arrival is `waiting`, and `owner.admitted()` is called when there is room.
 
-    Before `announce` it is a frame whose length is not known, or a TLS handshake. A skipped frame is read to its end,
-    so that its sender finds the answer, but only its head is held.
+    Before `announce` it is a frame of unknown length, or a TLS handshake. A skipped frame is read to its end, so its
+    sender can read the answer, but only its head is held.
     """
 
     __slots__ = ("_admission", "_chunk", "_chunks", "_filled", "_frame", "held_bytes", "known", "left_bytes", "skipped")
@@ -45,7 +45,7 @@ class Arrival:
         return self._frame.received_bytes
 
     def announce(self, size_bytes: int, begun: bytearray, *, skip: bool) -> None:
-        """The frame has this length, and `begun` of it is there, which is not the caller's any more."""
+        """Set the length of the frame. `begun` is its first bytes and belongs to the arrival from now on."""
         self.known = True
         self.skipped = skip
         self._chunk = self._chunks[0] = begun[:_HEAD_BYTES] if skip else begun
@@ -58,13 +58,13 @@ class Arrival:
             self._grow()
 
     def room(self, scratch: memoryview) -> memoryview:
-        """Where the next bytes go. Not asked for while it waits."""
+        """Return the buffer for the next bytes. Must not be called while the arrival waits."""
         if self.skipped:
             return scratch[: min(self.left_bytes, SMALL_BYTES)]
         return memoryview(self._chunk)[self._filled :]
 
     def came(self, scratch: memoryview, size_bytes: int) -> bool:
-        """So many bytes were received into `room`; whether the frame is whole."""
+        """Count `size_bytes` received into `room`. Return whether the frame is whole."""
         self._frame.received_bytes += size_bytes
         self.left_bytes -= size_bytes
         if self.skipped:
@@ -77,15 +77,15 @@ class Arrival:
         return not self.left_bytes
 
     def admitted(self) -> None:
-        """There is room for the next chunk."""
+        """Make the next chunk: the budget has room for it."""
         self._add(self._next_bytes())
 
     def content(self) -> bytes:
-        """The frame when it is whole, the head of a skipped one."""
+        """Return the whole frame, or the head of a skipped one."""
         return b"".join(self._chunks)
 
     def end(self) -> None:
-        """It is whole, or given up."""
+        """End the arrival: the frame is whole, or given up."""
         self._admission.end(self._frame)
 
     def _grow(self) -> None:

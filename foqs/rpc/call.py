@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from foqs.errors import FoqsError, Unavailable
-from foqs.idl import idl
-from foqs.rpc.encode import TooLarge
+from foqs.rpc.counters import RpcCounters
+from foqs.rpc.request_log import RequestLog
+from foqs.wire.methods import ServedMethod
+from foqs.wire.reply_encoder import ReplyEncoder, TooLarge
 
-if TYPE_CHECKING:
-    from foqs.rpc.connection import Connection
-    from foqs.rpc.methods import Method
 
-_MESSAGE_CHARACTERS = 1000
+class CallConnection(Protocol):
+    """The connection of a call, which imports this module; here are the parts that a call uses."""
+
+    peer: str
+    certified: tuple[str, ...]
+    trusted: bool
+    counters: RpcCounters
+    encoder: ReplyEncoder
+    requests: RequestLog
+
+    def is_closing(self) -> bool: ...
+    def answer(self, call: Call, frame: bytes) -> None: ...
+    def report(self, call: Call, error: Exception) -> None: ...
 
 
 class Call:
     """Handed to a handler, which calls `reply` or `fail` once, at once or later, on the event loop.
 
-    `request` is the idl struct of the method, made lean (see foqs.rpc.structs): its own strings and its
+    `request` is the idl struct of the method, made lean (see foqs.wire.structs): its own strings and its
     context are checked, strings inside its items are `bytes` where they are not UTF-8. `peer` is "host:port"
-    of the caller, `certified` whom its certificate names (one that was verified). `request_bytes` is the
-    length of the frame; that much of the budget is held until the answer, or the loss. `begun_s` is when the
-    frame was there, by the clock of `RequestLog`. `within`, where it is set, are the namespaces that the caller
-    may know of, in answer to a request that names none.
+    of the caller, `certified` the names in its verified certificate. `request_bytes` is the length of the frame; the
+    budget holds it until the answer, or the loss. `begun_s` is the arrival time of the frame, by the clock of
+    `RequestLog`. `within`, where it is set, are the namespaces that the caller may see in the answer to a request
+    without a namespace.
 
     `on_lost` may be set by a handler that answers later. It is called once if the connection dies before an
     answer was given; `reply` and `fail` then return False.
@@ -46,13 +57,13 @@ class Call:
 
     def __init__(
         self,
-        connection: Connection,
-        called: Method,
+        connection: CallConnection,
+        called: ServedMethod,
         seqid: int,
         request: Any,
         request_bytes: int,
     ) -> None:
-        self._connection: Connection | None = connection
+        self._connection: CallConnection | None = connection
         self._called = called
         self._seqid = seqid
         self._answered = False
@@ -97,31 +108,29 @@ class Call:
         connection = self._ready()
         if connection is None:
             return False
-        message = error.message[:_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
         if not error.outcome_known:
             self.doubt(0, error.message)
-        declared = idl.RequestError(int(error.code), message, error.retry_after_ms)
         connection.counters.methods[self.method].errors[error.code] += 1
-        connection.answer(self, connection.encoder.error(self._called, self._seqid, declared))
+        connection.answer(self, connection.encoder.error(self._called, self._seqid, error, self.request))
         return True
 
     def trust(self) -> None:
-        """The caller is authenticated: from now on frames of any length are read from its connection."""
+        """Mark the caller as authenticated: its connection reads frames of any length from now on."""
         if self._connection is not None:
             self._connection.trusted = True
 
     def doubt(self, items: int, reason: str) -> None:
-        """Has the log say that nobody knows what became of so many items of the request; 0: of any of it."""
+        """Log that the outcome of `items` items of the request is unknown; 0: of the whole request."""
         if self._connection is not None:
             self._connection.requests.outcome_unknown(self.method, self.request, items, reason)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """End the call: its connection is closed."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         requests = connection.requests
-        requests.took(self, requests.now_s() - self.begun_s, answered=False)
+        requests.took(self.method, self.request, self.peer, requests.now_s() - self.begun_s, answered=False)
         if self.on_lost is None:
             return
         try:
@@ -129,10 +138,8 @@ class Call:
         except Exception as error:  # noqa: BLE001 - one handler's fault must not keep a connection from being closed
             connection.report(self, error)
 
-    def raised(self, connection: Connection, error: Exception) -> None:
-        """The handler let an exception out. What is no FoqsError is reported, and the caller learns nothing
-        of it.
-        """
+    def raised(self, connection: CallConnection, error: Exception) -> None:
+        """Answer for a handler that raised. An exception that is no FoqsError is reported; its text is not sent."""
         if self._answered or self._connection is None:
             connection.report(self, error)
         elif isinstance(error, FoqsError):
@@ -141,11 +148,11 @@ class Call:
             self._fail_internally(connection, error)
 
     def settled(self) -> None:
-        """An answer was given."""
+        """End the call: it was answered."""
         self._answered = True
         self._connection = None
 
-    def _ready(self) -> Connection | None:
+    def _ready(self) -> CallConnection | None:
         if self._answered:
             raise RuntimeError(f"{self.method} was answered before")
         connection = self._connection
@@ -154,11 +161,11 @@ class Call:
             return None
         return connection
 
-    def _fail_internally(self, connection: Connection, error: Exception) -> None:
+    def _fail_internally(self, connection: CallConnection, error: Exception) -> None:
         connection.counters.failed += 1
         connection.report(self, error)
         self.fail(Unavailable("internal error"))
 
     def __repr__(self) -> str:
-        state = "answered" if self._answered else "lost" if self._connection is None else "in hand"
+        state = "answered" if self._answered else "lost" if self._connection is None else "in progress"
         return f"Call({self.method} from {self.peer}, {self.request_bytes} bytes, {state})"

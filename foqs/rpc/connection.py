@@ -1,10 +1,10 @@
 """One connection: bytes in, one call at a time, answers out.
 
-Bytes are received in one of two places. While nothing is pending they go to a buffer that all connections
-share, and whole frames are cut from it at once; that is the way of nearly every request. What is left over
-(the beginning of a frame, or frames that came while a call is in hand) is copied out. As soon as the length
-of an unfinished frame is known, the rest is received into chunks, each of them admitted by `foqs.rpc.frames` before
-it is made: the budget is charged for what is held, not for the length that a frame announces.
+Bytes are received in one of two places. While nothing is pending they go to a buffer that all connections share, and
+whole frames are cut from it at once; nearly every request takes this way. The rest (the beginning of a frame, or
+frames behind a call in progress) is copied out. As soon as the length of an unfinished frame is known, its rest is
+received into chunks, each admitted by `foqs.rpc.frames` before it is made. So the budget is charged for the bytes
+held, not for the announced length.
 
 `_settle()` sums up all that a connection holds and brings the budget and the socket's reading in line with it, at
 the end of every event. So each take has exactly one give.
@@ -14,31 +14,28 @@ from __future__ import annotations
 
 import asyncio
 from ssl import SSLError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foqs.errors import FoqsError, Invalid
 from foqs.rpc.address import address_of
 from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
-from foqs.rpc.decode import NotServed
-from foqs.rpc.frames import SMALL_BYTES
+from foqs.rpc.hub import ConnectionHub
 from foqs.rpc.refusals import not_served, too_large
-from foqs.rpc.tls import Tls, names_of
-from foqs.rpc.wire import Malformed, read_frame_size
+from foqs.rpc.tls import TlsTransport, names_of
+from foqs.wire.errors import Malformed
+from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
+from foqs.wire.request_decoder import UnknownCall
 
-if TYPE_CHECKING:
-    from foqs.rpc.server import ThriftServer
-
-BEHIND_BYTES = 64 * 1024  # held behind a call in hand before reading is paused
-LINGER_S = 0.25  # for a peer that was told goodbye; its requests take no longer on their way
-_HEAD_BYTES = 4
+BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
+LINGER_S = 0.25  # from GOAWAY to the close: a request in flight arrives within it
 _TURN_FRAMES = 64  # answered in a row before other connections get their turn
 
 
-class Connection(asyncio.BufferedProtocol):
-    """States: idle; receiving (`_arrival`); waiting for the budget; call in progress; answer not drained; goodbye sent.
+class ServedConnection(asyncio.BufferedProtocol):
+    """States: idle; receiving (`_arrival`); waiting for the budget; call in progress; answer not drained; GOAWAY sent.
 
-    `trusted`: frames of any length are read. Not so before a caller is authenticated, where that is needed.
+    `trusted`: frames of any length are read. False before the caller is authenticated, where the server requires that.
     """
 
     __slots__ = (
@@ -47,7 +44,7 @@ class Connection(asyncio.BufferedProtocol):
         "encoder", "host", "peer", "requests", "seen", "trusted",
     )  # fmt: skip
 
-    def __init__(self, server: ThriftServer) -> None:
+    def __init__(self, server: ConnectionHub[ServedConnection]) -> None:
         self._server = server
         self.counters = server.counters
         self.encoder = server.encoder
@@ -72,27 +69,26 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------ what asyncio calls
 
     def accepted(self, transport: Any) -> bool:
-        """Takes a place on the server, or closes. Before a TLS handshake, which has the time of a frame."""
+        """Take a place on the server, or close. Called before a TLS handshake, which has the time of a frame."""
         self._transport = transport
         self.host, self.peer = address_of(transport)
         if not self._server.admit(self, self.host):
             self._closing = True
             transport.abort()
             return False
-        if isinstance(transport, Tls):
+        if isinstance(transport, TlsTransport):
             self._arrival = Arrival(self._server.admission, self, self.host)
         return True
 
     def connection_made(self, transport: Any) -> None:
-        if isinstance(transport, Tls):
+        if isinstance(transport, TlsTransport):
             self.certified = names_of(transport.get_extra_info("peercert"))
             self.trusted = self._server.trusts(self.certified)
             self._end_arrival()
             self._settle()
         elif not self.accepted(transport):
             return
-        # With a high-water mark of 0, what a write leaves behind is told at once: after a write either all
-        # was sent or `pause_writing` has been called.
+        # With a high-water mark of 0, the transport calls `pause_writing` during each write that it cannot send whole.
         transport.set_write_buffer_limits(high=0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -106,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         server = self._server
         if self._closing:
-            return  # after the goodbye: dropped, as it says
+            return  # after GOAWAY requests are dropped
         self.seen = server.now
         arrival = self._arrival
         if arrival is not None and arrival.known:
@@ -124,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._settle()
 
     def eof_received(self) -> bool:
-        # No Thrift client closes only its sending side: whoever waits for the answer is gone.
+        # No Thrift client closes only its sending side: the caller does not wait for an answer any more.
         return False
 
     def pause_writing(self) -> None:
@@ -147,29 +143,29 @@ class Connection(asyncio.BufferedProtocol):
             self.counters.closed["tls"] += 1
         call, self._call = self._call, None
         self._settle()
-        self._server.forget(self)
+        self._server.forget(self, self.host)
         if call is not None:
             if call.request_bytes > SMALL_BYTES:
                 self._server.admission.answered(self.host, call.request_bytes)
             self.counters.lost += 1
             call.lost()
 
-    # ------------------------------------------------------------------------------------ what others call
+    # ------------------------------------------------------------------------------------ called by server and calls
 
     def is_closing(self) -> bool:
         return self._closing or self._transport.is_closing()
 
     def is_idle(self) -> bool:
-        """Nothing was begun that is not finished."""
+        """Return whether no frame and no call is unfinished."""
         return self._taken_bytes == 0 and self._arrival is None
 
     def output_bytes(self) -> int:
-        """Given to the transport and not sent yet."""
+        """Return the bytes given to the transport and not sent yet."""
         size: int = self._transport.get_write_buffer_size()
         return size
 
     def answer(self, call: Call, frame: bytes) -> None:
-        """Sends the answer to the call in hand, and goes on with what came behind it."""
+        """Send the answer to the call in progress, and go on with the frames behind it."""
         call.settled()
         self._call = None
         self._answer_bytes = len(frame)
@@ -184,33 +180,33 @@ class Connection(asyncio.BufferedProtocol):
             self._settle()
 
     def admitted(self) -> None:
-        """There is room in the budget for the frame that waits."""
+        """Resume the frame that waits: the budget has room for it."""
         assert self._arrival is not None
         self._arrival.admitted()
         self._settle()
 
     def encrypted(self, held_bytes: int) -> None:
-        """TLS holds so many bytes that it did not decrypt yet."""
+        """Note how many received bytes TLS holds undecrypted."""
         if held_bytes != self._encrypted_bytes and not self._closing:
             self._encrypted_bytes = held_bytes
             self._settle()
 
     def lingers(self) -> bool:
-        """All is sent, the goodbye last; the peer has not closed yet."""
+        """Return whether everything is sent, GOAWAY last, and the peer has not closed yet."""
         return self._closing and not self.output_bytes()
 
     def finish(self, why: str | None = None) -> None:
-        """Begins no more requests; says goodbye as soon as the call in hand is answered. `why` is counted.
+        """Start no more requests, and send GOAWAY as soon as the call in progress is answered. `why` is counted.
 
-        A request may be on its way. To close then would reset the connection, and leave its sender in doubt about
-        what was done; so the peer is told, and gets some time to close first.
+        A request may be in flight. To close at once would reset the connection, and its sender could not know whether
+        the request was started. So the peer reads GOAWAY, and has `LINGER_S` to close first.
         """
         if self._call is not None or self.is_closing():
             return
         if why is not None:
             self.counters.closed[why] += 1
         self._stop_receiving()
-        self._transport.write(self.encoder.goodbye())
+        self._transport.write(self.encoder.goaway())
         self._transport.write_eof()
         if not self._reading:
             self._reading = True
@@ -219,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.loop.call_later(LINGER_S, self._transport.close)
 
     def close(self, why: str | None = None) -> None:
-        """Sends what was answered, then closes. `why` is counted."""
+        """Close after the answers written before are sent. `why` is counted."""
         if self._closing:
             return
         if why is not None:
@@ -247,35 +243,33 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------ cutting frames
 
     def _cut(self, data: bytearray | memoryview, end: int) -> int:
-        """Begins the calls whose frames are whole, until one is not answered at once. Returns the bytes
-        used.
-        """
+        """Start the calls of whole frames, until one is not answered at once. Return the bytes used."""
         limit_bytes = self._server.limits.frame_bytes
         position = 0
         turn = _TURN_FRAMES
         self._cutting = True
-        while self._call is None and not self._output_bytes and end - position >= _HEAD_BYTES:
+        while self._call is None and not self._output_bytes and end - position >= FRAME_HEAD_BYTES:
             (size,) = read_frame_size(data, position)
             if not 0 < size <= limit_bytes:
                 self.close("oversized" if size > 0 else "malformed")
             if self._closing:
                 break
-            stop = position + _HEAD_BYTES + size
+            stop = position + FRAME_HEAD_BYTES + size
             if stop > end:
                 break
             if turn == 0:
                 self._take_turn_later()
                 break
             turn -= 1
-            self._begin(bytes(data[position + _HEAD_BYTES : stop]))
+            self._begin(bytes(data[position + FRAME_HEAD_BYTES : stop]))
             position = stop
         self._cutting = False
         return position
 
     def _go_on(self) -> None:
-        """Begins what waited behind a call or an answer, if nothing is in its way any more."""
+        """Start the frames that waited behind a call or an answer, unless another one blocks them."""
         if self._call is None and not self._output_bytes and not self._turn_due:
-            if len(self._behind) >= _HEAD_BYTES:
+            if len(self._behind) >= FRAME_HEAD_BYTES:
                 used = self._cut(self._behind, len(self._behind))
                 if self._closing:
                     return
@@ -283,22 +277,22 @@ class Connection(asyncio.BufferedProtocol):
             self._receive_rest()
 
     def _receive_rest(self) -> None:
-        """Begins to receive the frame of which a part is there, if nothing is in its way."""
+        """Begin to receive the frame whose first bytes came, unless a call or an answer blocks it."""
         behind = self._behind
         if self._call is not None or self._output_bytes or self._turn_due or not behind:
             return
         arrival = self._arrival
         if arrival is None:
             arrival = self._arrival = Arrival(self._server.admission, self, self.host)
-        if len(behind) >= _HEAD_BYTES:
+        if len(behind) >= FRAME_HEAD_BYTES:
             (size,) = read_frame_size(behind)
             self._behind = bytearray()
             skip = size > SMALL_BYTES and not self.trusted
-            del behind[:_HEAD_BYTES]
+            del behind[:FRAME_HEAD_BYTES]
             arrival.announce(size, behind, skip=skip)
 
     def _end_arrival(self) -> None:
-        """The frame, or the handshake, is whole or given up."""
+        """End the arrival: the frame, or the handshake, is whole or given up."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival.end()
@@ -316,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------ one frame
 
     def _begin(self, frame: bytes, refusal: FoqsError | None = None) -> None:
-        """`refusal` is the answer to a frame of which only the head is there."""
+        """Start the call of a frame. `refusal` answers a frame of which only the head was kept."""
         server = self._server
         decoder = server.decoder
         request = None
@@ -326,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
             called, seqid, start = decoder.head(frame)
             if refusal is None:
                 request = decoder.request(called, frame, start)
-        except NotServed as message:
+        except UnknownCall as message:
             self._refuse(message)
             return
         except Malformed:
@@ -346,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - whatever a handler lets out, its caller gets an answer
             call.raised(self, error)
 
-    def _refuse(self, message: NotServed) -> None:
+    def _refuse(self, message: UnknownCall) -> None:
         answer = not_served(message, self.counters, self.encoder)
         if answer is not None:
             self._transport.write(answer)
@@ -354,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------ bringing in line
 
     def _behind_limit(self) -> int:
-        return BEHIND_BYTES if self._server.has_room() else _HEAD_BYTES
+        return BEHIND_BYTES if self._server.has_room() else FRAME_HEAD_BYTES
 
     def _settle(self) -> None:
         call = self._call

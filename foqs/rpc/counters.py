@@ -27,9 +27,9 @@ class RpcCounters:
     """`connections` is how many are open now; everything else only grows.
 
     `closed` counts connections the server closed, by why (CLOSED; "slow frame" is a TLS handshake too, "tls" one that
-    failed, or what is no TLS). `refused` counts whole frames that reached no handler, by why (REFUSED). `failed` counts
-    handlers that let an exception out or answered with what cannot be encoded, and `lost` calls whose caller was gone
-    before the answer.
+    failed, or bytes that are not TLS). `refused` counts whole frames that reached no handler, by why (REFUSED).
+    `failed` counts handlers that let an exception out or answered with what cannot be encoded, and `lost` calls whose
+    caller was gone before the answer.
     """
 
     methods: dict[str, MethodCounters]

@@ -1,9 +1,9 @@
 """Decide which unfinished frame may hold more bytes, and which one is cut when memory is short. Pure: no clock, no I/O.
 
-A frame is charged for what is held of it, never for the length that it announces. Frames that hold parts could then
+A frame is charged for its bytes in memory, never for the length that it announces. Frames that hold parts could then
 fill the budget with none of them able to finish. Three rules exclude that:
 
-- Of the large frames the oldest one (the senior) may always grow: all others leave the room of one largest frame free
+- The oldest large frame (the senior) may always grow: the other large frames leave the room of one largest frame free
   for it. Small frames have a senior of their own.
 - Large frames leave a share of the budget to small frames, so acks and small calls never wait for large ones.
 - Large frames hold at most a quarter of the budget together, and those of one address an eighth (or one frame), their
@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-SMALL_BYTES: Final = 64 * 1024
-"""Up to this length a frame is small."""
+from foqs.wire.protocol import SMALL_BYTES
+
 PATIENCE_S: Final = 1.0
 """How long a frame waits before slow frames are cut for it, and how long a pace is measured before it counts."""
 MIN_BYTES_PER_S: Final = 64 * 1024
@@ -221,7 +221,7 @@ class Frames:
     def _large_senior(self) -> Frame | None:
         """The oldest large frame when the senior before it ended. It stays senior to its own end, as it may hold the
         room that is kept free for the senior. A frame whose address has too much in progress is passed over: its turn
-        would last as long as those requests."""
+        would end only with those requests."""
         if self._senior is None:
             for frame in self._large:
                 if self._in_progress.get(frame.address, 0) + frame.size_bytes <= self._address_bytes:

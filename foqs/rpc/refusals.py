@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from foqs.errors import Unauthenticated
 from foqs.rpc.counters import RpcCounters
-from foqs.rpc.decode import NotServed
-from foqs.rpc.encode import Encoder
-from foqs.rpc.frames import SMALL_BYTES
-from foqs.rpc.wire import CALL, INVALID_MESSAGE_TYPE, ONEWAY, UNKNOWN_METHOD
+from foqs.wire.protocol import CALL, INVALID_MESSAGE_TYPE, ONEWAY, SMALL_BYTES, UNKNOWN_METHOD
+from foqs.wire.reply_encoder import ReplyEncoder
+from foqs.wire.request_decoder import UnknownCall
 
 _NAME_BYTES = 255  # of an unknown method that the answer repeats
 
 
-def not_served(message: NotServed, counters: RpcCounters, encoder: Encoder) -> bytes | None:
+def not_served(message: UnknownCall, counters: RpcCounters, encoder: ReplyEncoder) -> bytes | None:
     """The answer to a message that is no call of a served method. None for a oneway message, which gets no answer by
     definition and is dropped, as no method of the service is one."""
     if message.message_type == ONEWAY:

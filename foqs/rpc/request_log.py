@@ -1,50 +1,24 @@
-"""What the log says about single requests. Each line has the request's id, which hosts pass on when they forward: so
-the lines of all hosts about one request can be found together.
+"""Log lines about single requests. Each line has the request's id, which hosts pass on when they forward, so the lines
+of all hosts about one request can be found together.
 
-A request without an id gets one when there is something to say of it, or when it is forwarded. Every kind of line is
-bounded: `left_out` counts those that were not written before it. A request of a trace has that trace's id in its lines.
+A request without an id gets one when a line is written about it, or when it is forwarded. Every kind of line is
+bounded: `left_out` counts the lines omitted before it. A request of a trace has that trace's id in its lines.
 """
 
 from __future__ import annotations
 
-import random
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from foqs.errors import FoqsError
-from foqs.idl import idl
-from foqs.lines import Lines
-
-if TYPE_CHECKING:
-    from foqs.rpc.call import Call
+from foqs.log_throttle import LogThrottle
+from foqs.request_context import request_id_of, trace_of
 
 log = structlog.get_logger("foqs.request")
 
 NEVER_S = float("inf")
-_TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-"""https://www.w3.org/TR/trace-context/"""
-
-
-def request_id_of(request: Any) -> str:
-    """The id in the context of a request; one that has none gets one."""
-    context = request.context
-    if context is None:
-        context = request.context = idl.RequestContext()
-    if not context.request_id:
-        context.request_id = f"{random.getrandbits(48):012x}"
-    found: str = context.request_id
-    return found
-
-
-def trace_of(context: Any) -> dict[str, str]:
-    """What a line says of the trace that a request with this context is part of: its `trace_id`, or nothing where there
-    is no `traceparent`, or one that is not W3C's."""
-    told = None if context is None else context.traceparent
-    found = None if told is None else _TRACEPARENT.fullmatch(told)
-    return {} if found is None else {"trace_id": found[1]}
 
 
 class RequestLog:
@@ -53,19 +27,19 @@ class RequestLog:
     def __init__(self, now_s: Callable[[], float], slow_ms: int = 0) -> None:
         self.now_s = now_s
         self.bound(slow_ms)
-        self._slow = Lines()
-        self._lost = Lines()
-        self._unsent = Lines()
-        self._unrouted = Lines()
-        self._unknown = Lines()
+        self._slow = LogThrottle()
+        self._lost = LogThrottle()
+        self._unsent = LogThrottle()
+        self._unrouted = LogThrottle()
+        self._unknown = LogThrottle()
 
     def bound(self, slow_ms: int) -> None:
-        """From the next answer on."""
+        """Set the bound, from the next answer on."""
         self.slow_s = slow_ms / 1000 if slow_ms else NEVER_S
 
-    def took(self, call: Call, took_s: float, *, answered: bool) -> None:
-        """A request is over: answered, or its caller is gone."""
-        request = call.request
+    def took(self, method: str, request: Any, peer: str, took_s: float, *, answered: bool) -> None:
+        """Log a slow request that was answered, or whose caller disconnected. `request` is None where it was not
+        decoded."""
         wait_s = (getattr(request, "wait_ms", None) or 0) / 1000
         if request is None or took_s - wait_s <= self.slow_s:
             return
@@ -73,9 +47,9 @@ class RequestLog:
         if left_out is not None:
             log.warning(
                 "request.slow",
-                method=call.method,
+                method=method,
                 request_id=request_id_of(request),
-                peer=call.peer,
+                peer=peer,
                 took_ms=round(took_s * 1000),
                 wait_ms=round(wait_s * 1000),
                 answered=answered,
@@ -84,7 +58,7 @@ class RequestLog:
             )
 
     def reply_lost(self, method: str, context: Any, address: str, error: FoqsError) -> None:
-        """What another host was asked, with this context, it may have done."""
+        """Log a forwarded request whose reply was lost; the other host may have carried it out."""
         left_out = self._lost.take(self.now_s())
         if left_out is not None:
             log.warning(
@@ -98,7 +72,7 @@ class RequestLog:
             )
 
     def not_sent(self, method: str, context: Any, address: str, error: FoqsError) -> None:
-        """Another host was not reached."""
+        """Log a forwarded request that did not reach the other host."""
         left_out = self._unsent.take(self.now_s())
         if left_out is not None:
             log.warning(
@@ -112,7 +86,7 @@ class RequestLog:
             )
 
     def unrouted(self, method: str, request: Any, items: int) -> None:
-        """What was held for an owner of its shard is given up."""
+        """Log that a request was given up: its shard had no owner in time."""
         left_out = self._unrouted.take(self.now_s())
         if left_out is not None:
             request_id = request_id_of(request)
@@ -126,7 +100,7 @@ class RequestLog:
             )
 
     def outcome_unknown(self, method: str, request: Any, items: int, reason: str) -> None:
-        """The caller was told that nobody knows what became of so many of its items."""
+        """Log that the caller got OUTCOME_UNKNOWN for `items` of its items."""
         left_out = self._unknown.take(self.now_s())
         if left_out is not None:
             log.warning(

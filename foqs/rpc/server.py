@@ -1,62 +1,42 @@
 """The Thrift server: framed transport, strict binary protocol, one event loop, no task and no thread per
 request.
 
-Bounds (promise 8): connections by `max_connections`, those of one address by `max_connections_per_address` (each has
-one call in hand at most); a frame by `limits.frame_bytes`, refused before a byte of it is held; what connections hold
-in all, input and output, by the byte budget. `foqs.rpc.frames` says which unfinished frames may take more of it; the
-sockets of the others are not read. A frame that does not arrive whole, a TLS handshake that does not end, and an
-answer of which nothing is taken, for `frame_timeout_s` cost their connection. Where callers have to be authenticated,
-a connection takes small frames only before the first authenticated request.
+Bounds (promise 8): `max_connections` and `max_connections_per_address` bound connections, each with one call in
+progress at most. `limits.frame_bytes` bounds a frame, which is refused before a byte of it is held. The byte budget
+bounds the input and output of all connections. `foqs.rpc.frames` decides which unfinished frames may take more of it;
+the other sockets are not read. The server closes a connection whose frame or TLS handshake is not complete, or whose
+answer is not read at all, for `frame_timeout_s`. Where callers must authenticate, a connection reads small frames only
+before its first authenticated request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 import structlog
 
 from foqs.budget import Budget
 from foqs.counters import Namespaces
-from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.lines import Lines
-from foqs.rpc.address import Places
+from foqs.log_throttle import LogThrottle
 from foqs.rpc.admission import Admission
-from foqs.rpc.call import Call
-from foqs.rpc.connection import Connection
-from foqs.rpc.counters import counters_of
-from foqs.rpc.decode import Decoder
-from foqs.rpc.encode import Encoder
-from foqs.rpc.frames import Frame, Frames
-from foqs.rpc.request_log import RequestLog, request_id_of, trace_of
-from foqs.rpc.tls import Tls
+from foqs.rpc.connection import ServedConnection
+from foqs.rpc.failure_log import log_failure
+from foqs.rpc.frames import Frame
+from foqs.rpc.hub import ConnectionHub, Handler, Report, Trusts
+from foqs.rpc.request_log import RequestLog
+from foqs.rpc.tls import TlsTransport
 
 log = structlog.get_logger("foqs.rpc")
 
-Handler = Callable[[Call], None]
-Trusts = Callable[[tuple[str, ...]], bool]
-"""Whether a client whose certificate has these names (none: no certificate) is known without a further proof."""
-Report = Callable[[str, Exception, Any], None]
-"""(method, what was raised, the request where it is known)"""
-
-_SCRATCH_BYTES = 64 * 1024
 _BACKLOG = 1024
-_FRAME_HEAD_BYTES = 4
 
 
-def log_failure(method: str, error: Exception, request: Any) -> None:
-    """What is done about an exception that a handler let out, unless a server is told otherwise."""
-    request_id = None if request is None else request_id_of(request)
-    trace = {} if request is None else trace_of(request.context)
-    log.error("handler.failed", method=method, request_id=request_id, exc_info=error, **trace)
-
-
-class ThriftServer:
+class ThriftServer(ConnectionHub[ServedConnection]):
     """Serves `handlers` by method name. Everything runs on the loop that `listen` was called on.
 
     A handler is called with a `Call` and answers it now or later; it must not block. A FoqsError that it
@@ -83,34 +63,12 @@ class ThriftServer:
         """`namespaces` count how long requests took, `requests` logs slow ones. A connection that `trusts` does not
         accept sends small frames only until `Call.trust`. Raises ValueError for a method that is not in the IDL, and
         when the largest frame would never fit the budget."""
-        self.frames = Frames(budget.limit_bytes, limits.frame_bytes)
-        self.handlers = dict(handlers)
-        self.limits = limits
-        self.budget = budget
-        self.report = report
-        self.counters = counters_of(self.handlers)
-        self.namespaces = namespaces if namespaces is not None else Namespaces()
-        self.requests = requests or RequestLog(perf_counter)
-        self.decoder = Decoder(idl.Foqs, self.handlers, limits)
-        self.encoder = Encoder(limits.frame_bytes)
-        self.trusts = trusts
-        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self.draining = False
-        self.now = 0.0  # loop time of the last tick
-        self.loop: asyncio.AbstractEventLoop
-        self.admission: Admission
-        self._room_bytes = budget.limit_bytes - max(self.frames.small_share_bytes, _SCRATCH_BYTES)
-        self.places = Places()
+        super().__init__(handlers, limits, budget, report, namespaces, requests, trusts)
         self.bound(max_connections, max_connections_per_address, frame_timeout_s, idle_timeout_s)
-        self._connections: set[Connection] = set()
-        # Bytes of its answer that a peer has not taken, and since when.
-        self._stalled: dict[Connection, tuple[int, float]] = {}
         self._listeners: list[asyncio.Server] = []
         self._tls = tls
         self._ticking: asyncio.TimerHandle | None = None
-        self._emptied = asyncio.Event()
-        self._refusals = Lines(1)
-        self._cuts = Lines(1)
+        self._cuts = LogThrottle(1)
 
     def bound(
         self,
@@ -124,11 +82,6 @@ class ThriftServer:
         self._frame_timeout_s = frame_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._tick_s = min(1.0, frame_timeout_s / 4, idle_timeout_s / 4)
-
-    def limit(self, limits: Limits) -> None:
-        """Bounds on requests, from the next one on. Not for `frame_bytes`, which frames under way were measured by."""
-        assert limits.frame_bytes == self.limits.frame_bytes
-        self.limits = self.decoder.limits = limits
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Begins to serve; port 0 picks one. Returns where it listens. Raises OSError when it cannot."""
@@ -165,15 +118,15 @@ class ThriftServer:
         return self._ticking is not None and bool(self._listeners)
 
     def stop_listening(self) -> None:
-        """Takes no more connections; those that are open go on."""
+        """Accept no more connections; open ones go on."""
         while self._listeners:
             self._listeners.pop().close()
 
     async def drain(self, deadline: float) -> bool:
-        """Begins no more requests, answers those in hand, and says goodbye on each connection after its answer.
+        """Start no more requests, answer those in progress, and send GOAWAY on each connection after its answer.
 
-        `deadline` is in seconds of the loop's clock; what is open then is aborted (and its call is lost).
-        Returns whether no call was.
+        `deadline` is in seconds of the loop's clock; connections open then are aborted and their calls lost.
+        Return whether no call was lost.
         """
         self.draining = True
         self.stop_listening()
@@ -189,7 +142,7 @@ class ThriftServer:
         return clean
 
     def close(self) -> None:
-        """Stops at once; calls in hand are lost."""
+        """Stop at once; calls in progress are lost."""
         self.draining = True
         self.stop_listening()
         if self._ticking is not None:
@@ -199,61 +152,10 @@ class ThriftServer:
             connection.abort()
 
     def _connection(self) -> asyncio.BufferedProtocol:
-        connection = Connection(self)
+        connection = ServedConnection(self)
         if self._tls is None:
             return connection
-        return Tls(self._tls, connection, self.scratch, accept=connection.accepted, held=connection.encrypted)
-
-    # -------------------------------------------------------------------------------- for its connections
-
-    def admit(self, connection: Connection, host: str) -> bool:
-        """Whether there is room for one more connection, from that address."""
-        full = None if self.draining else self.places.take(host)
-        if self.draining or full is not None:
-            self.counters.connections_refused += 1
-            if full is not None:
-                self._log_refusal(host, *full)
-            return False
-        self._connections.add(connection)
-        self.counters.connections += 1
-        self.counters.connections_accepted += 1
-        return True
-
-    def forget(self, connection: Connection) -> None:
-        """The connection is gone."""
-        if connection in self._connections:
-            self._connections.remove(connection)
-            self.places.give(connection.host)
-            self.counters.connections -= 1
-        self._stalled.pop(connection, None)
-        if not self._connections:
-            self._emptied.set()
-
-    def answered(self, call: Call, answer_bytes: int) -> None:
-        """An answer with so many bytes was written."""
-        method = call.method
-        counters = self.counters.methods[method]
-        counters.calls += 1
-        counters.request_bytes += call.request_bytes + _FRAME_HEAD_BYTES
-        counters.answer_bytes += answer_bytes
-        namespace = self.namespaces.of(getattr(call.request, "ns", None))
-        took_s = self.requests.now_s() - call.begun_s
-        namespace.seconds[method].observe(took_s)
-        if took_s > self.requests.slow_s:
-            self.requests.took(call, took_s, answered=True)
-
-    def has_room(self) -> bool:
-        """Whether a read may bring bytes of any frame. If not, only the lengths of frames are read, and small frames
-        are admitted one by one to the share that is theirs."""
-        return self.budget.used_bytes <= self._room_bytes
-
-    def stalled(self, connection: Connection, output_bytes: int) -> None:
-        """The peer does not take its answer."""
-        self._stalled[connection] = (output_bytes, self.loop.time())
-
-    def unstalled(self, connection: Connection) -> None:
-        """The peer has taken its answer."""
-        self._stalled.pop(connection, None)
+        return TlsTransport(self._tls, connection, self.scratch, accept=connection.accepted, held=connection.encrypted)
 
     # ------------------------------------------------------------------------------------------ time-outs
 
@@ -281,17 +183,6 @@ class ThriftServer:
                 received_bytes=frame.received_bytes,
                 bytes_per_s=round(frame.pace or 0.0),
                 waiting=self.frames.waiting,
-                left_out=left_out,
-            )
-
-    def _log_refusal(self, host: str, key: str, limit: int) -> None:
-        left_out = self._refusals.take(self.now)
-        if left_out is not None:
-            log.warning(
-                "connection.refused",
-                address=host,
-                limit=limit,
-                hint=f"raise server.{key} (SIGHUP applies it) if these are your clients",
                 left_out=left_out,
             )
 

@@ -1,8 +1,9 @@
 """TLS between a socket and one of this package's protocols: a protocol to the one, a transport to the other.
 
-The event loop's own TLS hides what waits in the socket's buffer behind it, so an answer that nobody reads would be
-counted as sent, and it cannot close its sending side alone. Here every write goes to the socket at once, what is left
-of it there is the socket's to tell, and what is received is decrypted only as far as the protocol wants to read.
+The event loop's own TLS hides the socket's write buffer, so an answer that the peer does not read would count as sent;
+it cannot close its sending side alone, and it reports a connection only after the handshake. Here every write goes to
+the socket at once, the socket says how much of it is left, and received bytes are decrypted only as far as the protocol
+wants to read.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from foqs.config.schema import TlsSection
 from foqs.errors import Invalid
-from foqs.sections import TlsSection
 
 _RECORD_BYTES = 16 * 1024
 _SLICE_BYTES = 4 * 1024
-"""OpenSSL's memory for what comes in and goes out never shrinks, so no more than a record goes through it at a time."""
+"""OpenSSL's buffers for input and output never shrink, so no more than a record goes through them at a time."""
 _LEAST_BYTES = 2 * 1024
 LINGER_S = 0.25
-"""For a peer that was told why its handshake failed."""
+"""From the alert of a failed handshake to the close, so the peer can read the alert."""
 
 
-class Tls(asyncio.BufferedProtocol):
-    """States: handshake; open; ended (nothing more is read). `protocol` is told of a connection after the handshake,
-    and one that was asked to `accept` it of its loss also when there was none; an ssl.SSLError says why.
+class TlsTransport(asyncio.BufferedProtocol):
+    """States: handshake; open; ended (nothing more is read). `protocol` gets `connection_made` after the handshake;
+    with `accept` it gets `connection_lost` also when the handshake failed, then with an ssl.SSLError.
 
-    `accept(self)` is asked before the handshake, and has closed what it refuses. `held` gets the number of bytes that
-    are held here after each event. `shaken` gets None when it is
-    done, or why it failed (an OSError). `scratch` is the loop's: what is received there is copied on at once.
+    `accept(self)` is called before the handshake, and closes a connection that it refuses. `held` gets the number of
+    undecrypted bytes after each event. `shaken` gets None after the handshake, or its failure (an OSError). `scratch`
+    is shared by the connections of a loop: bytes received there are copied at once.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Tls(asyncio.BufferedProtocol):
         self._shake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """No more than the protocol has room for: what it does not take has to be held here."""
+        """Return no more room than the protocol has: the rest would be held here."""
         if not self._open or not self._buffered:
             return self._scratch
         return self._scratch[: max(_LEAST_BYTES, len(self._protocol.get_buffer(-1)))]
@@ -126,7 +127,7 @@ class Tls(asyncio.BufferedProtocol):
             self._tcp.write(b"".join(records))
 
     def write_eof(self) -> None:
-        """What comes from now on is dropped."""
+        """Close the sending side; received bytes are dropped from now on."""
         if not self._open:
             self._tcp.close()
             return
@@ -152,16 +153,16 @@ class Tls(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         self._paused = False
         self._tcp.resume_reading()
-        # What was received before waits here and in no socket. Not at once: this is called amid the protocol's work.
+        # Bytes received before wait here and in no socket. Not at once: this is called amid the protocol's work.
         asyncio.get_running_loop().call_soon(self._read)
 
     def get_write_buffer_size(self) -> int:
-        """Of the socket: a little more than what was written."""
+        """Return the size of the socket's buffer: a little more than the bytes written."""
         return int(self._tcp.get_write_buffer_size())
 
     @property
     def held_bytes(self) -> int:
-        """Received, and not decrypted yet."""
+        """Bytes received and not decrypted yet."""
         return len(self._encrypted) + self._received.pending
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -234,7 +235,7 @@ class Tls(asyncio.BufferedProtocol):
         return size
 
     def _feed(self) -> bool:
-        """Gives OpenSSL some of what was received; False when there is nothing."""
+        """Give OpenSSL some received bytes; return False when there are none."""
         if not self._encrypted:
             return False
         self._received.write(self._encrypted[:_SLICE_BYTES])
@@ -249,7 +250,7 @@ class Tls(asyncio.BufferedProtocol):
     def _say_closed(self) -> None:
         if not self._ended:
             self._ended = True
-            with suppress(ssl.SSLError):  # the peer's own goodbye is not waited for
+            with suppress(ssl.SSLError):  # the peer's close_notify is not waited for
                 self._tls.unwrap()
             self._flush()
 
@@ -269,7 +270,8 @@ class Tls(asyncio.BufferedProtocol):
 
 
 def names_of(certificate: Any) -> tuple[str, ...]:
-    """Whom a certificate (as `SSLSocket.getpeercert` gives it) names: its subject's CN, and its alternative names."""
+    """Return the names in a certificate, a result of `SSLSocket.getpeercert`: its subject's CN and alternative
+    names."""
     if not certificate:
         return ()
     subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -278,7 +280,7 @@ def names_of(certificate: Any) -> tuple[str, ...]:
 
 
 def server_context(config: TlsSection | None) -> ssl.SSLContext | None:
-    """For those who connect. None without TLS. Raises Invalid, which names the key."""
+    """Return the context for incoming connections; None without TLS. Raises Invalid, which names the key."""
     if config is None:
         return None
     context = _context(ssl.PROTOCOL_TLS_SERVER, config)
@@ -289,7 +291,8 @@ def server_context(config: TlsSection | None) -> ssl.SSLContext | None:
 
 
 def peer_context(config: TlsSection | None) -> ssl.SSLContext | None:
-    """For calls to other hosts, whose names are checked. None without TLS. Raises Invalid, which names the key."""
+    """Return the context for calls to other hosts, whose names are checked; None without TLS. Raises Invalid, which
+    names the key."""
     if config is None:
         return None
     context = _context(ssl.PROTOCOL_TLS_CLIENT, config)

@@ -1,8 +1,8 @@
-"""Which host is to serve which shard: from what is and who lives, a new assignment with few moves.
+"""Assign shards to hosts: from the current assignment and the living hosts, make a new assignment with few moves.
 
-A shard is moved only from a host to one that stays lighter than the giver was, even with the shard. So every such move
-makes the sum of the squared loads smaller, never the heaviest host heavier nor the lightest lighter, and there is an
-end to them. Ties are broken by ids: the same facts give the same assignment on whichever host was elected.
+A shard moves only to a host that, with the shard, stays lighter than the giver was. So every such move lowers the sum
+of the squared loads. It never makes the heaviest host heavier or the lightest lighter, and the moves end. Ids break
+ties: every host that is elected makes the same assignment from the same facts.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 SLACK = 0.1
-"""Loads that differ are noisy, and a move costs its shard a pause: hosts that are within this part of the mean load
-of each other are left alone. Equal loads are evened out to within one shard."""
+"""Measured loads are noisy, and a move pauses its shard. So hosts within this fraction of the mean load of each other
+are left alone. Equal loads are evened out to within one shard."""
 
 _SCALE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`loads`: every shard that is to be served, with its part of the load (at least 0, relative to the others).
-    `current`: who is to serve each shard so far; a host that is neither in `takers` nor in `emptied` is not alive.
-    `takers` may be given shards; those of `emptied` live too, and are to be rid of theirs (also when they are takers).
-    `under_way`: shards that balancing leaves where they are. `closed`: takers that keep what they have and are given
-    nothing, unless no other taker is left."""
+    """The input of a decision. `loads`: every shard that needs a host, with its load (at least 0, relative to the other
+    shards). `current`: the assigned host of each shard; a host that is neither in `takers` nor in `emptied` is dead.
+    `takers` may get shards. Hosts in `emptied` are alive and must lose their shards, even if they are takers.
+    `under_way`: shards that balancing leaves in place. `closed`: takers that keep their shards and get new ones only if
+    no other taker is left."""
 
     loads: Mapping[int, float]
     current: Mapping[int, str]
@@ -38,7 +38,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`hosts` is the new assignment. `placed`: shards that no living host had, and now one has. `moved`: shards that go
+    """A new assignment, `hosts`. `placed`: shards of dead hosts that now have a living one. `moved`: shards that go
     from one living host to another. Both ascending."""
 
     hosts: dict[int, str]
@@ -47,15 +47,15 @@ class Decision:
 
 
 def place_orphans(situation: Situation) -> Decision:
-    """Emergency: gives every shard that has no living host to one that may take shards, and touches no other. With no
-    such host they stay where they were. ValueError for a load that is no number from 0."""
+    """Assign every orphan (a shard without a living host) to a taker, and touch no other shard. Without a taker the
+    orphans stay where they were. ValueError for a load that is not a number of at least 0."""
     board = _Board(situation)
     board.place(board.orphans)
     return board.decision()
 
 
 def empty_hosts(situation: Situation, max_moves: int | None = None) -> Decision:
-    """Moves the shards away from the hosts to be emptied, the heaviest first, at most `max_moves`; touches no other.
+    """Move shards away from the hosts to be emptied, the heaviest first, at most `max_moves`; touch no other shard.
     ValueError as above."""
     board = _Board(situation)
     board.empty(max_moves)
@@ -63,10 +63,11 @@ def empty_hosts(situation: Situation, max_moves: int | None = None) -> Decision:
 
 
 def balance(situation: Situation, max_moves: int | None = None) -> Decision:
-    """Places orphans, empties hosts, and evens out the loads with what is then left of `max_moves`.
+    """Place orphans, empty hosts, and even out the loads with the rest of `max_moves`.
 
-    Without a bound, the heaviest and the lightest host are at most one shard apart in the end, or `SLACK` of the mean
-    load when the loads of the shards differ. ValueError as above."""
+    Without a bound, the heaviest and the lightest host end at most one shard apart, or `SLACK` of the mean load if the
+    loads of the shards differ. ValueError as above.
+    """
     board = _Board(situation)
     board.place(board.orphans)
     emptied = board.empty(max_moves)
@@ -75,22 +76,22 @@ def balance(situation: Situation, max_moves: int | None = None) -> Decision:
 
 
 def rescue(situation: Situation, able: Mapping[int, Collection[str]]) -> Decision:
-    """Moves each shard of `able` to the lightest of its hosts there, the heaviest shard first; touches no other. A
-    shard none of whose hosts may take shards stays. ValueError as above."""
+    """Move each shard of `able` to the lightest of its hosts there, the heaviest shard first; touch no other. A shard
+    stays if none of its hosts may take shards. ValueError as above."""
     board = _Board(situation)
     board.rescue(able)
     return board.decision()
 
 
 def imbalance(hosts: Mapping[int, str], loads: Mapping[int, float], takers: Collection[str]) -> float:
-    """How far the heaviest and the lightest of `takers` are apart, in mean loads of a host; 0 is even."""
+    """Return the difference between the heaviest and the lightest of `takers`, in mean loads of a host; 0 is even."""
     board = _Board(Situation(loads, hosts, takers))
     total = sum(board.load.values())
     return (max(board.load.values()) - min(board.load.values())) * len(board.load) / total if total else 0.0
 
 
 class _Board:
-    """A decision in the making: `load` of each host that may take shards, in whole units."""
+    """A decision in progress: `load` of each host that may take shards, in whole units."""
 
     __slots__ = ("_evacuees", "_hosts", "_open", "_situation", "_units", "load", "orphans")
 
@@ -113,7 +114,8 @@ class _Board:
                 self.orphans.append(shard)
 
     def place(self, shards: Iterable[int]) -> None:
-        """Each goes to the host that is lightest then, heavy shards first (Graham 1969, longest processing time)."""
+        """Assign each shard to the host that is lightest at that moment, heavy shards first (Graham 1969, longest
+        processing time)."""
         low = self._lowest()
         if not low:
             return
@@ -126,7 +128,7 @@ class _Board:
             self._hosts[shard] = host
 
     def empty(self, max_moves: int | None) -> int:
-        """Returns how many were moved."""
+        """Move shards off the hosts to be emptied; return their number."""
         if not self.load:
             return 0
         going = sorted(self._evacuees, key=self._heaviest_first)[:max_moves]
@@ -145,7 +147,7 @@ class _Board:
             self._hosts[shard] = taker
 
     def level(self, max_moves: int | None) -> None:
-        """Moves from the heaviest host to the lightest until nothing is left to gain."""
+        """Move shards from the heaviest host to the lightest until no move lowers the difference."""
         least, slack = min(self._units.values(), default=0), self._slack()
         low = self._lowest()
         if not low or max(self.load.values()) - min(low)[0] <= max(least, slack):
@@ -166,7 +168,7 @@ class _Board:
             elif above - below <= slack:
                 return
             elif (at := _best(movable[giver], min(above - mean, mean - below), above - below)) is None:
-                heappop(high)  # for good: the lightest host only gets heavier
+                heappop(high)  # permanently: the lightest host only gets heavier
             else:
                 units, shard = self._move(movable[giver], at, taker)
                 for host, load in ((giver, above - units), (taker, below + units)):
@@ -194,7 +196,7 @@ class _Board:
         return units, shard
 
     def _movable(self) -> dict[str, list[tuple[int, int]]]:
-        """(units, shard) of each host, ascending."""
+        """Return (units, shard) pairs of each host, ascending."""
         fixed = frozenset(self._situation.under_way)
         movable: dict[str, list[tuple[int, int]]] = {host: [] for host in self.load}
         for shard, host in self._hosts.items():
@@ -215,14 +217,15 @@ class _Board:
 
 
 def _best(shards: list[tuple[int, int]], wanted: int, gap: int) -> int | None:
-    """Where the heaviest of `shards` is that weighs at most `wanted` (the fewest moves), or else the lightest, if it
-    weighs less than `gap`; None if no shard does."""
+    """Return the index of the heaviest of `shards` with at most `wanted` units (the fewest moves), or else of the
+    lightest shard if it has less than `gap`; None if no shard does."""
     at = max(bisect_right(shards, (wanted, math.inf)) - 1, 0)
     return at if shards and shards[at][0] < gap else None
 
 
 def _units(loads: Mapping[int, float]) -> dict[int, int]:
-    """Whole numbers: sums of floats depend on their order, and a shard could be moved to and fro for ever."""
+    """Convert loads to whole numbers: sums of floats depend on their order, so a shard could move back and forth for
+    ever."""
     for shard, load in loads.items():
         if not 0 <= load < math.inf:
             raise ValueError(f"the load of shard {shard} is {load}")

@@ -20,7 +20,7 @@ class BreakerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """`trips` is the length of the rolling window; nothing is judged on fewer than `min_trips`."""
+    """Settings. `trips` is the length of the rolling window; the breaker judges no fewer than `min_trips`."""
 
     trips: int = 50
     min_trips: int = 5
@@ -38,7 +38,7 @@ class Breaker:
         self.settings = settings
         self._trips: deque[tuple[bool, float]] = deque()
         self._errors = 0  # among the trips
-        self._latency_ms = 0.0  # of all of them
+        self._latency_ms = 0.0  # sum over the trips
         self._pause_ms = settings.pause_ms
         self._retry_at_ms = 0
         self.state = BreakerState.CLOSED
@@ -49,21 +49,21 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     def retry_at_ms(self, now_ms: int) -> int:
-        """When an open breaker lets a trial through; 0 when it has not to wait.
+        """Return the time at which an open breaker allows a trial; 0 if a trip may begin now.
 
-        A wait that is longer than the pause was made means that the clock was set back: it is over.
+        A remaining wait longer than the pause means that the clock was set back: the wait is over.
         """
         waits = self.state is BreakerState.OPEN and 0 < self._retry_at_ms - now_ms <= self._pause_ms
         return self._retry_at_ms if waits else 0
 
     def allows(self, now_ms: int) -> bool:
-        """Whether a trip may begin. Turns open into half-open when its pause is over: that trip is the trial."""
+        """Return whether a trip may begin. Turns open into half-open when the pause is over: that trip is the trial."""
         if self.state is BreakerState.OPEN and not self.retry_at_ms(now_ms):
             self.state = BreakerState.HALF_OPEN
         return self.state is not BreakerState.OPEN
 
     def done(self, now_ms: int, *, ok: bool, latency_ms: float) -> None:
-        """A trip ended."""
+        """Record the end of a trip."""
         self._count(ok, latency_ms)
         if self.state is not BreakerState.CLOSED:
             self._close() if ok else self.trip(now_ms)
@@ -78,13 +78,13 @@ class Breaker:
         self._trips.append((ok, latency_ms))
         self._errors += not ok
         self._latency_ms += latency_ms
-        while len(self._trips) > self.settings.trips:  # more than one when the settings were changed
+        while len(self._trips) > self.settings.trips:  # more than one after the settings changed
             oldest_ok, oldest_ms = self._trips.popleft()
             self._errors -= not oldest_ok
             self._latency_ms -= oldest_ms
 
     def trip(self, now_ms: int) -> None:
-        """Opens, or stays open for twice as long as the time before."""
+        """Open, or stay open for twice the previous pause."""
         if self.state is BreakerState.CLOSED:
             self.opened += 1
             self._pause_ms = self.settings.pause_ms

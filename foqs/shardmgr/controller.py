@@ -1,21 +1,22 @@
-"""When the elected host writes a new assignment, and which. Facts and the time go in, a compare-and-set comes out.
+"""The decisions of the elected host: when to write a new assignment, and which. Facts and the time in, a
+compare-and-set out.
 
-- Orphans (shards without a living host) are placed at once, but not before this host has watched the cluster for one
-  session time-out: whoever lives has come back by then, and the first one back is not given everything. It counts from
-  when the host began to watch, not from its election: if the controller itself dies, a host that has watched all along
-  takes over at once. In a fresh cluster nobody is waited for who serves anything: hosts that were started together are
-  given `settle_ms` from the first one on, so that they share.
-- A host that vanished gets no grace: its node stood as long as its session. A shard that is still served by a living
-  host, whatever the assignment says, is no orphan: it is assigned to that one.
-- A host that is drained or leaving is emptied in one write, whatever `max_moves` says, and before orphans may be placed
-  (a rolling restart has a new controller often). It has a short time, each of its shards is paused by its own hand-over
-  only, and until then it is served; a bound here would let shards that cannot be opened anywhere hold up the others.
-- Balance comes every `balance_every_ms`, at most `max_moves` at a time, when no shard is under way: that is one which
-  its assigned host does not serve. With its database down a shard never gets there, so this is waited for no longer
-  than another `balance_every_ms`; then the shards under way are left alone and the others are balanced.
-- A shard whose database its host cannot reach stays: another host could do no better, and its load is not known, so it
-  counts as a mean one. Only when another host reaches that database server, for one session time-out, is the shard
-  moved there (`foqs.shardmgr.reach`). A host that cannot reach a server that others reach is given nothing more.
+- Orphans (shards without a living host) are placed at once, but only after this host has watched the cluster for one
+  session time-out: by then every living host has registered again, so the first one does not get all shards. The wait
+  counts from the start of the watch, not from the election: when the controller itself dies, a host that has watched
+  the cluster takes over at once. A fresh cluster without owners waits `settle_ms` from the first host on, so that hosts
+  that start together share the shards.
+- A host that vanished gets no grace period: its node existed for its whole session. A shard that a living host still
+  serves, whatever the assignment says, is no orphan: it is assigned to that host.
+- A drained or leaving host is emptied in one write, regardless of `max_moves`, and before orphans may be placed (a
+  rolling restart often changes the controller). Such a host has little time. Each shard pauses only during its own
+  hand-over and is served until then. A bound would let shards that no host can open block the remaining ones.
+- Balancing runs every `balance_every_ms`, with at most `max_moves`, when no shard is under way, that is, when every
+  assigned host serves its shards. A shard whose database is down stays under way, so the controller waits at most
+  another `balance_every_ms`. Then it balances without the shards under way.
+- A shard whose host cannot reach the database stays: another host could do no better. Its load is unknown, so it counts
+  as a mean one. The shard moves only when another host has reached that database server for one session time-out
+  (`foqs.shardmgr.reach`). A host that cannot reach a server that other hosts reach gets no more shards.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from foqs.shardmgr.facts import Facts, ShardUse
 from foqs.shardmgr.reach import Lasting, cut_off, stranded, unreachable
 
 IDLE_LOAD = 0.1
-"""What a shard without traffic counts, in mean ones: it has a connection and memory, and its traffic may come back."""
+"""Load of a shard without traffic, in mean loads: it has a connection and memory, and its traffic may return."""
 
 _NOT_MEASURED: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """`again_ms`: a write that the facts do not show after this long is given up and decided anew."""
+    """Settings. `again_ms`: the controller gives up a write that the facts do not show after this time, and decides
+    again."""
 
     session_timeout_ms: int = 10_000
     settle_ms: int = 1_000
@@ -47,8 +49,8 @@ class ControllerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What `FactStore.assign` is to be asked for. `placed`, `moved` and `dropped` are the shards that changed, for the
-    audit line: given to a host, given to another one, and taken out."""
+    """Arguments for `FactStore.assign`. `placed`, `moved` and `dropped` are the changed shards for the audit line:
+    assigned to a host, moved to another one, and removed from the assignment."""
 
     hosts: Mapping[int, str]
     version: int
@@ -59,15 +61,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`next_ms`: ask again then, even if no fact changed; None: only when one did."""
+    """A decision. `next_ms`: decide again at that time even if no fact changed; None: only after a change."""
 
     write: Write | None
     next_ms: int | None
 
 
 class Controller:
-    """Of one host, elected or not. It is asked whenever facts change, and when `Step.next_ms` has come, but not while
-    the session is suspended."""
+    """The controller of one host, elected or not. The host calls it at each change of the facts and at `Step.next_ms`,
+    but not while the session is suspended."""
 
     __slots__ = ("_asked", "_balance_ms", "_host", "_ready_ms", "_settings", "_stranded")
 
@@ -81,26 +83,27 @@ class Controller:
         return f"<Controller {self._host} ready_ms={self._ready_ms} balance_ms={self._balance_ms} asked={self._asked}>"
 
     def lost(self) -> None:
-        """The session is suspended or has expired: what was seen until now says nothing of who will come back."""
-        self._ready_ms: int | None = None  # orphans may be placed from then; None: nobody could take them
+        """Forget the facts: the session is suspended or has expired, so they no longer show which hosts will return."""
+        self._ready_ms: int | None = None  # orphans may be placed from then on; None: no host can take them
         self._stranded.clear()
         self._retire()
 
     def _retire(self) -> None:
         self._balance_ms: int | None = None  # the next balance; None: not elected
         self._asked: tuple[int, int] | None = (
-            None  # version that a write was asked for, and until when it is waited for
+            None  # version of the last write, and the time until which the controller waits for it
         )
 
     def reconfigure(self, settings: ControllerSettings) -> None:
-        """The next balance is so far away as a new controller's first one."""
+        """Change the settings. The next balancing is then as far away as after an election."""
         self._settings = settings
         self._stranded.hold_ms = settings.session_timeout_ms
         self._balance_ms = None
 
     def decide(self, facts: Facts, now_ms: int, measured: Mapping[int, float] = _NOT_MEASURED) -> Step:
-        """`measured` is the load of shards in any one unit. What is to be written is said once for a version of the
-        assignment, until `again_ms` have passed: whether it worked, the facts will tell, and twice does no harm."""
+        """Return the next step. `measured` is the load of shards in any one unit. A write is returned once for a
+        version of the assignment, until `again_ms` have passed: the facts show whether it succeeded, and a second write
+        does no harm."""
         self._watch(facts, now_ms)
         able = stranded(facts)
         lasting = self._stranded.update(able, now_ms)
@@ -133,7 +136,7 @@ class Controller:
             self._ready_ms = min(self._ready_ms, now_ms + self._settings.settle_ms)
 
     def _repair(self, facts: Facts, measured: Mapping[int, float], *, ready: bool) -> Write | None:
-        """What does not wait for the next balance; None when every shard is where it may stay."""
+        """Return a write that must not wait for the next balancing; None if every shard may stay in its place."""
         assigned, may_take = facts.assignment.hosts, takers(facts)
         wanted = _wanted(facts)
         if len(assigned) == len(wanted) and all(assigned.get(shard) in may_take for shard in wanted):
@@ -152,8 +155,8 @@ class Controller:
         return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves).hosts)
 
     def _wake_ms(self, now_ms: int) -> int:
-        """The first of the times that matter and are still to come; the last one is the end of waiting for shards that
-        are under way."""
+        """Return the earliest of the relevant times after `now_ms`; the last of them is the end of the wait for shards
+        under way."""
         assert self._ready_ms is not None
         assert self._balance_ms is not None
         times = [self._ready_ms, self._balance_ms, self._balance_ms + self._settings.balance_every_ms]
@@ -163,12 +166,12 @@ class Controller:
 
 
 def takers(facts: Facts) -> frozenset[str]:
-    """Hosts that may be given shards."""
+    """Return the hosts that may get shards."""
     return frozenset(host for host, fact in facts.hosts.items() if not fact.leaving and host not in facts.drained)
 
 
 def moving(facts: Facts) -> frozenset[int]:
-    """Shards under way: their assigned host does not serve them, or not yet."""
+    """Return the shards under way: their assigned host does not serve them yet."""
     owners = facts.owners
     return frozenset(
         shard
@@ -178,8 +181,8 @@ def moving(facts: Facts) -> frozenset[int]:
 
 
 def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) -> Situation:
-    """What `balance` and the others decide on: all shards but the disabled ones, each on its assigned host, or on the
-    one that serves it if that one lives and the assigned one does not."""
+    """Return the input of `balance` and the other decisions: all shards except disabled ones. Each is on its assigned
+    host, or on the host that serves it if that one is alive and the assigned one is not."""
     stuck = unreachable(facts)
     loads = _loads(facts, {shard: load for shard, load in measured.items() if shard not in stuck})
     current = dict(facts.assignment.hosts)
@@ -194,7 +197,7 @@ def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) ->
 
 
 def _loads(facts: Facts, measured: Mapping[int, float]) -> dict[int, float]:
-    """Weight times measured load, in mean ones; a shard that was not measured counts as a mean one."""
+    """Return weight times measured load, in mean loads; a shard without a measurement counts as a mean one."""
     wanted = _wanted(facts)
     known = [measured[shard] for shard in wanted if shard in measured]
     mean = sum(known) / len(known) if known else 0.0
@@ -208,7 +211,7 @@ def _wanted(facts: Facts) -> list[int]:
 
 
 def _write(facts: Facts, hosts: Mapping[int, str]) -> Write | None:
-    """None when nothing would change."""
+    """Return the write, or None if it would change nothing."""
     before = facts.assignment.hosts
     changed = sorted(shard for shard, host in hosts.items() if before.get(shard) != host)
     dropped = tuple(sorted(before.keys() - hosts.keys()))

@@ -1,7 +1,7 @@
-"""What a cluster knows of itself: the facts that ZooKeeper holds, as values.
+"""The facts of a cluster that ZooKeeper holds, as values.
 
-One record a znode, as JSON. Unknown keys are kept out of the way of older hosts: they are ignored. A record that
-cannot be read is `Invalid`, with the node named by whoever read it.
+Each znode has one record, as JSON. Older hosts ignore unknown keys. A record that cannot be read is `Invalid`; its
+reader adds the name of the node.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from foqs.ids import MAX_SHARD
 
 
 class ShardUse(Enum):
-    """What an operator wants of a shard."""
+    """The use of a shard, as an operator set it."""
 
     ENABLED = "enabled"
     DRAINING = "draining"  # served, but takes no new items
-    DISABLED = "disabled"  # served by nobody
+    DISABLED = "disabled"  # served by no host
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFact:
-    """/shards/<id>: where a shard is. `weight` is its part of the load, relative to the others."""
+    """/shards/<id>: the place of a shard. `weight` is its load relative to the other shards."""
 
     id: int
     url: str = field(repr=False)
@@ -37,13 +37,14 @@ class ShardFact:
 
 @dataclass(frozen=True, slots=True)
 class HostFact:
-    """/hosts/<id>, ephemeral: a living host. `address` is host:port as clients are told. `run` differs at each start of
-    the process; `leaving`: it is shutting down and wants its shards moved away. `unreachable`: shards whose database
-    server does not answer this host; `reached`: of those that other hosts report, the ones whose server does (see
+    """/hosts/<id>, ephemeral: a living host. `address` is its advertised host:port. `run` differs at each start of the
+    process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
+    server does not answer this host. `reached`: shards reported by other hosts whose server answers this host (see
     `foqs.shardmgr.reach`).
 
-    An id at one address is one host, as no two processes listen there: a process that was started again replaces the
-    record of the one before. The same id at another address is a mistake, and the later process waits."""
+    An id at one address is one host, because two processes cannot listen there: a restarted process replaces the record
+    of the previous one. The same id at another address is a mistake, and the later process waits.
+    """
 
     id: str
     address: str
@@ -53,13 +54,13 @@ class HostFact:
     reached: frozenset[int] = frozenset()
 
     def replaces(self, other: HostFact) -> bool:
-        """Whether this is the same host as `other`, a record with the same id."""
+        """Return whether this is the same host as `other`, a record with the same id."""
         return self.run == other.run or self.address == other.address
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerFact:
-    """/owners/<shard>, ephemeral: who really serves a shard, and with which epoch."""
+    """/owners/<shard>, ephemeral: the host that serves a shard, and its epoch."""
 
     shard: int
     host: str
@@ -69,14 +70,14 @@ class OwnerFact:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """/assignment: which host is to serve each shard. `version` is what compare-and-set needs; -1: not written yet."""
+    """/assignment: the assigned host of each shard. `version` is for compare-and-set; -1: not written yet."""
 
     version: int = -1
     hosts: Mapping[int, str] = field(default_factory=dict)
 
 
 class SlotMove(NamedTuple):
-    """A slot that is to go to the shard `to`, by the record of the stamp `since`."""
+    """A move of a slot to the shard `to`, begun by the record with the stamp `since`."""
 
     to: int
     since: int
@@ -84,11 +85,11 @@ class SlotMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """/slots: the shard of each slot of deduplication keys (see `foqs.dedup`), 0 for none. `version` as above; no
-    `shards`: not shared out yet. `moves`: by slot, which shard is copying its rows.
+    """/slots: the shard of each slot of deduplication keys (see `foqs.dedup`), 0 for none. `version` as above; without
+    `shards` the slots are not assigned yet. `moves`: by slot, the shard that copies its rows.
 
-    `stamp` grows with each change, also when ZooKeeper lost all it had: milliseconds of the clock, or one more than
-    before. Shards store it with the slots they have (`foqs.rows.Holding`).
+    `stamp` grows with each change, also after ZooKeeper lost its data: milliseconds of the clock, or one more than
+    before. Shards store it with their slots (`foqs.rows.Holding`).
     """
 
     version: int = -1
@@ -99,8 +100,8 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it, as one host or operator sees it now. `drained`: hosts that an operator wants empty (/drained/<host>).
-    `controller` is the id of the host that was elected to write the assignment."""
+    """All facts, as one host or operator sees them now. `drained`: hosts that an operator drained (/drained/<host>).
+    `controller` is the id of the elected host that writes the assignment."""
 
     shards: Mapping[int, ShardFact] = field(default_factory=dict)
     hosts: Mapping[str, HostFact] = field(default_factory=dict)
@@ -160,7 +161,7 @@ def decode_owner(shard: int, data: bytes) -> OwnerFact:
 
 
 def encode_assignment(hosts: Mapping[int, str]) -> bytes:
-    """By host, as a list of ranges would be shorter still: 10,000 shards have to fit a znode (1 MB)."""
+    """Encode by host, because a list of ranges is shorter: 10,000 shards must fit into a znode (1 MB)."""
     by_host: dict[str, list[int]] = {}
     for shard, host in sorted(hosts.items()):
         by_host.setdefault(host, []).append(shard)
@@ -242,7 +243,7 @@ def _use(value: object) -> ShardUse:
 
 
 def _shards(record: dict[str, Any], key: str) -> frozenset[int]:
-    """Absent in records of older hosts."""
+    """Decode a list of shards; records of older hosts lack it."""
     shards = record.get(key, [])
     if not isinstance(shards, list):
         raise Invalid(f"{key} is no list of shards")

@@ -30,7 +30,7 @@ _NEXT: dict[ShardState, frozenset[ShardState]] = {
 
 
 def moved(state: ShardState, to: ShardState) -> ShardState:
-    """`to`, when the table allows the step from `state`; ValueError otherwise."""
+    """Return `to` if the table allows the step from `state`; ValueError otherwise."""
     if to not in _NEXT[state]:
         raise ValueError(f"a shard that is {state.value} cannot become {to.value}")
     return to

@@ -1,16 +1,18 @@
-"""What a host of a cluster does about its shards. Facts and what it holds go in, steps come out.
+"""A cluster host's decisions about its shards. Facts and the host's shards in, steps out.
 
-- A shard that is assigned here is opened as soon as no other living host announces it. It is taken by its epoch, so it
-  does not matter whether a dead owner really is dead: the fence keeps it from writing.
-- A shard that is assigned to another living host is released: what is in hand is committed, its store closed in order,
-  and only then the announcement is taken back. At most `HANDOVERS` at once: a host that is emptied goes on to serve the
-  others, and no request waits for more than one hand-over.
-- A shard that is assigned to nobody, or to a host that is gone, is kept until it is given to somebody, unless it was
-  disabled or removed. A shard whose URL changed is released, and opened where it is now.
-- What is served is announced, with its epoch; what is announced and not held any more is withdrawn.
+- The host opens a shard assigned to it once no other living host announces it. It takes the shard with a new epoch, so
+  it need not know whether a dead owner really is dead: the fence prevents the owner's writes.
+- The host releases a shard that is assigned to another living host: it commits the requests in flight, closes the store
+  in order, and only then withdraws the announcement. At most `HANDOVERS` at once: a host that is emptied continues to
+  serve the remaining shards, and no request waits for more than one hand-over.
+- The host keeps a shard that is assigned to no host or to a dead one, unless the shard was disabled or removed. It
+  releases a shard whose URL changed and opens it at the new URL.
+- The host announces the shards that it serves, with their epochs, and withdraws announcements of shards that it no
+  longer holds.
 
-Nothing is decided while ZooKeeper does not answer: owners go on, and the fence makes that safe. After the session has
-expired all is announced again; a shard that was given to another host meanwhile is lost to the fence, or released.
+The host decides nothing while ZooKeeper does not answer: it continues to serve, and the fence makes that safe. After
+its session has expired it announces all its shards again. If another host has got a shard in the meantime, this host
+loses it to the fence or releases it.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from foqs.shardmgr.lifecycle import ShardState
 
 HANDOVERS = 8
 AGAIN_MS = 1_000
-"""A change that the facts do not show after this long is asked for once more."""
+"""A change that the facts do not show after this time is requested once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A shard as this host has it; `epoch` counts while it is SERVING or DRAINING."""
+    """A shard on this host; `epoch` is valid while it is SERVING or DRAINING."""
 
     url: str
     state: ShardState
@@ -37,8 +39,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`doubtful` shards are announced by another host with a higher epoch: whose they are is for their database to say.
-    `sealed` are served until they are empty, and take no new items. Ask again at `next_ms`, if no fact changes."""
+    """Steps for the host. `doubtful` shards are announced by another host with a higher epoch: the host must ask their
+    database for the owner. `sealed` shards are served until they are empty, and take no new items. Decide again at
+    `next_ms` if no fact changes."""
 
     open: tuple[ShardFact, ...] = ()
     release: tuple[int, ...] = ()
@@ -50,18 +53,20 @@ class Steps:
 
 
 class Membership:
-    """Of one host. It is asked whenever facts or what is held have changed, while the session is CONNECTED."""
+    """Membership of one host. The host calls it at each change of facts or of its shards, while the session is
+    CONNECTED."""
 
     def __init__(self, host: str, handover_ms: int) -> None:
-        """`handover_ms`: how long a shard that was released may take to be served again before others follow."""
+        """`handover_ms`: time that a released shard may take to be served again before the host releases the next
+        ones."""
         self.host = host
         self.handover_ms = handover_ms
         self.address = ""
-        self._asked: dict[OwnerFact, int] = {}  # until when an answer is waited for
-        self._given: dict[int, int] = {}  # released shards -> until when they are waited for
+        self._asked: dict[OwnerFact, int] = {}  # end of the wait for an answer
+        self._given: dict[int, int] = {}  # released shards -> end of the wait for each
 
     def expired(self) -> None:
-        """The session is gone, and with it all that was announced."""
+        """Forget all announcements: they ended with the session."""
         self._asked.clear()
 
     def decide(self, facts: Facts, held: Mapping[int, Held], now_ms: int) -> Steps:
@@ -91,7 +96,7 @@ class Membership:
         ]
 
     def _elsewhere(self, facts: Facts, number: int) -> bool:
-        """Whether another living host announces the shard."""
+        """Return whether another living host announces the shard."""
         owner = facts.owners.get(number)
         return owner is not None and owner.host != self.host and owner.host in facts.hosts
 

@@ -1,7 +1,8 @@
-"""What an operator's command does to the facts of a cluster, and when it is done. Facts in, a change or a refusal out.
+"""An operator's command as a change of a cluster's facts, with the condition for its end. Facts in, a change or a
+refusal out.
 
-Every function raises Invalid, with one line for the operator, for what is refused. It is asked again when somebody else
-changed the facts first, so a change is always decided on what is true.
+Every function raises Invalid, with one line for the operator, if it refuses the command. The command calls it again if
+another operator changed the facts first, so every change is decided on current facts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Missing = Callable[[Facts], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class PutShard:
-    """`before`: the record that it replaces, None for a new shard."""
+    """Write a shard's record. `before`: the record that it replaces, None for a new shard."""
 
     fact: ShardFact
     before: ShardFact | None
@@ -52,9 +53,9 @@ def _nothing(_facts: Facts) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`says` is the line before, `then` the one when all is done. `action` is None when the facts are so already;
-    `missing` says what is not done yet, and raises Invalid when it never will be. `what`, `before` and `after` are for
-    the audit: they hold no URL. `moves`: shard, from where (None: nowhere), to where."""
+    """A command's change. The command prints `says` before it and `then` at its end. `action` is None if the facts need
+    no change. `missing` returns the unfinished parts, and raises Invalid if they can no longer finish. `what`, `before`
+    and `after` are for the audit and contain no URL. `moves`: shard, source (None: no host), target."""
 
     what: str
     says: str
@@ -67,7 +68,7 @@ class Change:
 
 
 def shown(action: Action, facts: Facts) -> bool:
-    """Whether `facts` are newer than those that `action` was decided on, in what it changes."""
+    """Return whether `facts` are newer than the facts that `action` was decided on, in the records that it changes."""
     match action:
         case PutShard(fact, before):
             return facts.shards.get(fact.id) != before
@@ -80,7 +81,7 @@ def shown(action: Action, facts: Facts) -> bool:
 
 
 def made(action: Action, facts: Facts) -> bool:
-    """Whether `facts` say just what `action` was to make of them: for a change of which the answer was lost."""
+    """Return whether `facts` show exactly the result of `action`: for a change whose answer was lost."""
     match action:
         case PutShard(fact, _):
             return facts.shards.get(fact.id) == fact
@@ -96,7 +97,7 @@ def made(action: Action, facts: Facts) -> bool:
 
 
 def add_shard(facts: Facts, fact: ShardFact) -> Change:
-    """Done when a host serves it; at once where no host may take one."""
+    """Add a shard. Done when a host serves it; at once if no host may take shards."""
     if not 1 <= fact.id <= MAX_SHARD:
         raise Invalid(f"shard number {fact.id} is not in 1..{MAX_SHARD}")
     if not 0 < fact.weight < 1e6:
@@ -118,31 +119,32 @@ def add_shard(facts: Facts, fact: ShardFact) -> Change:
 
 
 def ensure_shard(facts: Facts, fact: ShardFact) -> Change:
-    """As `add_shard`, and nothing when the cluster has it. Raises Invalid also when it has it with another URL."""
+    """Add a shard as `add_shard` does, or change nothing if the cluster has it. Raises Invalid also if the cluster has
+    it with another URL."""
     if (there := facts.shards.get(fact.id)) is None:
         return add_shard(facts, fact)
     if there.url != fact.url:
         raise Invalid(f"the cluster has shard {fact.id} with another URL")
     kept = "" if there.weight == fact.weight else f", with weight {there.weight:g}, which stays"
-    says = f"shard {fact.id} is there already{kept}"
+    says = f"shard {fact.id} exists already{kept}"
     return Change("shard.add", says, says, None)
 
 
 def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
-    """Enabled: done when a host serves it. Disabled: when none does. Draining is a mark, which hosts obey: done when no
-    slot of deduplication keys is on it."""
+    """Set the use of a shard. Enabled: done when a host serves it. Disabled: done when none does. Draining is a mark
+    that hosts obey: done when the shard has no slot of deduplication keys."""
     before = _shard(facts, shard)
     says = {
         ShardUse.ENABLED: f"enables shard {shard}: it is served and takes new items",
         ShardUse.DRAINING: f"drains shard {shard}: it takes no new items and is served until it is empty",
-        ShardUse.DISABLED: f"disables shard {shard}: nobody serves it, its items wait in the database",
+        ShardUse.DISABLED: f"disables shard {shard}: no host serves it, and its items wait in the database",
     }
     missing: Missing = _nothing
     then = f"shard {shard} is draining"
     if use is ShardUse.ENABLED:
         then, missing = _serving(facts, shard, "enabled")
     elif use is ShardUse.DISABLED:
-        then, missing = f"shard {shard} is disabled and served by nobody", _stopped(shard)
+        then, missing = f"shard {shard} is disabled, and no host serves it", _stopped(shard)
     elif use is ShardUse.DRAINING:
         missing = _without_slots(shard)
     return Change(
@@ -160,14 +162,14 @@ _VERBS = {ShardUse.ENABLED: "enable", ShardUse.DRAINING: "drain", ShardUse.DISAB
 
 
 def remove_shard(facts: Facts, shard: int) -> Change:
-    """Only one that is disabled and served by nobody."""
+    """Remove a disabled shard that no host serves."""
     before = _shard(facts, shard)
     if before.use is not ShardUse.DISABLED:
         raise Invalid(f"shard {shard} is {before.use.value}: disable it first")
     if left := _unserved(facts, shard):
         raise Invalid(left[0])
     slots = facts.slots.shards.count(shard)
-    keys = f"; what it remembers of deduplication keys ({_count(slots, 'slot')}) is lost: drain it first"
+    keys = f"; its deduplication keys ({_count(slots, 'slot')}) are lost: drain it first to keep them"
     return Change(
         "shard.remove",
         f"removes shard {shard} from the cluster; items stay in its database, and no host serves them"
@@ -180,9 +182,9 @@ def remove_shard(facts: Facts, shard: int) -> Change:
 
 
 def move_shard(facts: Facts, shard: int, host: str) -> Change:
-    """Done when `host` announces itself as the owner. A later balancing may move it again."""
+    """Move a shard. Done when `host` announces itself as the owner. A later balancing may move it again."""
     if _shard(facts, shard).use is ShardUse.DISABLED:
-        raise Invalid(f"shard {shard} is disabled: nobody is to serve it")
+        raise Invalid(f"shard {shard} is disabled: no host may serve it")
     _living(facts, host)
     if host in facts.drained:
         raise Invalid(f"host {name(host)} is drained: it takes no shards")
@@ -206,7 +208,7 @@ def move_shard(facts: Facts, shard: int, host: str) -> Change:
 
 
 def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
-    """As the controller would, by weight, but now: shards under way are left alone. Done when all have arrived."""
+    """Balance now as the controller would, by weight; shards under way stay. Done when all have arrived."""
     if not takers(facts):
         raise Invalid("no living host may take shards")
     hosts = balance(situation_of(facts), max_moves).hosts
@@ -215,7 +217,7 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())
     return Change(
         "cluster.rebalance",
-        f"moves {_count(len(moves), 'shard')}" if moves else "the shards are balanced: nothing is to be moved",
+        f"moves {_count(len(moves), 'shard')}" if moves else "the shards are balanced: no shard moves",
         f"{_count(len(moves), 'shard')} moved" if moves else "nothing was moved",
         _assign(facts, changed) if moves else None,
         {"shards": {shard: before.get(shard) for shard in changed}},
@@ -229,13 +231,13 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
 
 
 def drain_host(facts: Facts, host: str) -> Change:
-    """Done when it serves nothing and is assigned nothing."""
+    """Drain a host. Done when it serves no shard and is assigned none."""
     _living(facts, host)
     if _left(facts, host) and not takers(facts) - {host}:
         raise Invalid(f"no other living host may take the shards of {name(host)}")
     return Change(
         "host.drain",
-        f"drains host {name(host)}: its shards move to others, and it gets none until it is undrained"
+        f"drains host {name(host)}: its shards move to other hosts, and it gets none until it is undrained"
         if host not in facts.drained
         else f"host {name(host)} is drained already",
         f"host {name(host)} serves nothing",
@@ -247,32 +249,32 @@ def drain_host(facts: Facts, host: str) -> Change:
 
 
 def undrain_host(facts: Facts, host: str) -> Change:
-    """Also of a host that does not live. Balancing gives it shards again."""
+    """Undrain a host, also a dead one. Balancing gives it shards again."""
     if host not in facts.drained:
         _living(facts, host)
     return Change(
         "host.undrain",
-        f"undrains host {name(host)}: it is given shards at the next balancing, or by `foqs shards rebalance`"
+        f"undrains host {name(host)}: it gets shards at the next balancing, or by `foqs shards rebalance`"
         if host in facts.drained
         else f"host {name(host)} is not drained",
-        f"host {name(host)} may be given shards",
+        f"host {name(host)} may get shards",
         MarkHost(host, drained=False) if host in facts.drained else None,
         {"host": host, "drained": host in facts.drained},
         {"host": host, "drained": False},
     )
 
 
-# --------------------------------------------------------------------------------------------- what is missing
+# --------------------------------------------------------------------------------------------- unfinished parts
 
 
 def _serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
     if not takers(facts):
-        return f"shard {shard} is {done}; there is no living host that may serve it", _nothing
+        return f"shard {shard} is {done}; no living host may serve it", _nothing
 
     def missing(facts: Facts) -> list[str]:
         record = facts.shards.get(shard)
         if record is None or record.use is ShardUse.DISABLED:
-            raise Invalid(f"somebody else has {'removed' if record is None else 'disabled'} shard {shard} meanwhile")
+            raise Invalid(f"another operator has {'removed' if record is None else 'disabled'} shard {shard}")
         return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
 
     return f"shard {shard} is {done} and served", missing
@@ -282,7 +284,7 @@ def _stopped(shard: int) -> Missing:
     def missing(facts: Facts) -> list[str]:
         record = facts.shards.get(shard)
         if record is not None and record.use is not ShardUse.DISABLED:
-            raise Invalid(f"somebody else has made shard {shard} {record.use.value} meanwhile")
+            raise Invalid(f"another operator has made shard {shard} {record.use.value}")
         return _unserved(facts, shard)
 
     return missing
@@ -293,7 +295,7 @@ def _without_slots(shard: int) -> Missing:
         record = facts.shards.get(shard)
         if record is None or record.use is not ShardUse.DRAINING:
             now = "removed" if record is None else f"made {record.use.value}"
-            raise Invalid(f"somebody else has {now} shard {shard} meanwhile")
+            raise Invalid(f"another operator has {now} shard {shard}")
         left = facts.slots.shards.count(shard)
         others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
         return [f"shard {shard} still has {_count(left, 'slot')} of deduplication keys"] if left and others else []
@@ -302,7 +304,8 @@ def _without_slots(shard: int) -> Missing:
 
 
 def _unserved(facts: Facts, shard: int) -> list[str]:
-    """A living host that it is assigned to may be about to serve it."""
+    """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
+    it."""
     if (owner := facts.owners.get(shard)) is not None:
         return [f"shard {shard} is still served by {name(owner.host)}"]
     assigned = facts.assignment.hosts.get(shard)
@@ -314,7 +317,7 @@ def _unserved(facts: Facts, shard: int) -> list[str]:
 def _emptied(host: str) -> Missing:
     def missing(facts: Facts) -> list[str]:
         if host not in facts.drained:
-            raise Invalid(f"somebody else has undrained host {name(host)} meanwhile")
+            raise Invalid(f"another operator has undrained host {name(host)}")
         return _left(facts, host)
 
     return missing
@@ -334,9 +337,9 @@ def _arrived(targets: Mapping[int, str]) -> Missing:
             assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
             if assigned != host:
                 now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
-                raise Invalid(f"shard {shard} was {now} meanwhile")
+                raise Invalid(f"shard {shard} was {now} during the move")
             if owner is None:
-                left.append(f"shard {shard} is served by nobody yet")
+                left.append(f"no host serves shard {shard} yet")
             elif owner.host != host:
                 left.append(f"shard {shard} is still served by {name(owner.host)}")
         return left
@@ -348,7 +351,7 @@ def _arrived(targets: Mapping[int, str]) -> Missing:
 
 
 def name(host: str) -> str:
-    """A host's id as a terminal may show it: it can be any text."""
+    """Return a host's id in a form that a terminal can show: an id can be any text."""
     return host if host.isprintable() else repr(host)
 
 

@@ -1,8 +1,8 @@
-"""Which hosts reach the database server of a shard: what each host reports in its record, and what follows from that.
+"""Reachability of database servers: the reports of each host in its record, and the conclusions.
 
-A shard whose database answers no host stays where it is, as another host could do no better. A shard that its host
-cannot reach and another host can is moved. Both are decided on connections that were tried: when any host reports a
-shard, every other host connects to the shard's server itself and reports the outcome.
+A shard whose database answers no host stays in its place, because another host could do no better. A shard moves if its
+host cannot reach the database and another host can. Both conclusions need real connections: when any host reports a
+shard, every other host connects to the shard's server and reports the outcome.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
 
 NOTICE_MS = 1_000
-"""A database that fails for less is not reported: it was restarted, or one connection was cut."""
+"""Shorter failures of a database are not reported: it was restarted, or one connection was cut."""
 PROBE_MS = 5_000
-"""Between two connections of a host to a server that is reported."""
+"""Time between two probes of a reported server by one host."""
 
 
 @lru_cache(maxsize=1 << 15)
 def server_of(url: str) -> str:
-    """The database server of a shard's URL, for comparison only; a SQLite file is a server of its own."""
+    """Return the database server of a shard's URL, for comparison only; a SQLite file is its own server."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -30,11 +30,11 @@ def server_of(url: str) -> str:
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-# ------------------------------------------------------------------------------------- what the reports say
+# ------------------------------------------------------------------------------------- reports of all hosts
 
 
 def unreachable(facts: Facts) -> frozenset[int]:
-    """Shards whose assigned host lives and cannot reach their database."""
+    """Return the shards whose assigned host is alive and cannot reach their database."""
     hosts = {host: fact.unreachable for host, fact in facts.hosts.items() if fact.unreachable}
     if not hosts:
         return frozenset()
@@ -42,7 +42,7 @@ def unreachable(facts: Facts) -> frozenset[int]:
 
 
 def reaching(facts: Facts) -> dict[str, frozenset[str]]:
-    """By reported server, the living hosts that connected to it."""
+    """Return the living hosts that connected to each reported server."""
     found: dict[str, set[str]] = {}
     for host, fact in facts.hosts.items():
         for server in _servers(facts, fact.reached) - _servers(facts, fact.unreachable):
@@ -51,7 +51,8 @@ def reaching(facts: Facts) -> dict[str, frozenset[str]]:
 
 
 def cut_off(facts: Facts) -> dict[str, frozenset[int]]:
-    """Living hosts that cannot reach a server which another host reaches, with the shards they report there."""
+    """Return the living hosts that cannot reach a server that another host reaches, with the shards they report
+    there."""
     able = reaching(facts)
     found = {}
     for host, fact in facts.hosts.items():
@@ -61,7 +62,7 @@ def cut_off(facts: Facts) -> dict[str, frozenset[int]]:
 
 
 def stranded(facts: Facts) -> dict[int, frozenset[str]]:
-    """Shards that their assigned host cannot reach and other hosts can, with those hosts."""
+    """Return the shards that their assigned host cannot reach and other hosts can, with those hosts."""
     able = reaching(facts)
     if not able:
         return {}
@@ -79,8 +80,8 @@ def _servers(facts: Facts, shards: Collection[int]) -> set[str]:
 
 
 class Lasting:
-    """Shards that were named at each update for `hold_ms`: a database that comes back is reached by some hosts before
-    others, and no shard is moved for that."""
+    """Shards that every update named for `hold_ms`: when a database returns, some hosts reach it before other hosts do,
+    and that must move no shard."""
 
     def __init__(self, hold_ms: int) -> None:
         self.hold_ms = hold_ms
@@ -94,16 +95,16 @@ class Lasting:
         return frozenset(shard for shard, since in self._since.items() if now_ms - since >= self.hold_ms)
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When the next shard has been named for long enough."""
+        """Return the time at which the next shard has been named for `hold_ms`."""
         return min((at for since in self._since.values() if (at := since + self.hold_ms) > now_ms), default=None)
 
 
-# ------------------------------------------------------------------------------------- what one host reports
+# ------------------------------------------------------------------------------------- reports of one host
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`unreachable` and `reached` are for the host's record. `probe`: connect to the database of this shard and give
+    """`unreachable` and `reached` go into the host's record. `probe`: connect to the database of this shard and pass
     the outcome to `Reach.probed`. `check`: served shards to confirm at their database."""
 
     unreachable: frozenset[int]
@@ -121,7 +122,7 @@ class _Probe:
 
 
 class Reach:
-    """Of one host. One probe a server and one at a time: a server that is silent takes a connect time-out."""
+    """The reports of one host. It probes one server at a time: a silent server takes a connect time-out."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -130,12 +131,13 @@ class Reach:
         self._under_way: _Probe | None = None
 
     def probed(self, *, ok: bool) -> None:
-        """The outcome of the probe that `decide` asked for."""
+        """Record the outcome of the probe that `decide` requested."""
         assert self._under_way is not None
         self._under_way.ok, self._under_way = ok, None
 
     def decide(self, facts: Facts, down: Collection[int], served: Collection[int], now_ms: int) -> Report:
-        """`down`: shards assigned here whose database does not answer. `served`: shards that this host serves."""
+        """Return the next report. `down`: shards assigned to this host whose database does not answer. `served`: shards
+        that this host serves."""
         self._down = {shard: self._down.get(shard, now_ms) for shard in down}
         noticed_ms = {shard: since + NOTICE_MS for shard, since in self._down.items()}
         own = frozenset(shard for shard, at_ms in noticed_ms.items() if at_ms <= now_ms)
@@ -152,8 +154,8 @@ class Reach:
         return Report(own.union(failed), frozenset(reached), probe, check, self._next_ms(noticed_ms, now_ms))
 
     def _learn(self, facts: Facts, own: frozenset[int], serving: set[str], now_ms: int) -> None:
-        """The work on this host's own shards is as good as a probe. A server that failed is probed until it answers,
-        also when its shards were moved away: else they would come back with the next balance."""
+        """Learn from the work on this host's own shards, which is as good as a probe. A failed server is probed until
+        it answers, also after its shards moved away: otherwise the next balancing would return them."""
         self._probes = {
             server: probe for server, probe in self._probes.items() if probe.ok is not False or server not in serving
         }
@@ -161,7 +163,8 @@ class Reach:
             self._probes[_server(facts, shard)] = _Probe(shard, now_ms, ok=False)
 
     def _suspects(self, facts: Facts, reported: frozenset[int], failing: set[str]) -> dict[str, int]:
-        """Servers to probe, with the shard to probe them by. Not those on which shards of this host fail already."""
+        """Return the servers to probe, each with a shard. Servers on which shards of this host fail already are left
+        out."""
         failed = {probe.shard for probe in self._probes.values() if probe.ok is False}
         found: dict[str, int] = {}
         for shard in sorted(reported.union(failed)):
@@ -188,6 +191,6 @@ class Reach:
 
     def _next_ms(self, noticed_ms: Mapping[int, int], now_ms: int) -> int | None:
         times = [at_ms for at_ms in noticed_ms.values() if at_ms > now_ms]
-        if self._under_way is None:  # else its outcome comes first
+        if self._under_way is None:  # otherwise its outcome comes first
             times += [probe.begun_ms + PROBE_MS for probe in self._probes.values()]
         return min(times, default=None)

@@ -1,4 +1,4 @@
-"""Where each shard is served, as one host sees it: a value, made anew whenever the facts change."""
+"""The routing of one host: the owner of each shard. A value, replaced at each change of the facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foqs.shardmgr.facts import Facts, ShardUse, Slots
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who serves a shard. `address` is host:port, `host` the id of the host. A new owner has a higher epoch."""
+    """The owner of a shard. `address` is host:port, `host` the id of the host. A new owner has a higher epoch."""
 
     address: str
     epoch: int
@@ -21,10 +21,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """`owners` by shard number, living ones only; `hosts`: the address of every living host, by id; `shards`: all that
-    there are, also those that are being moved and have no owner; `disabled`: those of them that nobody is to serve.
-    `slots`: which shard has which slot of deduplication keys. `version` names the content that clients are told (see
-    `fingerprint`)."""
+    """`owners` by shard number, living hosts only. `hosts`: the address of every living host, by id. `shards`: all
+    shards, also those that move and have no owner. `disabled`: the shards that no host may serve. `slots`: the shard of
+    each slot of deduplication keys. `version` identifies the content that clients see (see `fingerprint`)."""
 
     version: int = 0
     owners: Mapping[int, Route] = field(default_factory=dict)
@@ -37,20 +36,21 @@ class Routing:
         return self.owners.get(shard_of(item_id))
 
     def exists(self, item_id: int) -> bool:
-        """Whether there is a shard that may hold the item."""
+        """Return whether a shard exists that may hold the item."""
         return shard_of(item_id) in self.shards
 
 
 def make_routing(
     owners: Mapping[int, Route], hosts: Mapping[str, str], shards: Iterable[int] = (), slots: Slots | None = None
 ) -> Routing:
-    """A Routing with its version. `shards`: those that may have no owner."""
+    """Return a Routing with its version. `shards`: shards that may have no owner."""
     slots = slots or Slots()
     return Routing(fingerprint(owners, hosts, slots), owners, hosts, frozenset(owners).union(shards), slots)
 
 
 def routing_of(facts: Facts) -> Routing:
-    """An owner whose host is not there (its session ended, and not all of that is seen yet) does not count."""
+    """Return the routing of `facts`. An owner whose host is absent (its session ended, and not all of that is visible
+    yet) does not count."""
     hosts = {fact.id: fact.address for fact in facts.hosts.values()}
     owners = {
         shard: Route(owner.address, owner.epoch, owner.host)
@@ -62,7 +62,8 @@ def routing_of(facts: Facts) -> Routing:
 
 
 def fingerprint(owners: Mapping[int, Route], hosts: Mapping[str, str], slots: Slots) -> int:
-    """63 bits of what a client is told: equal on all hosts that see the same, different after any change."""
+    """Return 63 bits of the content that clients see: equal on all hosts with the same facts, different after any
+    change."""
     digest = blake2b(digest_size=8)
     for shard, route in sorted(owners.items()):
         digest.update(f"{shard} {route.epoch} {route.address}\n".encode())

@@ -1,4 +1,4 @@
-"""Which shard has the slots of deduplication keys (see `foqs.dedup`), and which is to have them."""
+"""The shards of the slots of deduplication keys (see `foqs.dedup`), and the plan for their moves."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from foqs.dedup import SLOTS
 from foqs.shardmgr.facts import Facts, ShardUse, SlotMove, Slots
 
 MOVES_AT_ONCE = 32
-"""Slots under way in a cluster: while one is, its keys wait."""
+"""Slots that move at a time in a cluster: the keys of a moving slot wait."""
 _UNEVEN = 0.1
-"""Slots move to even things out when a shard has more than another by this part of the mean, and by more than one."""
+"""A shard gives slots away if it has more than another by this fraction of the mean, and by more than one."""
 
 
 def bits_of(slots: Iterable[int], also: bytes = b"") -> bytes:
-    """A bit each, with those that are set in `also`."""
+    """Return a bit for each of `slots`, together with the bits of `also`."""
     made = bytearray(also.ljust(SLOTS // 8, b"\0"))
     for slot in slots:
         made[slot >> 3] |= 1 << (slot & 7)
@@ -33,7 +33,7 @@ def has(bits: bytes, slot: int) -> bool:
 
 
 def slots_of(shards: Mapping[int, bytes]) -> tuple[int, ...]:
-    """The shard of each slot, 0 where none has it. Of two that have the same, the one with the lower number counts."""
+    """Return the shard of each slot, 0 for none. If two shards have the same slot, the lower number counts."""
     found = [0] * SLOTS
     for shard, bits in sorted(shards.items(), reverse=True):
         if bits:
@@ -44,7 +44,7 @@ def slots_of(shards: Mapping[int, bytes]) -> tuple[int, ...]:
 
 
 def missing(shards: Mapping[int, bytes]) -> dict[int, list[int]]:
-    """The slots that no shard has, by the shard that is to have them."""
+    """Return the slots that no shard has, by the shard that should get them."""
     before = slots_of(shards)
     after = shared_out(before, shards.keys())
     given: dict[int, list[int]] = {}
@@ -57,8 +57,8 @@ def missing(shards: Mapping[int, bytes]) -> dict[int, list[int]]:
 def shared_out(
     slots: Sequence[int], shards: Collection[int], may_take: Collection[int] | None = None
 ) -> tuple[int, ...]:
-    """`slots` with each that none of `shards` has given to the one of `may_take` that has fewest; no other one moves,
-    for its keys would be forgotten. All of `shards` may take slots, unless it is said which."""
+    """Return `slots` with every free slot given to the shard of `may_take` with the fewest. No other slot moves,
+    because its keys would be forgotten. By default all of `shards` may take slots."""
     takers = sorted(shards if may_take is None else set(shards).intersection(may_take))
     made = [shard if shard in shards else 0 for shard in slots] or [0] * SLOTS
     if not takers:
@@ -73,9 +73,9 @@ def shared_out(
 
 
 def planned(facts: Facts, now_ms: int) -> Slots:
-    """The record as it should be; the one there is when nothing is to be changed. A slot that no shard has is given to
-    one that takes items. One of a shard that is draining moves, and so do some of the fullest to the emptiest; its rows
-    move along. A move to a shard that takes no items any more is called off."""
+    """Return the record as it should be; the current one if nothing should change. A free slot goes to a shard that
+    takes items. Slots of draining shards move, and so do some of the fullest shard to the emptiest; their rows move
+    with them. A move to a shard that no longer takes items is cancelled."""
     slots, there = facts.slots, facts.shards
     taking = {shard for shard, fact in there.items() if fact.use is ShardUse.ENABLED}
     moves = {slot: move for slot, move in slots.moves.items() if move.to in taking}
@@ -95,7 +95,7 @@ def planned(facts: Facts, now_ms: int) -> Slots:
 def _to_move(
     shards: Sequence[int], moves: Mapping[int, SlotMove], taking: Collection[int], emptying: Collection[int]
 ) -> Iterable[tuple[int, int]]:
-    """Slots that are to begin to move, and where to."""
+    """Yield slots whose move should begin, with their target."""
     staying: dict[int, list[int]] = {shard: [] for shard in (*taking, *emptying)}
     for slot, shard in enumerate(shards):
         if slot not in moves and shard in staying:
@@ -119,7 +119,8 @@ def _to_move(
 
 
 def arrived(slots: Slots, moved: Mapping[int, SlotMove], now_ms: int) -> Slots:
-    """The record when the rows of `moved` are where they were to go; what is not to move so any more stays."""
+    """Return the record after the rows of `moved` have arrived; a move that has been cancelled or replaced changes
+    nothing."""
     done = {slot: move for slot, move in moved.items() if slots.moves.get(slot) == move}
     if not done:
         return slots

@@ -1,4 +1,4 @@
-"""A cluster's facts as an operator reads them: a row a host, a row a shard. URLs stay out of it."""
+"""A cluster's facts for an operator: one row for each host and each shard, without URLs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from foqs.shardmgr.reach import unreachable
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """What a host said of itself: its version of foqs, and of each shard that it serves, rows changed a second and
-    items in any state."""
+    """A host's answer: its version of foqs, and for each shard that it serves the rows changed a second and the items
+    in any state."""
 
     version: str
     rows_per_s: Mapping[int, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Columns of a Spark schema, matched with those that foqs knows. Names are matched in any case, as Spark's are."""
+"""Columns of a Spark schema, matched with the columns of foqs. Names match in any case, as in Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def columns_of(schema: Any) -> list[tuple[str, str]]:
 
 
 def problems(found: Iterable[tuple[str, str]], known: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """What is wrong with the names and types `found`. `known`: by name, the types that it may have."""
+    """Return the errors in the names and types `found`. `known` has the allowed types by name."""
     wrong = []
     seen = set()
     for name, kind in found:
@@ -30,7 +30,7 @@ def problems(found: Iterable[tuple[str, str]], known: Mapping[str, tuple[str, ..
 
 
 def read_as(schema: Any, known: Mapping[str, str]) -> list[str]:
-    """Our name of each column of a user's schema for a reader, in its order. Raises Invalid."""
+    """Return the foqs name of each column of a reader's schema, in its order. Raises Invalid."""
     found = columns_of(schema)
     if wrong := problems(found, {name: (kind,) for name, kind in known.items()}):
         hint = "; cast it in the query (CAST(payload AS STRING))" if any(", not " in one for one in wrong) else ""

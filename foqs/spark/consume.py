@@ -1,24 +1,25 @@
 """The stream of the format "foqs": consumes topics of a namespace, a leased batch at a time.
 
-What is promised:
+Promises:
 
-- A batch is acked when it has reached its sink: at the next trigger, when Spark asks for what comes next.
-- A run with Trigger.AvailableNow acks all it took, and ends when no host has anything ready (or gives nothing of it
-  for `timeoutMs`), or when a whole batch became ready after the run began: that one is given back. (Before PySpark 4.2
-  it takes one batch, which the next run acks.)
-- A batch that failed, or whose query was stopped, is given again with exactly the same rows when the query starts from
-  its checkpoint: they are kept in `stateDir`. So the sink gets every item at least once, and exactly once where it
-  knows a batch by its number.
-- The leases are extended as long as the driver's reader lives, and at once when it starts again. When they run out
-  before that (`leaseMs` after the reader died), other consumers may get the items too: their acks are then refused as
-  stale, which is counted and logged. The last batch of a query that was stopped in the moment between its end and the
-  next trigger is acked when the query starts again; not before.
-- At-most-once items are gone when their lease ends: a reader that dies between getting and writing down a batch loses
-  those in it. Spark may run their batch again, so the sink may see them twice unless it knows a batch by its number.
-- When the query begins with a new checkpoint over an old `stateDir`, it goes on behind what is known to have reached
-  the sink. A checkpoint and a `stateDir` that are not of one query are refused.
+- A batch is acked when its sink has it: at the next trigger, when Spark asks for the next batch.
+- A run with Trigger.AvailableNow acks all items that it leased. It ends when no host has ready items, when the query
+  could not lease ready items for `timeoutMs`, or when all items of a batch became ready after the run began; it returns
+  that batch. (Before PySpark 4.2 a run takes one batch, which the next run acks.)
+- If a batch failed or its query was stopped, the query gets exactly the same rows when it starts from its checkpoint:
+  `stateDir` has them. So the sink gets every item at least once, and exactly once if it identifies a batch by its
+  number.
+- The driver's reader extends the leases while it runs, and at once when it starts again. If they run out before that
+  (`leaseMs` after the reader died), other consumers may get the items too. The service then refuses the acks as stale;
+  the reader counts and logs them. If a query stops between the end of a batch and the next trigger, it acks that batch
+  when it starts again.
+- At-most-once items are gone when their lease ends: a reader that dies before it has written a batch to disk loses the
+  items in it. Spark may run a batch again, so the sink may see such items twice unless it identifies a batch by its
+  number.
+- A query with a new checkpoint and an old `stateDir` continues after the last batch that is known to have reached the
+  sink. A checkpoint and a `stateDir` of different queries are refused.
 
-Not for asynchronous progress tracking of Spark: with it, an offset is named before it is safely written.
+Spark's asynchronous progress tracking is not supported: with it, Spark names an offset before it has stored it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ COLUMNS = {
     "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
     "enqueued_at": "timestamp", "delivery": "string",
 }  # fmt: skip
-"""Names and types, as Spark spells them, in the order of `_row`. `metadata` and `headers` may be null; `delivery` is
+"""Names and types in Spark's spelling, in the order of `_row`. `metadata` and `headers` may be null; `delivery` is
 AT_LEAST_ONCE or AT_MOST_ONCE."""
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
@@ -60,7 +61,7 @@ _SEQ = "seq"
 
 
 class ConsumePartition(InputPartition):
-    """The rows themselves: whoever reads it, and however often, gets the same, on any machine."""
+    """A part of a batch with its rows. Every read returns the same rows, on any machine."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
@@ -68,11 +69,12 @@ class ConsumePartition(InputPartition):
 
 
 class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Offsets are `{"seq": n}`: the batches 1 to n. Everything but `read` is called in the driver's reader process."""
+    """Stream reader whose offsets are `{"seq": n}`: the batches 1 to n. The driver's reader process calls all methods
+    except `read`."""
 
     def __init__(self, options: Mapping[str, str], schema: Any) -> None:
-        """`schema`: a StructType of any of the columns, in any order. Raises Invalid. Connects to nothing yet: it is
-        pickled for the tasks."""
+        """Connect to nothing: Spark pickles the reader for the tasks. `schema` is a StructType of any of the columns,
+        in any order. Raises Invalid."""
         self._options = ConsumeOptions.parse(options)
         at = {name: place for place, name in enumerate(COLUMNS)}
         self._places = [at[name] for name in read_as(schema, COLUMNS)]
@@ -87,8 +89,8 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def prepareForTriggerAvailableNow(self) -> None:
         self._driver.only_what_is_there()
 
-    # Without parameters before PySpark 4.2. The bound of the options holds for a limit of Spark's as well: "all there
-    # is" could not be leased at once.
+    # PySpark before 4.2 passes no arguments. The option's bound also applies to a limit of Spark: a batch of "all that
+    # exists" could not be leased at once.
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
         max_rows = getattr(limit, "max_rows", self._options.max_items_per_batch)
         return {_SEQ: self._driver.latest(None if start is None else start[_SEQ], max_rows)}

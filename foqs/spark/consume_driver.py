@@ -1,4 +1,5 @@
-"""The driver's part of a consuming stream: leases batches, keeps them leased, and acks what reached its sink."""
+"""The driver's part of a consuming stream: leases batches, extends their leases, and acks batches that reached their
+sink."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from time import monotonic, sleep
 from typing import Protocol
 
 from foqs.client.client import Client
+from foqs.client.held import Held
 from foqs.client.items import Item
-from foqs.client.leases import EXTEND_AFTER, Held, Leases
+from foqs.client.leases import EXTEND_AFTER, Leases
 from foqs.client.worker import shares
 from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.spark.consume_folder import StateFolder
@@ -22,7 +24,7 @@ from foqs.spark.consume_state import only_new, without_body
 log = logging.getLogger("foqs.spark")
 
 UNSETTLED_BATCHES = 4
-"""With so many batches whose acks the service could not take, nothing more is leased."""
+"""Batches with unsettled acks at which the driver leases no more items."""
 _PASSES = 8
 _AVAILABLE_NOW_WAIT_MS = 500
 _ACK_AGAIN_AFTER = 1 / 10
@@ -31,7 +33,7 @@ _NOW_IMPOSSIBLE = (Overloaded, Unavailable, OutcomeUnknown)
 
 
 class ConsumeSettings(Protocol):
-    """What a consumer is told; see `ConsumeOptions`."""
+    """Settings of a consumer; see `ConsumeOptions`."""
 
     namespace: str
     state_dir: str
@@ -47,8 +49,8 @@ class ConsumeSettings(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """Of items. `stale`: somebody else has the item by now, so it is delivered twice. `gone`: acked before, deleted, or
-    an at-most-once item whose lease had ended."""
+    """Counts of items. `stale`: another consumer has the item by now, so it is delivered twice. `gone`: acked before,
+    deleted, or an at-most-once item whose lease had ended."""
 
     leased: int = 0
     acked: int = 0
@@ -57,9 +59,10 @@ class Counts:
 
 
 class Consumer:
-    """One thread at a time. Every method opens the folder first: see `StateFolder.open` for what that raises.
+    """Leases, keeps and acks the batches of one query, called by one thread at a time.
 
-    At most one batch is leased that Spark has not committed, and `UNSETTLED_BATCHES` that wait for their acks.
+    Every method opens the folder first, and raises the errors of `StateFolder.open`. At most one leased batch is not
+    yet committed by Spark, and at most `UNSETTLED_BATCHES` wait for their acks.
     """
 
     def __init__(self, client: Client, settings: ConsumeSettings) -> None:
@@ -71,7 +74,7 @@ class Consumer:
         self._leases = Leases(client, settings.lease_ms, bound)
         self._held: dict[int, list[Held]] = {}
         self._opened = False
-        self._answered = False  # whether the service ever did
+        self._answered = False  # True after the first answer of the service
         self._turn = 0
         self._ack_again_at = 0.0
         self._planned = 0
@@ -81,25 +84,25 @@ class Consumer:
         self._ended = False
 
     def first(self) -> int:
-        """Where a query without a checkpoint begins: behind the last batch that is known to have reached its sink.
-        What was leased after it is given again."""
+        """Return the start of a query without a checkpoint: the last batch that is known to have reached its sink.
+        Later leased batches are delivered again."""
         self._open()
         return self._folder.ledger.committed
 
     def only_what_is_there(self) -> None:
-        """From now on `latest` comes to an end: when no host has anything ready, or only what became ready after the
-        first items were leased; or when what is ready is not to be had for `timeout_ms`."""
+        """Make `latest` end: when no host has ready items, when all items of a batch became ready after the first
+        lease, or when the query could not lease ready items for `timeout_ms`."""
         self._ends_when_empty = True
 
     def latest(self, start: int | None, max_items: int) -> int:
-        """Acks everything up to `start`, then leases the next batch. Without `start`: up to the batch that ran last.
+        """Ack everything up to `start`, then lease the next batch. Without `start`, ack up to the batch that ran last.
 
-        The number of that batch, or `start` when there is none. A batch that is in the folder and was not planned is
-        given again under its number. Raises FoqsError when the service refuses, when it never answered, and under
-        `only_what_is_there` whenever it does not answer; else that is waited for.
+        Return the number of the new batch, or `start` if there is none. A batch that is in the folder and was not
+        planned is returned again under its number. Raises FoqsError if the service refuses, if it never answered, and
+        in the mode `only_what_is_there` at the first missing answer; otherwise a missing answer means no items now.
         """
         self._open()
-        # Before PySpark 4.2 Spark does not say where it is. It asks for more when the batch that ran is done.
+        # Before PySpark 4.2 Spark passes no start offset. It asks for more when the batch that ran is done.
         known = max(self._folder.ledger.committed, self._ran) if start is None else start
         self._folder.commit(known)
         self._settle()
@@ -127,13 +130,14 @@ class Consumer:
         return position + 1
 
     def batch(self, start: int, end: int) -> list[Item]:
-        """The items of the batches behind `start` up to `end`: always the same. Acks everything up to `start`.
+        """Ack everything up to `start`. Return the items of the batches after `start` up to `end`: the same at every
+        call.
 
-        Raises Invalid when they are not in the folder, or damaged.
+        Raises Invalid if the folder lacks them, or if they are damaged.
         """
         self._open()
         self._planned = max(self._planned, end)
-        # Spark names the last offset that it planned by an empty range: that one may not have reached its sink.
+        # An empty range is the last offset that Spark planned: its batch may not have reached the sink.
         if start == end:
             return []
         self._folder.commit(start)
@@ -143,15 +147,15 @@ class Consumer:
         return items
 
     def committed(self, end: int) -> None:
-        """Everything up to `end` has reached its sink."""
+        """Commit everything up to `end`: it has reached its sink."""
         self._open()
         if end > self._folder.ledger.committed:
             self._folder.commit(end)
         self._settle()
 
     def close(self) -> None:
-        """Acks nothing: whether the last batch reached its sink is not known. Its leases run out, unless the query
-        begins again before."""
+        """Stop without acks: the last batch may not have reached its sink. Its leases run out unless the query starts
+        again before."""
         self._leases.abandon()
         self._client.close()
         self._folder.close()
@@ -180,7 +184,7 @@ class Consumer:
         except BaseException:
             self._leases.remove(self._held.pop(seq))
             with suppress(FoqsError, OSError):
-                self._folder.remove(seq)  # first: it may be in its place, and would be given again
+                self._folder.remove(seq)  # counted first: the file may exist already, and would be delivered again
                 self._client.release_many(items)
             raise
         self.counts.leased += len(items)
@@ -192,7 +196,7 @@ class Consumer:
         return only_new(items, int(self._began_ms))
 
     def _take(self, count: int) -> list[Item]:
-        """One answer is what one host has; more are asked for until the batch is full."""
+        """Lease items until the batch is full; one answer has the items of one host only."""
         items: list[Item] = []
         wait_ms = self._settings.wait_ms
         if self._ends_when_empty:
@@ -201,7 +205,7 @@ class Consumer:
         timeout_ms = None
         until = inf
         for _ in range(_PASSES):
-            if items:  # nobody extends them yet
+            if items:  # nothing extends these leases yet
                 until = min(until, monotonic() + self._settings.lease_ms / 1000 * EXTEND_AFTER)
                 timeout_ms = min(self._settings.timeout_ms, int((until - monotonic()) * 1000))
                 if timeout_ms <= 0:
@@ -210,7 +214,7 @@ class Consumer:
                 more = self._dequeue(count - len(items), left_bytes, 0 if items else wait_ms, timeout_ms)
             except FoqsError as error:
                 if items:
-                    break  # they are leased: the batch must not be lost for want of more
+                    break  # the items are leased, so a failure to get more must not lose the batch
                 if self._ends_when_empty or not self._answered or not isinstance(error, _NOW_IMPOSSIBLE):
                     raise
                 log.warning("no items now: %s", error.message)
@@ -223,8 +227,8 @@ class Consumer:
         return items
 
     def _take_what_is_ready(self, count: int) -> list[Item]:
-        """An answer with nothing is no end: another host may have something of which the one that was asked was not
-        told yet, or a shard's database may have been slow, or the turn was another topic's."""
+        """Return whether the topics are empty. One empty answer proves nothing: its host may not know yet that another
+        host has ready items, a shard's database may have been slow, or another topic had its turn."""
         deadline = monotonic() + self._settings.timeout_ms / 1000
         while self._something_ready():
             items = self._take(count)
@@ -232,15 +236,16 @@ class Consumer:
                 return items
             if monotonic() >= deadline:
                 log.warning(
-                    "something is ready, and %d ms brought nothing of it: left alone", self._settings.timeout_ms
+                    "the topics have ready items, but none could be leased within %d ms: the run ends without them",
+                    self._settings.timeout_ms,
                 )
                 break
-            sleep(_LOOK_AGAIN_S)  # a host that is stopping does not let anybody wait
+            sleep(_LOOK_AGAIN_S)  # a stopping host ends waits at once
         return []
 
     def _something_ready(self) -> bool:
         topics = set(self._settings.topics)
-        last = max(topics)  # they come in order
+        last = max(topics)  # in priority order
         active = takewhile(lambda topic: topic <= last, (found.topic for found in self._client.active_topics()))
         return any(topic in topics for topic in active)
 
@@ -255,7 +260,8 @@ class Consumer:
         )
 
     def _settle(self) -> None:
-        """Acks what reached its sink. What the service cannot take now is tried again at a later call."""
+        """Ack the batches that reached their sink. Acks that the service cannot take now are repeated at a later
+        call."""
         if monotonic() < self._ack_again_at:
             return
         self._ack_again_at = 0.0
@@ -279,7 +285,7 @@ class Consumer:
                 self._folder.remove(seq)
 
     def _count(self, outcomes: Sequence[FoqsError | None]) -> FoqsError | None:
-        """An error that will not pass by itself, if there is one."""
+        """Return an error that a retry cannot solve, if there is one."""
         refused = None
         stale = 0
         for error in outcomes:
@@ -293,7 +299,7 @@ class Consumer:
                 refused = error
         if stale:
             self.counts.stale += stale
-            log.warning("%d items were delivered to somebody else as well: their leases had run out", stale)
+            log.warning("%d items were also delivered to another consumer: their leases had expired", stale)
         return refused
 
 

@@ -1,4 +1,5 @@
-"""The folder in which a consuming stream keeps its batches: one process at a time, and no file is ever half written."""
+"""The folder with the batches of a consuming stream. One process uses it at a time, and every file is replaced as a
+whole."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _SUFFIX = ".batch"
 
 
 class StateFolder:
-    """`lock`, `state`, and `<number>.batch` for each batch of the ledger. Everything raises OSError as well."""
+    """Files: `lock`, `state`, and `<number>.batch` for each batch of the ledger. Every method may also raise
+    OSError."""
 
     def __init__(self, path: str, namespace: str) -> None:
         self.path = Path(path)
@@ -26,8 +28,8 @@ class StateFolder:
         self.ledger = Ledger()
 
     def open(self, wait_s: float) -> None:
-        """Makes the folder where there is none. Raises Unavailable when another process has it for longer than
-        `wait_s`, Invalid when it is of another namespace or damaged."""
+        """Create the folder if it is missing. Raises Unavailable if another process holds it for longer than `wait_s`,
+        and Invalid if it belongs to another namespace or is damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._take_lock(monotonic() + wait_s)
         try:
@@ -61,7 +63,7 @@ class StateFolder:
             raise Invalid(f"{path}: {error.message}") from None
 
     def remove(self, seq: int) -> None:
-        """The acks of this batch are settled."""
+        """Remove the batch: its acks are settled."""
         (self.path / f"{seq}{_SUFFIX}").unlink(missing_ok=True)
         self.ledger = self.ledger.settled(seq)
 
@@ -89,7 +91,7 @@ class StateFolder:
             committed = read_state(state.read_bytes(), self._namespace)
         except FileNotFoundError:
             committed = 0
-            # Written before the first batch: so the folder always says whose it is.
+            # Written before the first batch, so the folder always names its namespace.
             self._write("state", state_text(0, self._namespace))
         except Invalid as error:
             raise Invalid(f"{state}: {error.message}") from None
@@ -97,7 +99,7 @@ class StateFolder:
         return Ledger(committed, tuple(sorted(int(name) for name in names if name.isdecimal())))
 
     def _write(self, name: str, text: bytes) -> None:
-        """Whoever reads later, even after a power cut, finds the old file or the new one."""
+        """Replace the file atomically: a later reader finds the old file or the new one, also after a power cut."""
         temporary = self.path / f"{name}.tmp"
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text)

@@ -16,20 +16,20 @@ _LIMITS = Limits()
 
 class ConsumeOptions(Options):
     """endpoints        `host:port`, several with commas
-    namespace           whose items
+    namespace           namespace of the items
     topic               one topic, or several with commas; each gets its share of a batch
-    state_dir           absolute path of a folder that this query keeps as long as its checkpoint, one for each query.
-                        On a disk of the driver's machine, or a shared one where the driver may move; only the driver
-                        reads it. It holds bodies of items: as private as they are
-    token               credential, where the service asks for one, or `@path` of a file (of the driver's machine)
-    tls                 as the client's: `on`, or `ca_file=...,cert_file=...,key_file=...,server_name=...`
-    lease_ms            how long the items are leased, 100 ms to 12 h; extended at a third of it
+    state_dir           absolute path of a folder for this query only; keep it while the checkpoint exists. On a disk
+                        of the driver's machine, or on a shared one if the driver may move; only the driver reads it.
+                        It contains bodies of items, so protect it like them
+    token               credential, if the service requires one, or `@path` of a file (on the driver's machine)
+    tls                 as for the client: `on`, or `ca_file=...,cert_file=...,key_file=...,server_name=...`
+    lease_ms            lease time of the items, 100 ms to 12 h; extended after a third of it
     max_items_per_batch 1 to 10,000
-    max_bytes_per_batch payloads, metadata and headers; what goes beyond is at most one item. The rows travel inside the
-                        partitions, so the driver holds a batch a few times over while it is planned
-    partitions          tasks to which a batch is given, 1 to 1,000
-    wait_ms             how long a trigger waits for a first item, 0 to 60,000; stopping the query waits as long
-    timeout_ms          for each call of the service, 1 to 600,000
+    max_bytes_per_batch bytes of payloads, metadata and headers; the last item may exceed the bound. The partitions
+                        contain the rows, so the driver holds a few copies of a batch while Spark plans it
+    partitions          tasks that share a batch, 1 to 1,000
+    wait_ms             longest wait of a trigger for a first item, 0 to 60,000; stopping the query waits for it too
+    timeout_ms          time-out of each call of the service, 1 to 600,000
     """
 
     endpoints: str
@@ -73,7 +73,9 @@ class ConsumeOptions(Options):
     @classmethod
     def _folder(cls, given: str) -> str:
         if not Path(given).is_absolute():
-            raise ValueError("is no absolute path of a folder (and no URL: it is not Spark that writes it)")
+            raise ValueError(
+                "is not an absolute path of a folder (the driver writes to it without Spark, so a URL does not work)"
+            )
         return given
 
     @property

@@ -1,8 +1,7 @@
-"""What a consuming stream remembers of its batches, and what follows from an offset that Spark names: pure decisions.
+"""The batches of a consuming stream, and the consequences of an offset that Spark names. Pure decisions.
 
-Batches are numbered from 1. The offset n stands for "the batches 1 to n". A batch is in the ledger from the moment its
-items were leased until their acks are settled; the ones up to `committed` have reached their sink, so they are only
-waiting for their acks.
+Batches are numbered from 1. The offset n means "the batches 1 to n". A batch is in the ledger from the lease of its
+items until its acks are settled. Batches up to `committed` have reached their sink and only wait for their acks.
 """
 
 from __future__ import annotations
@@ -19,23 +18,26 @@ from foqs.client.items import Item
 from foqs.errors import Invalid
 
 _FORMAT = 1
-_NEW_START = "start with a new checkpointLocation and a new stateDir; what is leased comes back when its leases end"
+_NEW_START = (
+    "start with a new checkpointLocation and a new stateDir; leased items are delivered again when their leases end"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`batches`: the numbers that there are files of, in order."""
+    """Numbers of the batches that have files, in `batches`, ascending."""
 
     committed: int = 0
     batches: tuple[int, ...] = ()
 
     @property
     def unsettled(self) -> tuple[int, ...]:
-        """The batches that reached their sink and are to be acked."""
+        """The batches that reached their sink and wait for their acks."""
         return tuple(seq for seq in self.batches if seq <= self.committed)
 
     def commit(self, seq: int) -> Ledger:
-        """Everything up to `seq` has reached its sink. Raises Invalid when that cannot be of this ledger."""
+        """Commit everything up to `seq`: it has reached its sink. Raises Invalid if that cannot be an offset of this
+        ledger."""
         if seq < self.committed:
             raise Invalid(
                 f"the checkpoint is at batch {seq} and stateDir at batch {self.committed}: they are not of one query, "
@@ -45,7 +47,7 @@ class Ledger:
         return replace(self, committed=seq)
 
     def wanted(self, start: int, end: int) -> range:
-        """The batches behind `start` up to `end`. Raises Invalid when one of them is not there."""
+        """Return the batches after `start` up to `end`. Raises Invalid if one of them is missing."""
         self._all_there(start, end)
         return range(start + 1, end + 1)
 
@@ -60,12 +62,12 @@ class Ledger:
         if missing:
             raise Invalid(
                 f"the checkpoint is at batch {end}, and batch {min(missing)} is not in stateDir: "
-                f"it is not the one of this query; {_NEW_START}"
+                f"it belongs to another query; {_NEW_START}"
             )
 
 
 def split(rows: Sequence[Any], parts: int) -> list[Sequence[Any]]:
-    """At most `parts` runs of nearly the same length, none empty.
+    """Split into at most `parts` runs of nearly the same length, none empty.
 
     >>> split([1, 2, 3], 2)
     [[1, 2], [3]]
@@ -76,7 +78,7 @@ def split(rows: Sequence[Any], parts: int) -> list[Sequence[Any]]:
 
 
 def only_new(items: Sequence[Item], since_ms: int) -> bool:
-    """Whether all items became ready later than at `since_ms` (Unix epoch of the server's clock)."""
+    """Return whether all items became ready after `since_ms` (Unix epoch, by the server's clock)."""
     return all(max(item.enqueued_at_ms, item.deliver_after_ms) > since_ms for item in items)
 
 
@@ -85,7 +87,8 @@ def state_text(committed: int, namespace: str) -> bytes:
 
 
 def read_state(text: bytes, namespace: str) -> int:
-    """The number of the last committed batch. Raises Invalid when it is of another namespace, or damaged."""
+    """Return the number of the last committed batch. Raises Invalid if the text belongs to another namespace or is
+    damaged."""
     state = _opened(text)
     if state["namespace"] != namespace:
         raise Invalid(f"stateDir is that of a query over the namespace {state['namespace']!r}, not {namespace!r}")
@@ -97,7 +100,7 @@ def batch_text(seq: int, items: Sequence[Item]) -> bytes:
 
 
 def read_batch(text: bytes, seq: int) -> list[Item]:
-    """The items with their leases. Raises Invalid when the text is damaged, or of another batch."""
+    """Return the items with their leases. Raises Invalid if the text is damaged or belongs to another batch."""
     batch = _opened(text)
     if batch["seq"] != seq:
         raise Invalid(f"it holds batch {batch['seq']}")
@@ -105,7 +108,7 @@ def read_batch(text: bytes, seq: int) -> list[Item]:
 
 
 def without_body(item: Item) -> Item:
-    """What is kept in memory of an item whose lease is held."""
+    """The part of a leased item that stays in memory."""
     return Item(id=item.id, lease=item.lease, attempt=item.attempt, topic=item.topic, priority=item.priority)
 
 

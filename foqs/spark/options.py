@@ -1,6 +1,6 @@
-"""The options of a reader or writer: typed, checked as a whole, and named in error messages.
+"""The options of a reader or writer: typed, validated together, and named in error messages.
 
-Spark passes options as text, with names of any case, and adds names of its own.
+Spark passes options as text, with names in any case, and adds its own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _OF_SPARK = frozenset(
         "is_managed_location", "serialization.format", "transient_lastddltime",
     }
 )  # fmt: skip
-"""Names that Spark and its catalogs add."""
+"""Options that Spark and its catalogs add."""
 _OF_SPARK_PREFIXES = ("spark.", "view.")
 _OF_TABLE = "option."
-"""Begins the options among the properties of a table of a catalog. The other properties are the catalog's."""
+"""Prefix of the options among the properties of a catalog's table. The other properties belong to the catalog."""
 _NONE_GIVEN = (
     ". Spark gave no option: it does not pass on those of CREATE TABLE. Use CREATE TEMPORARY VIEW name USING foqs "
     "OPTIONS (...), or name the options in each statement: INSERT INTO name WITH ('endpoints' = '...', ...) VALUES ..."
@@ -30,7 +30,7 @@ _NONE_GIVEN = (
 
 
 def of_user(given: Mapping[str, str]) -> dict[str, str]:
-    """The options that a user gave, without what Spark adds."""
+    """Return the user's options without those that Spark adds."""
     of_table = {name[len(_OF_TABLE) :]: text for name, text in given.items() if name.lower().startswith(_OF_TABLE)}
     found = of_table or given
     return {
@@ -41,13 +41,13 @@ def of_user(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class Options(BaseModel):
-    """What each kind of reader or writer takes is a class over this one; a field `max_rows` is the option `maxRows`."""
+    """Base of the options of each reader and writer; a field `max_rows` is the option `maxRows`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Raises Invalid, which names every option that is unknown, missing or wrong."""
+        """Validate the options. Raises Invalid, which names every option that is unknown, missing or wrong."""
         known = {alias.lower(): alias for alias in cls.names()}
         named = {known.get(name.lower(), name): text for name, text in of_user(given).items()}
         try:

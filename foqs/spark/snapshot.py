@@ -1,4 +1,4 @@
-"""A snapshot of what is queued, as Spark reads it: planned on the driver, read from the databases by the tasks."""
+"""A snapshot of all queued items, as Spark reads it: planned on the driver, read from the databases by the tasks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class _Partition(InputPartition):
 
 
 def schema(options: Mapping[str, str]) -> str:
-    """All columns, as DDL. Raises Invalid."""
+    """Return all columns, as DDL. Raises Invalid."""
     found = columns.COLUMNS | (columns.BODY_COLUMNS if SnapshotOptions.parse(options).payloads else {})
     return ", ".join(f"{name} {kind}{'' if name in columns.NULLABLE else ' NOT NULL'}" for name, kind in found.items())
 
 
 class SnapshotReader(DataSourceReader):
-    """Takes over no filters (`pushFilters`), the options do instead: Spark 4.3 keeps the reader that took them over for
-    the whole DataFrame, and its next query, with other filters or none, would find the first one's rows only."""
+    """Reader without pushed filters (`pushFilters`); the options replace them. Spark 4.3 uses the reader that accepted
+    filters for the whole DataFrame, so its next query, with different filters, would get the rows of the first query
+    only."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Raises Invalid for options and columns."""
+        """Plan the read. Raises Invalid for wrong options and columns."""
         self._options = SnapshotOptions.parse(options)
         names = read_as(schema, columns.COLUMNS | columns.BODY_COLUMNS)
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -44,9 +45,9 @@ class SnapshotReader(DataSourceReader):
         return [_Partition(piece) for piece in pieces(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Of the one without a value, which Spark makes when there is none, nothing."""
+        """Read one partition. The partition without a value, which Spark makes if there is none, has no rows."""
         if partition.value is None:
             return iter(())
         batches = read(partition.value, self._ours, self._options.wanted, self._options.page_rows)
-        # Spark compares the names, with their case.
+        # Spark compares the names case-sensitively.
         return (pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) for batch in batches)

@@ -1,6 +1,6 @@
 """The columns of a snapshot, and the SQL that reads them. Pure.
 
-State is told by `timer` alone: an item has a row either there or in `ready`.
+Table `timer` alone determines the state: an item has a row either there or in `ready`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from foqs.spark.snapshot_wanted import STATES, Wanted
 from foqs.store.dialect import Dialect
-from foqs.store.schema import LANE_OF_NAMES, TIMER_OF_ITEM
+from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
 
 COLUMNS = {
     "id": "bigint", "shard": "int", "namespace": "string", "topic": "string", "state": "string", "priority": "int",
@@ -17,7 +17,7 @@ COLUMNS = {
     "lease_expires_at": "timestamp", "attempt": "int", "delivery": "string", "lease_ms": "bigint", "bytes": "int",
     "payload_bytes": "int",
 }  # fmt: skip
-"""Names and types, as Spark spells them, in order."""
+"""Names and types in Spark's spelling, in order."""
 BODY_COLUMNS = {"payload": "binary", "metadata": "binary", "headers": "map<string,string>"}
 NULLABLE = frozenset({"expires_at", "lease_expires_at", "lease_ms", "metadata", "headers"})
 
@@ -41,15 +41,15 @@ _NUMBERS = {
 _NEEDS = {
     "shard": (), "namespace": ("lane",), "topic": ("lane",), "payload": ("payload_bytes",),
     "metadata": ("metadata_bytes",), "headers": ("headers_bytes",),
-    # The rows' own `bytes` are older than metadata that a nack has replaced.
+    # The column `bytes` of a row is older than metadata that a nack has replaced.
     "bytes": ("payload_bytes", "metadata_bytes", "headers_bytes"),
 }  # fmt: skip
 NUMBER_CHARACTERS = 21
-"""Of the longest number, with what parts it from the next."""
+"""Bytes of the longest number with its separator."""
 
 
 def numbers_of(columns: Iterable[str]) -> list[str]:
-    """The numbers that are read for `columns`; never none."""
+    """Return the numbers to read for `columns`; never none."""
     needed = {number for column in columns for number in _NEEDS.get(column, (column,))} | {"id"}
     return [name for name in _NUMBERS if name in needed]
 
@@ -59,7 +59,7 @@ def blobs_of(columns: Iterable[str]) -> list[str]:
 
 
 def lanes(dialect: Dialect, wanted: Wanted) -> str:
-    """Number, namespace and topic of each lane that is wanted."""
+    """Return the SQL for number, namespace and topic of each wanted lane."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
     given = " AND ".join(f"{column} = x'{_utf8(name).hex()}'" for column, name in names if name is not None)
     table = dialect.forced("lane", index=LANE_OF_NAMES) if wanted.namespace is not None else "lane"
@@ -67,8 +67,9 @@ def lanes(dialect: Dialect, wanted: Wanted) -> str:
 
 
 def page_end(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence[str], wanted: Wanted) -> str:
-    """The last id of the next page of all items (or of all in `timer`, when no others are asked for), how many it has,
-    and the bytes of their `blobs`. One row; but without blobs none for the last page, if it is shorter."""
+    """Return the SQL for the end of the next page: its last id, its number of items, and the bytes of their `blobs`.
+    The page is of all items, or of all rows of `timer` if only those are wanted. The answer has one row; without blobs
+    it has none for the last page if that is shorter."""
     key, tables = _from(dialect, wanted, bodies=bool(blobs))
     ids = f"FROM {tables} WHERE {key} > {after:d} AND {key} <= {high:d} ORDER BY {key} LIMIT"
     if not blobs:
@@ -81,9 +82,10 @@ def page_end(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence
 
 
 def page(dialect: Dialect, numbers: Sequence[str], blobs: Sequence[str], wanted: Wanted, *, packed: bool) -> str:
-    """One row an item, numbers first; packed: one row of all, the numbers as lines of text, each blob as one string.
+    """Return the SQL for a page: one row for each item, numbers first. Packed, it is one row for all items: the numbers
+    as lines of text, each blob as one string.
 
-    `{0}`, `{1}` and `{2}` are to be filled with the id before the page, its last id, and more conditions.
+    Fill `{0}`, `{1}` and `{2}` with the id before the page, its last id, and further conditions.
     """
     expressions = [_NUMBERS[number] for number in numbers]
     if packed:
@@ -100,13 +102,14 @@ def page(dialect: Dialect, numbers: Sequence[str], blobs: Sequence[str], wanted:
     if key == "i.id" and (wanted.state or {"state", "lease_expires_at", "attempt"} & set(numbers)):
         tables += f" LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id"
     state = f" AND {_STATE} = {STATES.index(wanted.state)}" if wanted.state is not None else ""
-    # MySQL would begin at `timer` when a condition needs a row there, and read all of it.
+    # MySQL would start with `timer` if a condition needs a row there, and read all of it.
     order = f"{dialect.ordered_join} " if dialect.one_packet else ""
     return f"SELECT {order}{', '.join(selected)} FROM {tables} WHERE {key} > {{0:d}} AND {key} <= {{1:d}}{state}{{2}}"
 
 
 def _from(dialect: Dialect, wanted: Wanted, *, bodies: bool) -> tuple[str, str]:
-    """The column that pages follow, and the tables that it needs: `timer` is much the shorter one in most queues."""
+    """Return the column that pages follow, and the tables that it needs: `timer` is the much shorter table in most
+    queues."""
     item = dialect.forced("item", "i")
     if wanted.state in (None, "ready"):
         return "i.id", item

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
-from foqs.sections import ZookeeperSection
 from foqs.spark.options import Options
 from foqs.spark.snapshot_wanted import Wanted
 
@@ -18,11 +18,11 @@ _Secret = Annotated[str | None, Field(repr=False)]
 
 
 class SnapshotOptions(Options):
-    """Where the shards are (one of `shards`, `config`, `zookeeper`), and what is read of them.
+    """The places of the shards (one of `shards`, `config`, `zookeeper`), and the selection of items.
 
-    `shards`: SQLAlchemy URLs with commas or white space between, each as it is or as number=url. `config`: the path of
-    a foqs.toml. `zookeeper`: host:port, several with commas between. `user` and `password` stand in for those of the
-    URLs (SQLite has none). `page_rows`: items that are in memory at a time.
+    `shards`: SQLAlchemy URLs separated by commas or white space, each as a URL or as number=url. `config`: the path of
+    a foqs.toml. `zookeeper`: host:port, several separated by commas. `user` and `password` replace those of the URLs
+    (SQLite has none). `page_rows`: items in memory at a time.
     """
 
     shards: _Secret = None
@@ -58,19 +58,19 @@ class SnapshotOptions(Options):
     def _one_place(self) -> Self:
         places = (self.shards, self.config, self.zookeeper)
         if sum(place is not None for place in places) != 1:
-            raise ValueError("exactly one of the options shards, config, zookeeper says where the shards are")
+            raise ValueError("give exactly one of the options shards, config and zookeeper: it names the shards")
         if self.password is not None and self.user is None:
             raise ValueError("option password needs option user")
         return self
 
     @property
     def urls(self) -> list[tuple[int | None, str]]:
-        """Of `shards`: the number, None where it is not said, and the URL."""
+        """Return the number (None if not given) and the URL of each entry of `shards`."""
         return _shards(self.shards or "")
 
     @property
     def section(self) -> ZookeeperSection:
-        """Of `zookeeper`. Raises Invalid."""
+        """Return the configuration of `zookeeper`. Raises Invalid."""
         try:
             return ZookeeperSection.model_validate(
                 {
@@ -91,7 +91,7 @@ class SnapshotOptions(Options):
 
 
 def _shards(text: str) -> list[tuple[int | None, str]]:
-    """A comma inside a URL is part of it: a new one begins where a scheme does."""
+    """Split at commas and white space. A comma inside a URL belongs to it: a new URL begins with a scheme."""
     found: list[tuple[int | None, str]] = []
     for part in re.split(r"\s+|,(?=\s|$|(?:[0-9]+=)?[a-z]+(?:\+[a-z]+)?://)", text):
         if part:

@@ -1,7 +1,7 @@
-"""A piece of a shard as Arrow batches, one a page.
+"""A range of a shard as Arrow batches, one for each page.
 
-PyMySQL makes rows in Python, 7 us and more each. So the server makes a page one row: its numbers are lines of text,
-which Arrow reads, and a blob of all items is one string, which becomes an Arrow column as it is.
+PyMySQL builds rows in Python, at 7 us and more each. So the server packs a page into one row: its numbers are lines of
+text, which Arrow parses, and a blob of all items is one string, which becomes an Arrow column without a copy.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DELIVERIES = pa.array(("AT_LEAST_ONCE", "AT_MOST_ONCE"))
 
 
 def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[Any]:
-    """RecordBatches of `schema`, an Arrow schema of our columns, of no more than `page_rows` items and, unless one item
-    is larger, 8 MiB of bodies. Raises Unavailable and Invalid."""
+    """Yield RecordBatches of `schema`, an Arrow schema of foqs columns. Each has at most `page_rows` items and at most
+    8 MiB of bodies, unless one item is larger. Raises Unavailable and Invalid."""
     with snapshot(piece.shard, piece.url) as (_, database, link):
         dialect = SQLITE if database.is_file else MYSQL
         lanes = None
@@ -48,7 +48,7 @@ def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[
 
 
 class _Lanes:
-    """Those that are wanted."""
+    """Return the wanted lanes."""
 
     def __init__(self, link: Link, dialect: Dialect, wanted: Wanted) -> None:
         self.numbers: list[int] = []
@@ -65,14 +65,15 @@ class _Lanes:
 
     @property
     def sql(self) -> str:
-        """Empty when all are allowed, or more than a statement should list: `_batch` leaves the others out."""
+        """SQL condition on lanes. Empty if all lanes are wanted, or more than a statement should list: `_batch` then
+        drops the rest."""
         if self.all or len(self.numbers) > _LANES_IN_SQL:
             return ""
         return f" AND i.lane IN ({','.join(map(str, self.numbers))})"
 
 
 class _Pages:
-    """Numbers and blobs of each page, as Arrow columns by name, in the order of the ids from page to page."""
+    """Yield numbers and blobs of each page, as Arrow columns by name, in the order of ids across pages."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class _Pages:
             if f"{blob}_bytes" not in self._numbers:
                 self._numbers.append(f"{blob}_bytes")
         if packs:
-            # A page is one packet: about half of it for all blobs together, half for the numbers.
+            # A page is one packet: about half of it for the blobs, half for the numbers.
             ((packet,),) = link.fetch("SELECT @@max_allowed_packet")
             statement, self._bound = packed.set_up(packet * 9 // 10)
             link.execute(statement)
@@ -114,7 +115,7 @@ class _Pages:
 
     def __iter__(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         after, high = self._piece.low, self._piece.high
-        # To find out how large a page is, the server reads it: so a first one should not be a thousand times too large.
+        # The server must read a page to find its size, so a first page must not be a thousand times too large.
         rows = min(self._rows, _FIRST_ROWS) if self._blobs else self._rows
         while after < high:
             query = columns.page_end(self._dialect, after, high, rows, self._blobs, self._wanted)
@@ -163,7 +164,7 @@ def _numbers(lines: str | bytes, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _blob(data: Any, lengths: Any) -> Any:
-    """The values, with those lengths, that stand one behind the other in `data`; a length of -1 is none."""
+    """Return the values with `lengths`, which follow each other in `data`; the length -1 means null."""
     data = bytes(data)
     sizes = pc.max_element_wise(lengths, 0)
     ends = pc.cumulative_sum(sizes).cast(pa.int32())
@@ -182,7 +183,7 @@ def _batch(shard: int, schema: Any, numbers: Mapping[str, Any], blobs: Mapping[s
         made.append(column if field.name == "headers" else column.cast(field.type))
     if place is None or place.null_count == 0:
         return pa.RecordBatch.from_arrays(made, schema=schema)
-    kept = pc.is_valid(place)  # the others have lanes that are not asked for
+    kept = pc.is_valid(place)  # the remaining rows have unwanted lanes
     return pa.RecordBatch.from_arrays([column.filter(kept) for column in made], schema=schema)
 
 
@@ -219,7 +220,7 @@ def _column(  # noqa: PLR0911 - one for each kind of column
 
 
 def _some(values: Any) -> Any:
-    """0 stands for none."""
+    """Convert numbers; 0 means null."""
     return pc.if_else(pc.equal(values, 0), pa.scalar(None, pa.int64()), values)
 
 
@@ -228,5 +229,5 @@ def _time(values_ms: Any) -> Any:
 
 
 def _pairs(headers: bytes) -> list[tuple[str, str]]:
-    """Half a surrogate pair, which Java's strings may have brought, is no UTF-8."""
+    """Decode text. Half a surrogate pair, which Java's strings may contain, is not valid UTF-8."""
     return list(json.loads(headers.decode("utf-8", "replace")).items())

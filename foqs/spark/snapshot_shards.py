@@ -1,4 +1,4 @@
-"""Where the shards of a snapshot are, and a connection to one that reads it as it is at one moment."""
+"""The places of a snapshot's shards, and a connection that reads a shard as of one moment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from foqs.config import load
+from foqs.config.load import load
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid, Unavailable
-from foqs.sections import ZookeeperSection
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_wanted import ranges
 from foqs.store.link import Database, Link
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError
-from foqs.store.schema import read_shard_row, refuse_foreign
+from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.zk.shards import read_shards
 
 _IO_TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ _MYSQL_BEGIN = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The items of a shard with low < id <= high: what one task reads."""
+    """The items of a shard with low < id <= high, which one task reads."""
 
     shard: int
     url: str = field(repr=False)
@@ -38,7 +38,7 @@ class Piece:
 
 
 def pieces(options: SnapshotOptions) -> list[Piece]:
-    """Of all shards. Raises Invalid, Unavailable, Forbidden."""
+    """Return the ranges of all shards. Raises Invalid, Unavailable, Forbidden."""
     known: set[int] = set()
     found: list[Piece] = []
     for said, url in _places(options):
@@ -52,8 +52,8 @@ def pieces(options: SnapshotOptions) -> list[Piece]:
 
 @contextmanager
 def snapshot(number: int | None, url: str) -> Iterator[tuple[int, Database, Link]]:
-    """The shard's number, and a connection in a transaction that reads what was committed when it began, and locks
-    nothing. Raises Unavailable and Invalid, and turns what the driver raises inside into them."""
+    """Yield the shard's number, and a connection in a read-only transaction that sees the data committed before it
+    began and takes no locks. Raises Unavailable and Invalid, also for errors of the driver inside the block."""
     name = f"the shard at {_place(url)}" if number is None else f"shard {number}"
     try:
         database = Database(url, io_timeout_s=_IO_TIMEOUT_S)
@@ -76,7 +76,7 @@ def snapshot(number: int | None, url: str) -> Iterator[tuple[int, Database, Link
 
 
 def _place(text: str) -> str:
-    """A URL without user, password and options."""
+    """Return a URL without user, password and options."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -110,7 +110,7 @@ def _as_user(text: str, options: SnapshotOptions) -> str:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        return text  # whoever connects says so
+        return text  # the first connection reports an invalid URL
     if url.get_backend_name() == "sqlite":
         return text
     named = url._replace(username=options.user, password=options.password)

@@ -1,4 +1,4 @@
-"""What a snapshot is to hold, as values; and ranges of ids. Pure."""
+"""The wanted content of a snapshot as values, and ranges of ids. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 STATES = ("ready", "delayed", "leased")
-"""By the number that they have in the databases' answers."""
+"""State by its number in the databases' answers."""
 MAX_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of the items; None: whatever it is."""
+    """Wanted property of the items; None means any."""
 
     namespace: str | None = None
     topic: str | None = None
@@ -24,8 +24,8 @@ class Wanted:
 
 
 def ranges(least: int | None, greatest: int | None, parts: int) -> list[tuple[int, int]]:
-    """`parts` or fewer ranges low < id <= high, equal in width between the least and the greatest id that were found,
-    open at both ends: together they hold every id, also one that comes later."""
+    """Return `parts` or fewer ranges low < id <= high of equal width between the least and the greatest existing id.
+    They are open at both ends, so together they contain every id, also later ones."""
     if least is None or greatest is None:
         return [(0, MAX_ID)]
     width = greatest - least + 1

@@ -1,4 +1,4 @@
-"""The format "foqs", as Spark knows it. What reading and writing need is imported when it is asked for."""
+"""The format "foqs", as Spark sees it. The module imports the code for reading and writing on first use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from foqs.spark.options import of_user
 
 
 class FoqsSource(DataSource):
-    """Writes rows as items, reads a snapshot of what is queued, and consumes a topic as a stream: see docs/spark.md."""
+    """Writes rows as items, reads a snapshot of all queued items, and consumes a topic as a stream: see
+    docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
         return "foqs"
 
     def schema(self) -> Any:
-        """Columns of a stream (with the option `stateDir`), of a table that is written to (`endpoints`), else of a
+        """Return the columns of a stream (with the option `stateDir`), of a table for writes (`endpoints`), else of a
         snapshot: Spark does not say which it needs. Raises Invalid."""
         given = of_user(self.options)
         names = {name.lower() for name in given}
@@ -47,7 +48,7 @@ class FoqsSource(DataSource):
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        """Raises Invalid. `overwrite` only says that the query is in complete mode."""
+        """Return the stream writer. Raises Invalid. `overwrite` only means that the query is in complete mode."""
         from foqs.spark.write import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)

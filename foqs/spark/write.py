@@ -1,9 +1,9 @@
 """Frames and streams as items: `df.write.format("foqs")` and `df.writeStream.format("foqs")`.
 
-Each task has a client of its own. Each item has a deduplication key: the frame's own, or one made of the job (or of the
-query and batch), the row and the number of equal rows before it. So a task that Spark repeats, or runs twice at once,
-stores no row twice. Keys of a job without `jobId` have the partition too: such a job is never repeated as a whole, so
-its partitions stay what they are.
+Each task has its own client. Each item has a deduplication key: the frame's own, or one made from the job (or the query
+and batch), the row and the number of equal rows before it. So a task that Spark repeats, or runs twice at once, stores
+each row once. Keys of a job without `jobId` include the partition: such a job is never repeated as a whole, so its
+partitions do not change.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from foqs.spark.write_sender import Refused, Rejected, Sender, Totals
 
 _PROGRESS_S = 10.0
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Properties of the tasks of a streaming batch, also of those that `foreachBatch` starts."""
+"""Properties of the tasks of a streaming batch, also of tasks that `foreachBatch` starts."""
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task of `job` wrote. `sent` is set where keys are made of rows alone. `in_stream`: in `foreachBatch`."""
+    """Result of one task of `job`. `sent` is set if keys are made from rows alone. `in_stream`: in `foreachBatch`."""
 
     job: str
     totals: Totals
@@ -47,13 +47,14 @@ class Written(WriterCommitMessage):
 
 
 class _Writer:
-    """What batches and streams have in common. Made on the driver, and sent to every task."""
+    """Common part of batch and stream writers, made on the driver and sent to every task."""
 
     def __init__(self, options: Mapping[str, str], schema: Any, *, overwrite: bool, keys: str) -> None:
-        """`keys`: what `dedupKeys=auto` means. Raises Invalid, which names the option or column that is wrong."""
+        """Check options and columns. `keys` is the meaning of `dedupKeys=auto`. Raises Invalid, which names the wrong
+        option or column."""
         self.options = WriteOptions.parse(options)
         if overwrite:
-            raise Invalid("a queue is not overwritten: use the mode append")
+            raise Invalid("foqs cannot overwrite a queue: use the mode append")
         check(columns_of(schema), has_topic=self.options.topic is not None)
         self.keys = keys if self.options.dedup_keys == "auto" else self.options.dedup_keys
 
@@ -70,7 +71,7 @@ class _Writer:
                 raise Refused(f"row {row} of partition {partition} is invalid: {error.message}")
             invalid.add(row, spec, error)
             if keys is not None and known is not None and spec is not None:
-                # An equal row of another partition is invalid as well: the driver must not look for it.
+                # An equal row of another partition is invalid as well, and the driver must not look for it.
                 keys.counts.pop(known.hash_of(spec) or 0, None)
 
         try:
@@ -84,7 +85,8 @@ class _Writer:
         return Written(job, totals, sent, invalid.close() if invalid is not None else None)
 
     def finished(self, messages: list[Any], what: str) -> None:
-        """Store what only the driver can know of, and report the totals of all tasks. Raises Refused and Invalid."""
+        """Store the rows that only the driver can identify, and report the totals of all tasks. Raises Refused and
+        Invalid."""
         totals = _total(messages)
         equal = list(
             missing([message.sent for message in messages if message is not None and message.sent is not None])
@@ -166,7 +168,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[Any]) -> None:
-        """What was stored stays."""
+        """Do nothing: stored rows stay."""
         self.report(_total(messages), "failed after")
 
 
@@ -192,12 +194,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self.finished(messages, f"batch {batchId} written")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """What was stored stays, and the next try of the batch makes the same keys."""
+        """Do nothing: stored rows stay, and the next attempt of the batch makes the same keys."""
         self.report(_total(messages), f"batch {batchId} failed after")
 
 
 class _Progress:
-    """A line on stderr, which is the task's log, every few seconds."""
+    """Log progress to stderr, which is the task's log, every few seconds."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition

@@ -1,4 +1,4 @@
-"""Which columns a frame may have, and of which types: checked before a row is sent."""
+"""The allowed columns of a frame with their types, checked before a task sends a row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ COLUMNS = {
 
 
 def check(columns: Iterable[tuple[str, str]], *, has_topic: bool) -> None:
-    """`columns` are (name, Spark's simple name of the type). Raises Invalid, which names every wrong column."""
+    """Check `columns`: pairs of a name and Spark's simple name of the type. Raises Invalid, which names every wrong
+    column."""
     found = list(columns)
     names = {name.lower() for name, _ in found}
     wrong = problems(found, COLUMNS)
@@ -35,13 +36,13 @@ def check(columns: Iterable[tuple[str, str]], *, has_topic: bool) -> None:
     if "topic" not in names and not has_topic:
         wrong.append("column topic is missing, and so is the option topic")
     if {"deliver_after", "delay_ms"} <= names:
-        wrong.append("of the columns deliver_after and delay_ms there may be one")
+        wrong.append("give the column deliver_after or delay_ms, not both")
     if wrong:
         raise Invalid("; ".join(wrong))
 
 
 def schema(*, with_topic: bool) -> str:
-    """The columns of a SQL table that is declared without any, as DDL."""
+    """Columns of a SQL table that is declared without any, as DDL."""
     kinds = {name: kinds[-1] if name != "priority" else "int" for name, kinds in COLUMNS.items()}
     left_out = {"delay_ms"} if with_topic else {"delay_ms", "topic"}
     return ", ".join(f"{name} {kind}" for name, kind in kinds.items() if name not in left_out)

@@ -1,9 +1,9 @@
-"""Store rows that are equal to rows of other partitions, whatever way Spark cuts a batch into partitions.
+"""Store rows that are equal to rows of other partitions, however Spark divides a batch into partitions.
 
-With the keys of `dedupKeys=row`, a task numbers its equal rows 0, 1, 2 and so on, as other tasks do with theirs. The
-service takes equal rows of two tasks for two tries of the same rows. If one task has 2 and another 3 of them, the
-numbers 0 to 2 are stored. The driver knows what all tasks sent, and stores the missing numbers 3 and 4. So the keys
-depend on the rows of a batch only, and a repetition with other partitions makes the same ones.
+With the keys of `dedupKeys=row`, each task numbers its equal rows 0, 1, 2 and so on. The service takes equal rows of
+two tasks for two attempts at the same rows. If one task has 2 and another 3 of them, the service stores the numbers 0
+to 2. The driver knows the rows that all tasks sent, and stores the missing numbers 3 and 4. So the keys depend on the
+rows of a batch only, and a repetition with other partitions stores nothing again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HASH_DIGITS = 16
 
 
 def short_hash(digest: bytes) -> int:
-    """What represents a row in memory: the first 8 bytes of its digest."""
+    """Digest of a row in memory: its first 8 bytes."""
     return int.from_bytes(digest[: _HASH_DIGITS // 2], "big")
 
 
@@ -50,7 +50,7 @@ class Sent:
 
 
 class Known:
-    """Collects, in a task, the rows that the service knew before: one of each content."""
+    """Collects in a task the rows that the service knew before: one for each content."""
 
     def __init__(self, scope: str) -> None:
         """`scope`: how the made keys begin. Rows with keys of the frame's own are not collected."""
@@ -74,7 +74,8 @@ class Known:
 
 
 def missing(tasks: Sequence[Sent]) -> Iterator[ItemSpec]:
-    """The items that no task sent, because tasks number equal rows alike. Raises Invalid when one was not kept."""
+    """Return the items that no task sent, because all tasks number equal rows alike. Raises Invalid if a needed row was
+    not kept."""
     shared = _in_several([task.hashes for task in tasks])
     if not len(shared):
         return
@@ -100,7 +101,7 @@ def missing(tasks: Sequence[Sent]) -> Iterator[ItemSpec]:
 
 
 def _in_several(parts: Iterable[bytes]) -> pa.Array:
-    # Sorted, as it takes a fifth of the memory of counting.
+    # Sorted: that takes a fifth of the memory of a counter.
     found = pa.concat_arrays([pa.array([], pa.uint64()), *map(_column, parts)])
     found = found.take(pc.sort_indices(found))
     return pc.unique(found[1:].filter(pc.equal(found[1:], found[:-1])))

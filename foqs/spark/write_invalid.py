@@ -1,4 +1,4 @@
-"""Rows that were refused, with the reason, as Parquet."""
+"""Refused rows with the reason, as Parquet."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ROWS = 1_000
 
 
 class InvalidRows:
-    """One file of a task, made with the first row. `path` is a path, or a URL of a file system that pyarrow knows.
+    """One file of a task, created with the first row. `path` is a path, or a URL of a file system that pyarrow knows.
 
-    The file gets its name when it is whole; before that its name begins with a dot, which Spark does not read. A task
-    that is repeated replaces the file.
+    The file gets its name when it is complete. Before that its name begins with a dot, so Spark does not read it. A
+    repeated task replaces the file.
     """
 
     def __init__(self, path: str, job: str, partition: int) -> None:
@@ -44,14 +44,14 @@ class InvalidRows:
         self.name = f"part-{partition:05d}-{_plain(job)}.parquet"
 
     def add(self, row: int, spec: ItemSpec | None, error: FoqsError) -> None:
-        """`spec` is None for what could not be made an item."""
+        """Add a row. `spec` is None if the row could not be made into an item."""
         given = {} if spec is None else {name: getattr(spec, name) for name in SCHEMA.names[3:]}
         self._rows.append({"partition": self._partition, "row": row, "reason": error.message, **given})
         if len(self._rows) >= _ROWS:
             self._flush()
 
     def close(self) -> str | None:
-        """Give the file its name; returns it, or None when no row was added."""
+        """Give the file its name and return it, or None if no row was added."""
         if self._rows:
             self._flush()
         if self._writer is None:
@@ -62,7 +62,7 @@ class InvalidRows:
         return self.name
 
     def discard(self) -> None:
-        """Remove what was written, as the task fails."""
+        """Remove the unfinished file, because the task fails."""
         if self._writer is not None:
             self._writer.close()
             files, _ = _file_system(self._path)
@@ -79,7 +79,8 @@ class InvalidRows:
 
 
 def remove_others(path: str, job: str, names: Collection[str]) -> None:
-    """Remove the files of earlier tries of `job`, which had other partitions: all but `names`, and unfinished ones."""
+    """Remove the files of earlier attempts of `job`, which had other partitions: all except `names`, and unfinished
+    ones."""
     files, folder = _file_system(path)
     ours = re.compile(rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?")
     for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
@@ -89,7 +90,7 @@ def remove_others(path: str, job: str, names: Collection[str]) -> None:
 
 
 def _plain(job: str) -> str:
-    """Without colons: Spark takes what is before one for the scheme of a URL."""
+    """Return a path without colons: Spark reads the part before a colon as the scheme of a URL."""
     return job.replace(":", "-")
 
 

@@ -1,4 +1,4 @@
-"""What a writer takes."""
+"""The options of a writer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 class WriteOptions(Options):
-    """Of `df.write` and `df.writeStream`. `max_rows_per_second` is for all tasks that run at a time, together: `tasks`
-    says how many those are. `job_id` names a write of a frame, so that it can be repeated."""
+    """Options of `df.write` and `df.writeStream`. `max_rows_per_second` applies to all tasks that run at a time
+    together; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated."""
 
     endpoints: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)]
@@ -46,12 +46,12 @@ class WriteOptions(Options):
         if self.on_invalid == "collect" and self.invalid_path is None:
             raise ValueError("onInvalid=collect needs the option invalidPath")
         if self.max_rows_per_second is not None and self.tasks is None:
-            raise ValueError("maxRowsPerSecond needs the option tasks: how many tasks write at a time")
+            raise ValueError("maxRowsPerSecond needs the option tasks: the number of tasks that write at a time")
         return self
 
     @property
     def rows_per_second(self) -> float | None:
-        """Of one task."""
+        """Return the share of one task."""
         if self.max_rows_per_second is None or self.tasks is None:
             return None
         return self.max_rows_per_second / self.tasks

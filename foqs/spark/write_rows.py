@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as items, with a deduplication key where the frame has none."""
+"""Rows of Arrow batches as items, with a deduplication key if the frame has none."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from foqs.spark.write_equal import short_hash
 
 
 class KeyMaker:
-    """Make keys of rows, so that a row that is computed again gets its key again. Equal rows are numbered from 0.
+    """Make keys from rows, so a row that Spark computes again gets the same key. Equal rows are numbered from 0.
 
-    Remembers 8 bytes of the hash of each distinct row and its count: about 100 bytes a row.
+    Keep 8 bytes of the hash of each distinct row and its count: about 100 bytes a row.
     """
 
     def __init__(self, scope: str) -> None:
-        """`scope`: within what a key is unique, as "job:partition" or "query:batch"."""
+        """Keys are unique within `scope`, such as "job:partition" or "query:batch"."""
         self._scope = scope
         self.counts: dict[int, int] = {}
         self._fields: tuple[Any, ...] = ()
-        self._start = blake2b(digest_size=16)  # of fields that rows in a row often have in common
+        self._start = blake2b(digest_size=16)  # fields whose values are often the same in consecutive rows
 
     def key(self, spec: ItemSpec) -> str:
         fields = (
@@ -47,18 +47,18 @@ class KeyMaker:
 
 _DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
 _FIELDS = {"deliver_after": "deliver_after_ms"}
-"""What is not called as its column is."""
+"""Fields whose names differ from their columns."""
 
 
 def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[ItemSpec | Invalid]:
-    """An item for each row of a RecordBatch, or why it is none. `topic`: of rows that name none; `keys`: makes the keys
-    of rows that have none."""
+    """Yield an item for each row of a RecordBatch, or the reason why it has none. `topic` is used for rows that name
+    none; `keys` makes keys for rows without one."""
     defaults = {**_DEFAULTS, "topic": topic}
     columns: dict[str, Iterable[Any]] = {name: repeat(default) for name, default in defaults.items()}
     for at, name in enumerate(map(str.lower, batch.schema.names)):
         field = _FIELDS.get(name, name)
         columns[field] = _values(name, batch.column(at), defaults[field])
-    specs: Iterator[Any] = map(ItemSpec, *[columns[name] for name in defaults])  # not yet what an ItemSpec has to be
+    specs: Iterator[Any] = map(ItemSpec, *[columns[name] for name in defaults])  # not yet the types of an ItemSpec
     for spec in specs:
         if spec.payload is None:
             yield Invalid("payload is null")
@@ -73,9 +73,9 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
 
 
 def _values(name: str, column: Any, default: Any) -> list[Any]:
-    """What the fields of the items are to be; `default` where the column is null."""
+    """Return the values of an item field; `default` where the column is null."""
     if name == "deliver_after":
-        # Spark's are of microseconds, in UTC; a fraction of a millisecond is not yet due.
+        # Spark's timestamps have microseconds, in UTC; round up, so that an item is never due too early.
         return [None if at is None else -(-at // 1000) for at in column.cast(pa.int64()).to_pylist()]
     if name in ("payload", "metadata") and column.type in (pa.string(), pa.large_string()):
         column = column.cast(pa.binary())

@@ -1,4 +1,4 @@
-"""Sends what one task has to write: several requests at a time, each until its items are stored or refused."""
+"""Sends the rows of one task: several requests at a time, each repeated until its items are stored or refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 
 from foqs.client import Client, Duplicate, ItemSpec
 from foqs.errors import FoqsError, Invalid
+from foqs.second_answer import KEYED, ONCE, Verdict, judge
 
 _ATTEMPT_MS = 30_000
 
 
 @dataclass
 class Totals:
-    """Of a task, or of a job. `waited_s`: how long requests waited because the service could not take them."""
+    """Totals of a task or a job. `waited_s`: time in which requests waited because the service could not take them."""
 
     rows: int = 0
     bytes: int = 0
@@ -38,7 +39,7 @@ class Totals:
 
 
 class Refused(Exception):
-    """A row is refused for good, or could not be stored in time. The task fails."""
+    """A row was refused for good, or could not be stored in time. The task fails."""
 
 
 Rejected = Callable[[int, ItemSpec | None, FoqsError], None]
@@ -46,7 +47,7 @@ Rejected = Callable[[int, ItemSpec | None, FoqsError], None]
 
 
 class Sender:
-    """Of one task; used by one thread."""
+    """Sender of one task, used by one thread."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Sender:
         progress: Callable[[Totals], None],
         known: Callable[[ItemSpec], None] | None = None,
     ) -> None:
-        """`known` is called with each item that the service had stored before, under the same key."""
+        """Call `known` with each item that the service had stored before under the same key."""
         self.totals = Totals()
         self._client = client
         self._rejected = rejected
@@ -77,7 +78,7 @@ class Sender:
         self._next_at = monotonic()
 
     def write(self, rows: Iterable[ItemSpec | Invalid]) -> None:
-        """Raises Refused, or what `rejected` raises; then some of the rows are stored."""
+        """Send the rows. Raises Refused, or the errors of `rejected`; some of the rows are stored then."""
         batch: list[ItemSpec] = []
         numbers: list[int] = []
         size = 0
@@ -114,7 +115,7 @@ class Sender:
         self._next_at = max(self._next_at, now) + rows * self._pace_s
 
     def _store(self, batch: list[ItemSpec]) -> list[Any]:
-        """The outcome of each, when none may be asked for again; in a thread."""
+        """Return the outcome of each item once none needs a repetition; runs in a thread."""
         deadline = monotonic() + self._timeout_s
         outcomes: list[Any] = [None] * len(batch)
         left = list(range(len(batch)))
@@ -150,7 +151,8 @@ class Sender:
 
 
 def _may_come(spec: ItemSpec, outcome: Any) -> bool:
-    """Whether an item that was not stored may be asked for again."""
+    """Return whether the sender may repeat an item that was not stored."""
     if not isinstance(outcome, FoqsError):
         return False
-    return outcome.retryable or (not outcome.outcome_known and spec.dedup_key is not None)
+    verdict = judge(ONCE if spec.dedup_key is None else KEYED, outcome, doubtful=False)
+    return verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
-from foqs.store import queries, schema, server
+from foqs.store import migrate, queries, server
 from foqs.store.dialect import dialect_of
 from foqs.store.errors import Kind, Seam
 from foqs.store.lanes import REMEDY, orphans, words
@@ -15,9 +16,11 @@ from foqs.store.link import Database, Link
 from foqs.store.ownership import lock_of
 from foqs.store.protocol import ShardRefused
 from foqs.store.rights import account_of, grant
-from foqs.store.schema import metadata, read_shard_row, refuse_foreign
+from foqs.store.schema import table_findings, wrong_shard_table
 from foqs.store.server import Finding
-from foqs.store.shape import differences, read_shapes
+from foqs.store.shape import read_shapes
+from foqs.store.shard_row import read_shard_row, refuse_foreign
+from foqs.store.tables import metadata
 
 _CREATE = "make the schema: foqs shards create"
 _KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
@@ -25,9 +28,11 @@ _KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
 
 @dataclass(slots=True)
 class Checkup:
-    """What was found before something ended the look: `server` is product and version; `clock_ms` how far the server's
-    clock is ahead of this machine's, at least and at most (none of SQLite); `owner` is empty when the shard was closed
-    in order."""
+    """The results of one check, up to the point where an error ended it.
+
+    `server` is product and version. `clock_ms` is how far the server's clock is ahead of this machine's, at least and
+    at most; None for SQLite. `owner` is empty when the last owner closed the shard in order.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     server: str = ""
@@ -39,7 +44,7 @@ class Checkup:
 
 
 def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], float]) -> Checkup:
-    """`timeout_s` bounds each wait for the server. Raises StoreDown and StoreBusy when it cannot be asked."""
+    """`timeout_s` bounds each wait for the server. Raises StoreDown and StoreBusy when the server does not answer."""
     made = Checkup()
     try:
         database = Database(url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True)
@@ -53,7 +58,7 @@ def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], flo
             return made
         with database.seam(), closing(Link(database)) as link:
             _look(made, database, link, shard, now_ms)
-    except ShardRefused as refused:  # who cannot connect or read at all
+    except ShardRefused as refused:  # the account cannot connect or read at all
         made.findings.append(Finding(str(refused), refused.mend or f"correct the shard's url, or {_CREATE}"))
     return made
 
@@ -72,25 +77,26 @@ def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Cal
         made.clock_ms = _clock(link, facts.version, now_ms)
     shapes = read_shapes(link.connection)
     absent = [table for table in metadata.tables if table not in shapes]
+    has_shard_table = not wrong_shard_table(link.connection, shapes)
+    row = read_shard_row(link.connection, database.seam_errors) if has_shard_table else None
     if len(absent) == len(metadata.tables):
         made.findings.append(Finding("the database has no foqs schema", _CREATE))
     else:
-        made.findings += differences(link.connection, metadata.sorted_tables, shapes)
+        made.findings += table_findings(link.connection, shapes, row)
     if not database.is_file:
-        made.findings += _rights(link, database, absent)
-    if not differences(link.connection, [schema.shard], shapes):
-        _look_at_row(made, database, link, shard)
+        made.findings += _rights(link, database, absent, row)
+    if has_shard_table:
+        _look_at_row(made, database, link, shard, row)
     if not {"lane", "ready"}.intersection(absent):
         _look_at_lanes(made, link)
 
 
-def _look_at_row(made: Checkup, database: Database, link: Link, shard: int) -> None:
+def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row: Any) -> None:
+    if row is not None:
+        owner = row.owner  # SQLite keeps an empty one as text
+        made.owner = owner if isinstance(owner, str) else bytes(owner).decode(errors="replace")
+        made.epoch = int(row.epoch)
     try:
-        row = read_shard_row(link.connection, database.seam_errors)
-        if row is not None:
-            owner = row.owner  # SQLite keeps an empty one as text
-            made.owner = owner if isinstance(owner, str) else bytes(owner).decode(errors="replace")
-            made.epoch = int(row.epoch)
         refuse_foreign(row, shard)
     except ShardRefused as refused:
         made.findings.append(Finding(str(refused), "correct the shard's id or url, or upgrade foqs"))
@@ -119,8 +125,10 @@ def _file_rights(database: Database) -> list[Finding]:
     return [Finding(f"{path} cannot be written by this user", f"chown or chmod {path}") for path in wanting]
 
 
-def _rights(link: Link, database: Database, absent: list[str]) -> list[Finding]:
-    """EXPLAIN and PREPARE ask for the rights of what they do not do."""
+def _rights(link: Link, database: Database, absent: list[str], row: Any) -> list[Finding]:
+    """EXPLAIN and PREPARE ask for the rights of a statement that they do not run. An ALTER TABLE that cannot succeed
+    does so too; only a migration needs that right."""
+    altered = set() if row is None else {step.table for step in migrate.pending(link.connection, row.version)}
     refused: dict[str, list[str]] = {}
     for table in metadata.sorted_tables:
         statements = {"CREATE": f"PREPARE foqs_doctor FROM 'CREATE TABLE {table.name} (one INT)'"}
@@ -132,12 +140,14 @@ def _rights(link: Link, database: Database, absent: list[str]) -> list[Finding]:
                 "DELETE": f"EXPLAIN DELETE FROM {table.name}",
                 "SELECT": f"EXPLAIN SELECT * FROM {table.name}",
             }
+        if table.name in altered:
+            statements["ALTER"] = migrate.ALTER_PROBE.format(table=table.name)
         for right, statement in statements.items():
             if _is_refused(link, database.seam_errors, statement):
                 refused.setdefault(right, []).append(table.name)
     if not refused:
         return []
-    # None is missing in silence: who may see nothing of a table is told that the table is not there.
+    # A table on which the account has no right at all looks missing, which is a finding of its own.
     rights = "; ".join(f"{right} on {_of_all(tables)}" for right, tables in refused.items())
     account = account_of(str(link.fetch("SELECT CURRENT_USER()")[0][0]))
     mend = f"an administrator runs: {grant(account, database.url.database or '')}"
@@ -148,9 +158,10 @@ def _is_refused(link: Link, errors: Seam, statement: str) -> bool:
     try:
         link.fetch(statement)
     except errors.error as error:
-        if errors.kind(error) is not Kind.REFUSED:
+        if errors.kind(error) is Kind.REFUSED:
+            return True
+        if not errors.is_missing_column(error):  # what the ALTER TABLE fails with where it is allowed
             raise
-        return True
     return False
 
 
@@ -171,5 +182,5 @@ def _stranger(link: Link, database: Database, shard: int) -> list[Finding]:
         f"SELECT 1 FROM information_schema.user_privileges WHERE grantee = {grantee} AND privilege_type IN ({rights})"
     ):
         return []
-    why = "the owner's connection is another account's, which this one may not end: there is no taking over from it"
+    why = "the owner's connection belongs to another account, and this one may not kill it: no take-over is possible"
     return [Finding(why, "give all hosts the same account, or this one CONNECTION ADMIN", wrong=False)]

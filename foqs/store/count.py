@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foqs.store.link import Database, Link
-from foqs.store.schema import read_shard_row, refuse_foreign
+from foqs.store.shard_row import read_shard_row, refuse_foreign
 
 _COUNT_TIMEOUT_S = 600.0
 """The index of a hundred million items is read once."""

@@ -57,8 +57,8 @@ class Dialect:
 
 
 class MariaDialect(Dialect):
-    """No hint works in a DELETE here, and a single row tuple in an IN list is no search by the key at all; what is
-    joined to a list is found by its key always. That costs 75 us a statement, so one row is spelled out."""
+    """No hint works in a DELETE here, and a single row tuple in an IN list is no search by the key at all; rows
+    joined to a list are always found by their key. That costs 75 us a statement, so one row is spelled out."""
 
     __slots__ = ()
 
@@ -126,7 +126,7 @@ MYSQL = Dialect(
         # Reads see each commit, and deletes lock no gaps.
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         # In a zone with summer time one hour of the year is ambiguous to UNIX_TIMESTAMP. MariaDB makes a temporary
-        # table of an IN list of 1,000 values, unless it is told not to.
+        # table of an IN list of 1,000 values, unless this setting is 0.
         "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
         "/*M! in_predicate_conversion_threshold = 0, */"
         f"innodb_lock_wait_timeout = {_LOCK_WAIT_S}, lock_wait_timeout = {_LOCK_WAIT_S}, wait_timeout = {_IDLE_S}",

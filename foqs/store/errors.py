@@ -22,14 +22,14 @@ class Kind(Enum):
     """What a driver's error means for the connection and the transaction."""
 
     LOST = "lost"  # the connection is gone or cannot be trusted
-    BUSY = "busy"  # passing: the transaction is to be rolled back
+    BUSY = "busy"  # passing: the caller rolls the transaction back
     FULL = "full"  # the disk, or the space of a table: the caller rolls back
     DATA = "data"  # a row is refused
     REFUSED = "refused"  # no rights or no such database
 
 
 _WORDS = {
-    1020: "a row changed meanwhile",
+    1020: "another transaction changed the row",
     1021: "the server's disk is full",
     1040: "the server has too many connections",
     1048: "a value is missing",
@@ -49,11 +49,14 @@ _WORDS = {
     1317: "the statement was interrupted",
     1406: "a value is too long",
     1836: "the server is read-only",
+    1845: "the server cannot change the table without copying it",
+    1846: "the server cannot change the table without copying it",
     1927: "the connection was killed",
     2006: "the connection is gone",
     2013: "the connection was lost",
     3024: "the statement took longer than the server allows",
     3572: "lock wait time-out",
+    4092: "the server cannot change the table without copying it",
 }
 _BUSY = {1020, 1040, 1203, 1205, 1206, 1213, 1226, 1290, 1614, 1637, 1836, 1969, 3024, 3101, 3572}
 _DATA = {1048, 1062, 1118, 1261, 1263, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1441, 1451, 1452, 1690, 3819, 4025}
@@ -72,6 +75,8 @@ _ACCOUNT = re.compile(r"'([^']*)'@'([^']*)'")
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_THREAD = 1094
+_NO_SUCH_COLUMN_TO_DROP = 1091
+_WOULD_COPY = (1845, 1846, 4092)
 
 _SQLITE_WORDS = {
     sqlite3.SQLITE_BUSY: ("another process is writing the database", Kind.BUSY),
@@ -113,7 +118,7 @@ class Seam:
         return made[kind](words)
 
     def certainly_not_committed(self, error: BaseException) -> bool:
-        """Whether a COMMIT that failed so has changed nothing; of any other failure that has to be found out."""
+        """Whether a COMMIT that failed with `error` changed nothing; after any other error the outcome is unknown."""
         if self._is_sqlite:
             # A full disk fails before the last frame of the transaction is in the write-ahead log.
             code = getattr(_origin(error), "sqlite_errorcode", 0) & 0xFF
@@ -136,6 +141,14 @@ class Seam:
 
     def is_missing_connection(self, error: BaseException) -> bool:
         return not self._is_sqlite and _code(error) == _NO_SUCH_THREAD
+
+    def is_missing_column(self, error: BaseException) -> bool:
+        """Whether a column that an ALTER TABLE drops is not there."""
+        return not self._is_sqlite and _code(error) == _NO_SUCH_COLUMN_TO_DROP
+
+    def would_copy(self, error: BaseException) -> bool:
+        """Whether the server has no way to run an ALTER TABLE without copying the table."""
+        return not self._is_sqlite and _code(error) in _WOULD_COPY
 
     def _read(self, error: BaseException) -> tuple[str, Kind]:
         origin = _origin(error)

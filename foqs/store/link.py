@@ -138,7 +138,7 @@ class Database:
 
 def place_of(url: str) -> tuple[str, str] | None:
     """Server (`mysql://host:port`) and database of a shard's URL; user, password and options, which may hold keys, are
-    left out. None for what is no URL."""
+    left out. None for a text that is no URL."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -176,7 +176,7 @@ def _usable(url: str) -> URL:
         backend = parsed.get_backend_name()
         if backend == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
-                raise ShardRefused("a SQLite shard needs a file: what is in memory is lost with the process")
+                raise ShardRefused("a SQLite shard needs a file: a database in memory is lost with the process")
             return parsed
         if "+" not in parsed.drivername:
             parsed = parsed.set(drivername=f"{backend}+pymysql")
@@ -194,7 +194,7 @@ class Link:
     def __init__(self, database: Database) -> None:
         self.connection = database.connect()
         self.packet_bytes = PACKET_BYTES
-        # What a connection needs before the server has said what it is, MySQL and MariaDB have in common.
+        # MySQL and MariaDB take the same set-up. The connection learns later which of them it is.
         dialect = SQLITE if database.is_file else MYSQL
         self._one_packet = dialect.one_packet
         dbapi: Any = self.connection.connection.dbapi_connection

@@ -1,4 +1,4 @@
-"""Who may write a shard: the lock that a living owner holds, and the epoch that fences one that lost it.
+"""The right to write a shard: the lock that a living owner holds, and the epoch that fences one that lost it.
 
 The lock only says whether the owner lives. What keeps an old owner from writing is the epoch in the `shard` row.
 """
@@ -41,7 +41,7 @@ class Lock(Protocol):
         """Takes it if it is free."""
 
     def holder(self, link: Link) -> int:
-        """The connection that has it, 0 when nobody has or that cannot be told."""
+        """Return the connection that has it, 0 when it is free or the holder is not known."""
 
     def seize(self, link: Link, holder: int) -> bool:
         """Ends `holder`'s connection and takes the lock; False when it was not given up in time."""
@@ -112,7 +112,7 @@ class FileLock:
             except BlockingIOError:
                 os.close(file)
                 return False
-            # Somebody who takes over may have replaced the file since it was opened.
+            # A host that takes over may have replaced the file since it was opened.
             if self._is_current(file):
                 self._file = file
                 return True
@@ -139,7 +139,7 @@ class FileLock:
 
 
 class ShardRow(NamedTuple):
-    """The row of `shard` as its owner wrote it. `closed`: in order, and nobody has owned the shard since."""
+    """The row of `shard` as its owner wrote it. `closed`: the last owner closed the shard in order."""
 
     closed: bool
     epoch: int
@@ -171,7 +171,7 @@ def start_of(
     if mark is not None:
         epoch, next_number = max(epoch, mark.epoch), max(next_number, mark.ceiling)
     if moved or behind:
-        # What was committed last may be missing here (and in the mark, which is written behind), but its ids are out.
+        # The last commits may be missing here (and in the mark, which is written behind), but its ids are out.
         epoch += _EPOCH_JUMP
         next_number += _NUMBER_JUMP
     return Start(epoch + 1, next_number, behind)
@@ -214,7 +214,7 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
         if _epoch(link.fetch(queries.SHARD)) != epoch:
             raise Fenced("another owner has the shard")
         seized = holder in own_connections and lock.seize(link, holder)
-        # With a holder of 0 it may have become free since it was asked for: our old connection was just ending.
+        # With a holder of 0 it may have become free between the two queries: our old connection was just ending.
         if not seized and (holder or not lock.take(link)):
             raise StoreDown("another connection holds the shard's lock")
     link.execute(dialect.begin)

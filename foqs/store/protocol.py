@@ -36,7 +36,7 @@ class StoreDown(StoreError):
 
 
 class CommitUnknown(StoreError):
-    """The connection was lost while committing; only `reconnect` can tell what became of it."""
+    """The connection was lost while committing; only `reconnect` finds out whether it was committed."""
 
 
 class StoreBusy(StoreError):

@@ -1,4 +1,4 @@
-"""Reads as SQL text. Each one is a range of an index in its order: what it reads is what it returns.
+"""Reads as SQL text. Each one reads a range of an index in its order, and returns every row that it reads.
 
 The exceptions: `look` finds rows one by one, and `timer_of_lane` reads the timers of other lanes too.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from foqs.rows import BACKLOG_SHIFT, Key
 from foqs.store.dialect import Dialect
-from foqs.store.schema import DEDUP_BY_EXPIRY, TIMER_OF_ITEM
+from foqs.store.tables import DEDUP_BY_EXPIRY, TIMER_OF_ITEM
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "

@@ -12,12 +12,15 @@ from sqlalchemy import Column, Index, Table
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
+# SQLAlchemy takes a hex literal for an expression. Neither SQLite nor MySQL adds a column with one at once.
+_LITERAL_IN_BRACKETS = re.compile(r"DEFAULT \((x'[0-9a-f]*')\)")
+
 
 def add_column(dialect: Dialect, column: Column[Any]) -> str:
     spelled = _column(dialect, column)
     if dialect.name == "sqlite" and column.primary_key:
         return f"restore the table {column.table.name} from a backup: its key is gone"
-    if dialect.name == "sqlite" and not column.nullable:
+    if dialect.name == "sqlite" and not column.nullable and column.server_default is None:
         spelled += " DEFAULT x''" if "BLOB" in spelled.upper() else " DEFAULT 0"
     return f"ALTER TABLE {column.table.name} ADD COLUMN {spelled}"
 
@@ -40,7 +43,7 @@ def change_key(dialect: Dialect, table: Table, *, there: bool) -> str:
 
 
 def add_index(index: Index) -> str:
-    return _flat(str(CreateIndex(index)))
+    return flat(str(CreateIndex(index)))
 
 
 def change_index(dialect: Dialect, index: Index) -> str:
@@ -53,22 +56,26 @@ def drop_index(dialect: Dialect, table: str, index: str) -> str:
     return f"DROP INDEX {index}" if dialect.name == "sqlite" else f"DROP INDEX {index} ON {table}"
 
 
-def create_table(dialect: Dialect, table: Table) -> str:
-    """CREATE TABLE with all indexes on MySQL and MariaDB; they need no right but CREATE, and appear together."""
-    made = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip()
+def create_table(dialect: Dialect, table: Table) -> list[str]:
+    """The statements that make a missing table and its indexes.
+
+    On MySQL and MariaDB one statement makes all of it: it needs no right but CREATE, and the indexes are there as soon
+    as the table is.
+    """
+    made = _compiled(dialect, CreateTable(table, if_not_exists=True)).strip()
     if dialect.name == "sqlite":
-        return made
+        return [made, *sorted(add_index(index) for index in table.indexes)]
     indexes = [
         f"\t{'UNIQUE ' if index.unique else ''}INDEX {index.name} ({', '.join(c.name for c in index.columns)})"
         for index in sorted(table.indexes, key=lambda index: str(index.name))
     ]
     body, bracket, options = made.rpartition("\n)")
-    return "".join([body, *(f", \n{line}" for line in indexes), bracket, options])
+    return ["".join([body, *(f", \n{line}" for line in indexes), bracket, options])]
 
 
 def _made_again(dialect: Dialect, table: Table) -> str:
     columns, name = ", ".join(column.name for column in table.columns), table.name
-    made = _flat(str(CreateTable(table).compile(dialect=dialect)))
+    made = flat(_compiled(dialect, CreateTable(table)))
     steps = [
         "BEGIN IMMEDIATE",
         f"ALTER TABLE {name} RENAME TO {name}_before",
@@ -82,8 +89,13 @@ def _made_again(dialect: Dialect, table: Table) -> str:
 
 
 def _column(dialect: Dialect, column: Column[Any]) -> str:
-    return _flat(str(CreateColumn(column).compile(dialect=dialect)))
+    return flat(_compiled(dialect, CreateColumn(column)))
 
 
-def _flat(sql: str) -> str:
+def _compiled(dialect: Dialect, element: CreateColumn | CreateTable) -> str:
+    return _LITERAL_IN_BRACKETS.sub(r"DEFAULT \1", str(element.compile(dialect=dialect)))
+
+
+def flat(sql: str) -> str:
+    """Return the statement in one line."""
     return re.sub(r"\s+", " ", sql).replace("( ", "(").replace(" )", ")").strip()

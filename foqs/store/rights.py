@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE"
-"""What a host needs, with `foqs shards create` and `foqs doctor`."""
+RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX"
+"""Rights for a host, `foqs shards create` and `foqs doctor`. Only migrations need ALTER, and remedies INDEX."""
 _WRONG_LOGIN = (1045, 1698)
 _NO_ACCOUNT_FOR_HOST = 1130
 _NO_DATABASE = (1044, 1049)
@@ -36,7 +36,7 @@ class Place(NamedTuple):
         return f"{self.product} at {self.address}" if self.address else self.product
 
     def refusal(self, code: int, account: Account | None, right: re.Match[str] | None) -> str:
-        """What was refused. `right` has the names of a right and of a table."""
+        """Describe what the server refused. `right` has the names of a right and of a table."""
         who = str(account or _quoted(self.user))
         if code in _WRONG_LOGIN:
             return f"{self} denies access to {who}: wrong user or password"

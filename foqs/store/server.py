@@ -28,8 +28,10 @@ class Version(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What is not as it should be, in words, and in a line how to mend it. `wrong`: the shard cannot be served, or a
-    promise does not hold."""
+    """One difference from a good database, and a line that says how to mend it.
+
+    `wrong`: the shard cannot be served, or a promise does not hold.
+    """
 
     found: str
     mend: str
@@ -60,7 +62,7 @@ def version(connection: Connection) -> Version:
 
 
 def refuse_old(found: Version) -> None:
-    """Raises ShardRefused for a server older than what is tested."""
+    """Raise ShardRefused for a server older than the oldest tested version."""
     oldest = _OLDEST[found.product]
     if found.number < oldest:
         raise ShardRefused(
@@ -90,7 +92,7 @@ def _sqlite_facts(connection: Connection, found: Version) -> Facts:
         why = f"journal_mode is {mode}, not wal: the file system may not support it"
         unsafe.append(Finding(why, "keep the file on a local file system", wrong=False))
     if connection.exec_driver_sql("PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
-        why = "synchronous is not FULL: a power failure may lose what was committed"
+        why = "synchronous is not FULL: a power failure may lose committed data"
         unsafe.append(Finding(why, "take a SQLite that was not built with another default"))
     return Facts(found, b"", 512 << 20, unsafe)
 
@@ -117,7 +119,7 @@ def _unsafe(settings: dict[str, str], packet: int) -> list[Finding]:
 
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush != "1":
-        why = f"innodb_flush_log_at_trx_commit is {flush}, not 1: a crash may lose what was committed"
+        why = f"innodb_flush_log_at_trx_commit is {flush}, not 1: a crash may lose committed data"
         add(why, "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration")
     if settings.get("innodb_doublewrite", "ON").upper() in ("OFF", "0", "DETECT_ONLY"):
         add("innodb_doublewrite is off: a power failure may damage pages", "innodb_doublewrite = ON, and a restart")
@@ -126,13 +128,13 @@ def _unsafe(settings: dict[str, str], packet: int) -> list[Finding]:
         why = f"innodb_flush_method is {method}: a power failure may lose data"
         add(why, "innodb_flush_method = O_DIRECT, and a restart")
     if settings.get("innodb_redo_log_enabled", "ON").upper() == "OFF":
-        add("the redo log is disabled: a crash loses what was committed", "ALTER INSTANCE ENABLE INNODB REDO_LOG")
+        add("the redo log is disabled: a crash loses committed data", "ALTER INSTANCE ENABLE INNODB REDO_LOG")
     if settings.get("innodb_force_recovery", "0") != "0":
         why = f"innodb_force_recovery is {settings['innodb_force_recovery']}: the server repairs, and refuses writes"
         add(why, "repair the server, then start it without innodb_force_recovery")
     if is_on("log_bin") and settings.get("sync_binlog") != "1":
         sync = settings.get("sync_binlog")
-        why = f"sync_binlog is {sync}, not 1: a crash may lose what was committed, or replicas it"
+        why = f"sync_binlog is {sync}, not 1: a crash may lose committed data, on this server or on its replicas"
         add(why, "SET GLOBAL sync_binlog = 1, and in the server's configuration")
     if is_on("log_bin") and settings.get("binlog_format", "ROW").upper() == "STATEMENT":
         why = "binlog_format is STATEMENT: the server refuses every write at foqs's isolation level"

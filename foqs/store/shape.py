@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,50 +57,65 @@ def read_shapes(connection: Connection) -> dict[str, TableShape]:
     return _sqlite_shapes(connection) if connection.dialect.name == "sqlite" else _server_shapes(connection)
 
 
-def missing(tables: Sequence[Table], shapes: Mapping[str, TableShape]) -> list[Finding]:
-    """The tables and columns that are not there, without the SQL that would add them."""
+def missing(
+    tables: Sequence[Table], shapes: Mapping[str, TableShape], later: Collection[str] = frozenset()
+) -> list[Finding]:
+    """The tables and columns that are not there, without the SQL that would add them. None of `later` is missed."""
     found = []
     for table in tables:
         shape = shapes.get(table.name)
         if shape is None:
-            found.append(Finding(f"table {table.name} is missing", _CREATE))
-        elif lacking := [column.name for column in table.columns if column.name not in shape.columns]:
+            if table.name not in later:
+                found.append(Finding(f"table {table.name} is missing", _CREATE))
+            continue
+        wanted = [column.name for column in table.columns if f"{table.name}.{column.name}" not in later]
+        if lacking := [name for name in wanted if name not in shape.columns]:
             found.append(Finding(f"table {table.name} lacks {', '.join(lacking)}", "foqs shards check"))
     return found
 
 
-def differences(connection: Connection, tables: Sequence[Table], shapes: Mapping[str, TableShape]) -> list[Finding]:
-    """What differs from `tables`, each with the SQL that mends it."""
+def differences(
+    connection: Connection,
+    tables: Sequence[Table],
+    shapes: Mapping[str, TableShape],
+    later: Collection[str] = frozenset(),
+) -> list[Finding]:
+    """What differs from `tables`, each with the SQL that mends it.
+
+    `later` names what the migration adds or changes (`foqs.store.tables.parts_since`): it may be missing, and such an
+    index may be any.
+    """
     found: list[Finding] = []
     for table in tables:
         shape = shapes.get(table.name)
-        if shape is None:
+        if shape is not None:
+            found += _differs(connection, table, shape, later)
+        elif table.name not in later:
             found.append(Finding(f"table {table.name} is missing", _CREATE))
-        else:
-            found += _differs(connection, table, shape)
     return found
 
 
-def _differs(connection: Connection, table: Table, shape: TableShape) -> Iterator[Finding]:
+def _differs(connection: Connection, table: Table, shape: TableShape, later: Collection[str]) -> Iterator[Finding]:
     name, dialect = table.name, connection.dialect
     if shape.engine not in ("", "InnoDB"):
         yield Finding(f"table {name} is kept by {shape.engine}, not by InnoDB", f"ALTER TABLE {name} ENGINE = InnoDB")
     for column in table.columns:
         there = shape.columns.get(column.name)
         if there is None:
-            yield Finding(f"table {name} lacks the column {column.name}", remedies.add_column(dialect, column))
+            if f"{name}.{column.name}" not in later:
+                yield Finding(f"table {name} lacks the column {column.name}", remedies.add_column(dialect, column))
         elif wrong := _wrong_column(connection, column, there):
             yield Finding(f"column {name}.{column.name} {wrong}", remedies.change_column(dialect, column))
     for extra, there in shape.columns.items():
         if extra not in table.columns and not there.filled:
-            why = f"column {name}.{extra} is none of foqs and has no default: every insert fails"
+            why = f"column {name}.{extra} is not in foqs's schema and has no default: every insert fails"
             yield Finding(why, remedies.drop_column(name, extra))
     key = tuple(column.name for column in table.primary_key)
     if shape.key != key and set(key) <= shape.columns.keys():
         is_now = f"({', '.join(shape.key)})" if shape.key else "missing"
         words = f"the primary key of {name} is {is_now}, not ({', '.join(key)})"
         yield Finding(words, remedies.change_key(dialect, table, there=bool(shape.key)))
-    yield from _wrong_indexes(connection, table, shape)
+    yield from _wrong_indexes(connection, table, shape, later)
 
 
 def _wrong_column(connection: Connection, column: Column[Any], there: ColumnShape) -> str:
@@ -109,12 +124,18 @@ def _wrong_column(connection: Connection, column: Column[Any], there: ColumnShap
         return f"has the type {there.shown}, not {wanted}"
     if there.nullable != bool(column.nullable):
         return "allows NULL" if there.nullable else "does not allow NULL"
+    if column.server_default is not None and not there.filled:
+        return "has no default, which the inserts of version 1 hosts need"
     return ""
 
 
-def _wrong_indexes(connection: Connection, table: Table, shape: TableShape) -> Iterator[Finding]:
+def _wrong_indexes(
+    connection: Connection, table: Table, shape: TableShape, later: Collection[str]
+) -> Iterator[Finding]:
     wanted = {str(index.name): index for index in table.indexes}
     for name, index in sorted(wanted.items()):
+        if f"{table.name}.{name}" in later:
+            continue
         there = shape.indexes.get(name)
         if there is None:
             mend = remedies.add_index(index)
@@ -124,7 +145,7 @@ def _wrong_indexes(connection: Connection, table: Table, shape: TableShape) -> I
             yield Finding(f"the index {name} of {table.name} is {_shown(there)}, not {_kind(index)}", mend)
     for name, there in shape.indexes.items():
         if name not in wanted and there.unique:
-            why = f"the unique index {name} of {table.name} is none of foqs: it may refuse items"
+            why = f"the unique index {name} of {table.name} is not in foqs's schema: it may refuse items"
             yield Finding(why, remedies.drop_index(connection.dialect, table.name, name))
 
 

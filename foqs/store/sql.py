@@ -50,7 +50,7 @@ from foqs.store.protocol import (
     StoreError,
 )
 from foqs.store.reads import Reads
-from foqs.store.schema import read_shard_row, refuse_foreign
+from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.store.statements import Fence, writes
 
 log = structlog.get_logger("foqs.store")
@@ -136,13 +136,13 @@ class SqlStore:
         return link, facts
 
     def _take_lock(self, link: Link, *, take_over: bool) -> bool:
-        """Whether it had to be taken from somebody."""
+        """Return whether another connection held it until now."""
         if self._lock.take(link):
             return False
         if not take_over:
             raise ShardRefused("another host has the shard", held=True)
         if not self._lock.seize(link, self._lock.holder(link)):
-            raise ShardRefused("the owner's connection was ended but does not give up the shard", held=True)
+            raise ShardRefused("killed the owner's connection, but its lock is still held", held=True)
         return True
 
     def _read_all(self, warnings: list[str], row: ShardRow, *, replaced: bool) -> Opened:

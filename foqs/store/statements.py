@@ -1,7 +1,8 @@
 """A transaction's writes as SQL text: integers and hex literals, so there is nothing to escape.
 
 Each statement comes with the rows it has to match; any other number means that the host's memory and the database
-disagree. Only rows of `expiry` are deleted on suspicion: who read an item without its body does not know its TTL.
+disagree. Only rows of `expiry` are deleted on suspicion: a host that read an item without its body does not know its
+TTL.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from foqs.rows import Batch, DedupRow, Holding, LaneRow, NewItem
 from foqs.store.dialect import Dialect
 from foqs.store.protocol import RowRejected
-from foqs.store.schema import EXPIRY_OF_ITEM, TIMER_OF_ITEM
+from foqs.store.tables import EXPIRY_OF_ITEM, TIMER_OF_ITEM
 
 ROWS = 1_000
 """Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
@@ -28,7 +29,7 @@ _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _LANE = "lane(lane, ns, topic, fairness)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
-# Templates with %d refuse what is no number, at half the price of f"{value:d}".
+# Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
 _TWO, _THREE, _SEVEN = "(%d,%d)", "%d,%d,%d", "(%d,%d,%d,%d,%d,%d,%d)"
 _BODY = "(%d,%s,%d,%d,%d,%d,%s,%s,x'%s')"
 _NEW_READY = "(%s,%d,0,0,%d)"

@@ -1,1 +1,1 @@
-"""ZooKeeper: facts in, facts out, and nothing else. The rules are in `foqs.shardmgr`."""
+"""ZooKeeper: reads and writes facts. The rules are in `foqs.shardmgr`."""

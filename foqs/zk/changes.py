@@ -1,4 +1,4 @@
-"""Changes to ZooKeeper, each a few requests of which one decides; all raise ZkError."""
+"""Changes to ZooKeeper: each takes a few requests, one of which decides. All raise ZkError."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from foqs.zk.link import Link
 from foqs.zk.paths import ELECTION, FOLDERS, Paths, host_name
 from foqs.zk.protocol import ZkConflict, ZkRefused
 
-# ZooKeeper closes the connection at a request of 1 MiB (jute.maxbuffer), again and again if it is repeated.
+# ZooKeeper closes the connection at a request of 1 MiB (jute.maxbuffer), and again at each repetition.
 MAX_RECORD_BYTES = 1_000_000
-_TRIES = 10  # each that fails means that somebody else has made a change
+_TRIES = 10  # each failed attempt means that another client made a change
 
 
 class Changes:
-    """What is ephemeral belongs to the session `session`."""
+    """Writes records; ephemeral ones belong to the session `session`."""
 
     def __init__(self, link: Link, paths: Paths) -> None:
         self.session = 0
@@ -41,7 +41,7 @@ class Changes:
         self._paths = paths
 
     async def prepare(self) -> None:
-        """Makes the folders that are missing."""
+        """Create the missing folders."""
         try:
             found = await self._children(self._paths.root)
         except ZkConflict:
@@ -53,7 +53,7 @@ class Changes:
                 await self._make_folder(self._paths.folder(name))
 
     async def register(self, host: HostFact) -> None:
-        """The host's record, and one candidacy. Raises ZkConflict while the id has a record at another address."""
+        """Write the host's record and one candidacy. Raises ZkConflict while the id has a record at another address."""
 
         def may_replace(data: bytes) -> bool:
             try:
@@ -71,7 +71,7 @@ class Changes:
                 ours.append(name)
             elif found is not None:
                 await self._remove(self._paths.candidate(name))
-        # Two are left when it is not known whether the first one was made.
+        # Two exist if the outcome of the first one was unknown.
         for name in sorted(ours, key=lambda name: int(name.rpartition("-")[2]))[1:]:
             await self._remove(self._paths.candidate(name))
         if not ours:
@@ -101,7 +101,7 @@ class Changes:
             with contextlib.suppress(ZkConflict):
                 await self._delete(path, stat.version)
                 return
-        raise ZkConflict(f"{path} goes on changing")
+        raise ZkConflict(f"{path} keeps changing")
 
     async def assign(self, hosts: Mapping[int, str], version: int) -> None:
         await self._compare_and_set(self._paths.assignment, encode_assignment(hosts), version)
@@ -130,12 +130,12 @@ class Changes:
                     await self._link.answer(lambda client: client.create_async(path, data))
                     return
                 version = found[1].version
-                with contextlib.suppress(ZkRefused):  # one that cannot be read is replaced
+                with contextlib.suppress(ZkRefused):  # an unreadable mark is replaced
                     if _mark(path, found[0]).epoch > mark.epoch:
                         return
                 await self._link.answer(partial(_set, path, data, version))
                 return
-        raise ZkConflict(f"{path} goes on changing")
+        raise ZkConflict(f"{path} keeps changing")
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
         path, data = self._paths.shard(fact.id), _sized(encode_shard(fact))
@@ -157,7 +157,7 @@ class Changes:
     # ------------------------------------------------------------------------------------- requests
 
     async def _place(self, path: str, data: bytes, may_replace: Callable[[bytes], bool]) -> None:
-        """Makes an ephemeral record of this session stand at `path`."""
+        """Write an ephemeral record of this session at `path`."""
         _sized(data)
         for _ in range(_TRIES):
             try:
@@ -169,17 +169,18 @@ class Changes:
                 continue
             old, stat = found
             if not may_replace(old):
-                raise ZkConflict(f"{path} says something newer")
+                raise ZkConflict(f"{path} has newer content")
             ours = stat.ephemeralOwner == self.session
             if ours and old == data:
                 return
             with contextlib.suppress(ZkConflict):
                 await self._replace(path, data, stat.version, ours=ours)
                 return
-        raise ZkConflict(f"{path} goes on changing")
+        raise ZkConflict(f"{path} keeps changing")
 
     async def _replace(self, path: str, data: bytes, version: int, *, ours: bool) -> None:
-        """Another session's record is made ours in one transaction, so that nobody finds nothing there."""
+        """Replace a record. A record of another session is replaced in one transaction, so that no reader finds the
+        node missing."""
         if ours:
             await self._link.answer(lambda client: client.set_async(path, data, version))
             return
@@ -198,7 +199,7 @@ class Changes:
         return set(await self._link.answer(lambda client: client.get_children_async(path)))
 
     async def _read(self, path: str) -> Any:
-        """Data and kazoo's ZnodeStat, or None."""
+        """Return data and kazoo's ZnodeStat, or None."""
         try:
             return await self._link.answer(lambda client: client.get_async(path))
         except ZkConflict:

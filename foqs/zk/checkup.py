@@ -1,7 +1,7 @@
-"""A look at a ZooKeeper that changes nothing: its servers, and what a host may do below the root.
+"""A read-only check of a ZooKeeper: its servers, and a host's rights below the root.
 
-What has to be written is tried in transactions that cannot succeed: ZooKeeper checks the rights of each step before it
-finds the last one impossible, and takes all of it back.
+Rights to write are tested in transactions that cannot succeed: ZooKeeper checks the rights of each step before it finds
+the last step impossible, and then rolls back.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.protocol.serialization import Connect
 
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import HostFact, ShardFact, decode_host
 from foqs.zk.link import check
 from foqs.zk.paths import ASSIGNMENT, FOLDERS, HOSTS, SLOTS, Paths, host_of
@@ -27,15 +27,15 @@ from foqs.zk.shards import connected, read_records
 _LENGTH = struct.Struct("!i")
 _CLOSE = struct.Struct("!iii").pack(8, 0, -11)
 _NEVER = (1 << 31) - 1
-"""No node's version."""
+"""A version that no node has."""
 _PROBE = "foqs-doctor"
 _MOST_REPLY_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCheckup:
-    """One server of the ensemble. `version` is empty where the server tells none; `session_ms` is the time-out that it
-    gives to a session that asks for the configured one."""
+    """One server of the ensemble. `version` is empty if the server does not report it. `session_ms` is the time-out
+    that it grants to a session that asks for the configured one."""
 
     version: str
     session_ms: int
@@ -43,8 +43,8 @@ class ServerCheckup:
 
 @dataclass(slots=True)
 class RootCheckup:
-    """`there`: the root; where it is not, `beside` has the names beside the first node that is missing. `denied`: what
-    this credential may not do, such as `create in /foqs/shards`."""
+    """`there`: the root exists; if not, `beside` has the names beside the first missing node. `denied`: operations that
+    the credential may not do, such as `create in /foqs/shards`."""
 
     there: bool = True
     beside: list[str] = field(default_factory=list)
@@ -55,8 +55,8 @@ class RootCheckup:
 
 
 def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: float) -> ServerCheckup:
-    """Begins a session with this server alone, which it grants only as a part of its ensemble, and ends it. Raises
-    OSError (in words where the server answers and grants none), and Invalid for files of TLS that cannot be read."""
+    """Begin and end a session with this server alone; it grants one only as part of its ensemble. Raises OSError (with
+    a message if the server answers and grants none), and Invalid for TLS files that cannot be read."""
     check(config)
     deadline = time.monotonic() + timeout_s
     with _connect(config, host, port, deadline) as asked:
@@ -67,14 +67,14 @@ def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: floa
         client.sendall(_LENGTH.pack(len(order)) + order)
         size = _LENGTH.unpack(_exactly(client, _LENGTH.size, deadline))[0]
         if not 0 < size < _MOST_REPLY_BYTES:
-            raise OSError("what answers is no ZooKeeper")
+            raise OSError("the server is not a ZooKeeper")
         reply, _ = Connect.deserialize(_exactly(client, size, deadline), 0)
         client.sendall(_CLOSE)
     return ServerCheckup(_version(told), reply.time_out)
 
 
 def _connect(config: ZookeeperSection, host: str, port: int, deadline: float) -> socket.socket:
-    """As kazoo connects: with the system's authorities beside those that are given."""
+    """Connect as kazoo does: with the system's authorities in addition to the given ones."""
     plain = socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
     if not config.tls:
         return plain
@@ -91,7 +91,7 @@ def _connect(config: ZookeeperSection, host: str, port: int, deadline: float) ->
 
 
 def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
-    """Raises Unavailable, Forbidden (the credential is refused), Invalid (a package is missing)."""
+    """Check the root. Raises Unavailable, Forbidden (the credential is refused), Invalid (a package is missing)."""
     paths, made = Paths(config.root), RootCheckup()
     with connected(config, timeout_s) as client:
         try:
@@ -116,7 +116,7 @@ def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
 
 
 def _is_there(client: KazooClient, path: str) -> bool:
-    """Also of a node that this credential may not be told of."""
+    """Return whether a node exists, also one that this credential may not see."""
     try:
         return client.exists(path) is not None
     except NoAuthError:
@@ -160,7 +160,7 @@ def _try(made: RootCheckup, client: KazooClient, path: str, what: str, *, create
 def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths) -> None:
     try:
         made.shards = read_records(client, paths)
-    except NoNodeError:  # made by the first host that comes
+    except NoNodeError:  # the first host creates it
         return
     except NoAuthError:
         made.denied.append("read the shards")
@@ -173,7 +173,7 @@ def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: lis
         try:
             host = host_of(name)
             made.hosts.append(decode_host(host, client.get(paths.host(host))[0]))
-        except NoNodeError:  # it left meanwhile
+        except NoNodeError:  # it left during the check
             continue
         except NoAuthError:
             made.denied.append(f"read {paths.folder(HOSTS)}/{name}")
@@ -182,7 +182,7 @@ def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: lis
 
 
 def _version(told: bytes) -> str:
-    """`srvr` may be switched off."""
+    """Parse the version; the server may have `srvr` switched off."""
     _, found, rest = told.partition(b"Zookeeper version: ")
     return rest.partition(b"-")[0].partition(b",")[0].decode("ascii", "replace")[:20] if found else ""
 
@@ -200,7 +200,7 @@ def _exactly(client: socket.socket, size: int, deadline: float) -> bytes:
     while len(got) < size:
         more = _some(client, size - len(got), deadline)
         if not more:
-            raise OSError("it ends connections: it is no ZooKeeper, or one without a quorum")
+            raise OSError("the server closes connections: it is not a ZooKeeper, or it has no quorum")
         got += more
     return got
 

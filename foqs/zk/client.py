@@ -10,14 +10,15 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from foqs.config.schema import ZookeeperSection
 from foqs.marks import Mark
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
+from foqs.shardmgr.session import Session
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check
 from foqs.zk.mirror import Folder
 from foqs.zk.paths import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SHARDS, SLOTS, Paths
-from foqs.zk.protocol import Done, Session, ZkConflict, ZkError, ZkRefused, ZkUnavailable
+from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable
 from foqs.zk.view import View
 
 log = structlog.get_logger("foqs.zk")
@@ -26,10 +27,10 @@ _JOIN_AGAIN_S = 1.0
 
 
 class ZkFactStore:
-    """A `FactStore`. One loop calls it, and is called; changes of one record are made in the order of their calls."""
+    """A `FactStore`, called by one loop and calling it. Changes of one record are made in the order of their calls."""
 
     def __init__(self, config: ZookeeperSection, loop: asyncio.AbstractEventLoop) -> None:
-        """Connects to nothing yet. Raises Invalid when a package is missing that the configuration needs."""
+        """Open no connection yet. Raises Invalid if a package is missing that the configuration needs."""
         check(config)
         paths = Paths(config.root)
         self._paths = paths
@@ -138,9 +139,9 @@ class ZkFactStore:
                 await self._changes.register(self._host or host)
         except ZkRefused as error:
             log.error("host.refused", host=host.id, reason=str(error))
-        except ZkConflict:  # another process has the id: until its session has ended
+        except ZkConflict:  # another process has the id: retry until its session has ended
             self._register_later()
-        except ZkError as error:  # the connection was lost: it is done again at the next one
+        except ZkError as error:  # the connection was lost: the next connection registers the host
             log.debug("host.not_registered", host=host.id, reason=str(error))
 
     def _register_later(self) -> None:
@@ -150,7 +151,7 @@ class ZkFactStore:
 
     def _register_again(self) -> None:
         self._again = None
-        if self._told is Session.CONNECTED:  # else the next connection does it
+        if self._told is Session.CONNECTED:  # otherwise the next connection registers it
             self._spawn(self._register())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -171,10 +172,10 @@ class ZkFactStore:
         self._spawn(self._begin(self._connections))
 
     async def _begin(self, connection: int) -> None:
-        """What a connection begins with: folders, watches, and this host's own records."""
+        """Start a connection: folders, watches, and this host's own records."""
         try:
             await self._changes.prepare()
-        except ZkRefused as error:  # changes will be told why
+        except ZkRefused as error:  # the outcomes of changes will have the reason
             log.error("folders.refused", root=self._paths.root, reason=str(error))
         except ZkError:
             return  # lost again
@@ -200,13 +201,13 @@ class ZkFactStore:
     # ------------------------------------------------------------------------------------- facts
 
     def _touch(self) -> None:
-        """Something is new: tell of it when all that came in this turn is taken in."""
+        """Schedule a report of the facts after all answers of this turn of the loop."""
         if not self._telling:
             self._telling = True
             self._loop.call_soon(self._tell)
 
     def _tell(self) -> None:
         self._telling = False
-        # The connection may have been lost since the last of it was read.
+        # The connection may have been lost since the last record was read.
         if self._told is Session.CONNECTED and all(folder.loaded for folder in self._folders):
             self._changed(self._view.facts)

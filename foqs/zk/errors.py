@@ -1,4 +1,4 @@
-"""kazoo's errors as those of the protocol."""
+"""Map kazoo's errors to those of the protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOST = (
 
 
 def mapped(error: Exception) -> ZkError:
-    """The text is the kind of error alone: what was written may hold a shard's URL."""
+    """Map an error. The text is only the kind of error: the written data may hold a shard's URL."""
     kind = type(error).__name__
     if isinstance(error, ZkError):
         return error
@@ -48,7 +48,8 @@ def mapped(error: Exception) -> ZkError:
 
 
 def first_failure(results: Iterable[object]) -> Exception | None:
-    """Why a transaction failed; None when it did not. What would have been done stands with an error as well."""
+    """Return the reason why a transaction failed; None if it succeeded. Steps that would have succeeded also have an
+    error."""
     failures = [result for result in results if isinstance(result, KazooException)]
     reasons = [failure for failure in failures if not isinstance(failure, RolledBackError | RuntimeInconsistency)]
     return next(iter(reasons or failures), None)

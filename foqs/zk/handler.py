@@ -1,4 +1,4 @@
-"""kazoo, without its threads for callbacks and without its words: what it has to tell is run on the event loop."""
+"""A kazoo handler without callback threads and without kazoo's log: callbacks run on the event loop."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 log = structlog.get_logger("foqs.zk")
 
-# Of the session's states we tell ourselves; kazoo stops trying only when it is closed.
+# foqs logs the session's states itself; kazoo stops its attempts only when it is closed.
 _KNOWN = ("Transition to ", "Session has expired", "AUTH_FAILED", "Failed connecting to Zookeeper within")
 
 
 class _OnLoop:
-    """In the place of kazoo's queues: answers and watch events run on the loop, in the order in which they came."""
+    """Replaces kazoo's queues: answers and watch events run on the loop, in the order of arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def put(self, what: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no callback can run
             self._loop.call_soon_threadsafe(what)
 
 
 class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """`ended` is called on the loop when kazoo's connection thread is over: it does not try again after a failed
-    authentication, nor after an error that it did not expect.
+    """Calls `ended` on the loop when kazoo's connection thread has ended: the thread does not retry after a failed
+    authentication or an unexpected error.
 
-    A server is given up when it takes longer than `patience_s` to take a connection, or to answer as the first thing on
-    it. By itself kazoo would wait for the session's time-out: one server that is silent once would cost the session.
+    A server is given up if it takes longer than `patience_s` to accept a connection, or to send its first answer on it.
+    kazoo alone would wait for the session's time-out: one silent server would cost the session.
     """
 
     running = True
@@ -58,11 +58,12 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readable: list[Any], writable: list[Any], _: list[Any], timeout: float
     ) -> tuple[list[Any], list[Any]]:
-        """As kazoo uses select.select. Its own makes and closes an epoll object each time, several times a request; and
-        neither would find what a TLS socket has decrypted already, with an answer that came together with another."""
+        """Replace select.select for kazoo. kazoo's version creates and closes an epoll object each time, several times
+        a request. Neither notices bytes that a TLS socket has decrypted already, with an answer that arrived together
+        with another."""
         if held := [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]:
             return held, []
-        if len(readable) == 1:  # later kazoo looks for new requests at the same time
+        if len(readable) == 1:  # later calls also wait for new requests
             timeout = min(timeout, self._patience_s)
         poll = select.poll()
         for thing in readable:
@@ -88,8 +89,8 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class KazooLog:
-    """What kazoo says, without what it sends and receives, which holds credentials and URLs; the same thing once, not
-    at each of its attempts."""
+    """kazoo's log without the data that it sends and receives, which contain credentials and URLs. A repeated message
+    is logged once, not at each attempt."""
 
     def __init__(self) -> None:
         self._said = ""

@@ -1,4 +1,4 @@
-"""The connection to ZooKeeper: one session after another, and a bounded number of requests under way."""
+"""The connection to ZooKeeper: one session after another, and a bounded number of requests in flight."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kazoo.protocol.connection import PURESASL_AVAILABLE
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
-from foqs.sections import ZookeeperSection
 from foqs.zk.errors import mapped
 from foqs.zk.handler import KazooLog, LoopHandler
 from foqs.zk.protocol import ZkUnavailable
@@ -35,16 +35,16 @@ _AGAIN_S = 1.0
 _CLOSE_S = 1.0
 _MAX_DELAY_S = 1.0
 _TRIES = 3
-"""To connect, within one session's time-out, though each server takes the connection and says nothing."""
+"""Connection attempts within one session's time-out, if each server accepts the connection and stays silent."""
 _LEAST_PATIENCE_S = 1.0
 
 
 class Link:
-    """All of it is called, and calls, on the loop.
+    """Sends requests over one session at a time; all calls and callbacks are on the loop.
 
-    `up(session id)` at each connection, then `down(expired)`. Requests are sent in the order in which they were asked
-    for, urgent ones before others; one that is under way when the connection is lost ends with kazoo's ConnectionLoss,
-    one that was not sent with ZkUnavailable.
+    `up(session id)` follows each connection, then `down(expired)`. Requests are sent in the order of their calls,
+    urgent ones first. If the connection is lost, a request in flight ends with kazoo's ConnectionLoss, and an unsent
+    one with ZkUnavailable.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Link:
         self._connected = False
         self._closing = self._closed = False
         self._closings: list[Callable[[], None]] = []
-        self._refused = False  # the credential, and the log has it
+        self._refused = False  # the credential was refused, and the log has it
         self._kazoo_log = KazooLog()
         self._numbers = itertools.count()
         self._under_way: dict[int, Then] = {}
@@ -70,7 +70,7 @@ class Link:
         self._bulk: deque[tuple[Call, Then]] = deque()
 
     def start(self) -> None:
-        """Connects, and goes on trying until `close`."""
+        """Connect, and retry until `close`."""
         if self._closing:
             return
         config = self._config
@@ -89,7 +89,7 @@ class Link:
         client.start_async()
 
     def close(self, done: Callable[[], None]) -> None:
-        """Ends the session. `done` is called when it is ended, or cannot be in a second. May be called twice."""
+        """End the session. `done` is called when it has ended, or after one second. May be called twice."""
         self._closings.append(done)
         if self._closing:
             if self._closed:
@@ -111,7 +111,7 @@ class Link:
             self._loop.call_soon(closed)
 
     def ask(self, call: Call, then: Then, *, urgent: bool = True) -> None:
-        """`call` gives kazoo's answer to come; `then` gets its value or its error."""
+        """Send a request. `call` returns kazoo's future answer; `then` gets its value or its error."""
         if not self._connected:
             self._loop.call_soon(then, None, ZkUnavailable("no connection to ZooKeeper"))
             return
@@ -119,7 +119,7 @@ class Link:
         self._send()
 
     async def answer(self, call: Call) -> Any:
-        """The same as a value. Raises ZkError."""
+        """Send a request and return its value. Raises ZkError."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def then(value: Any, error: Exception | None) -> None:
@@ -149,11 +149,11 @@ class Link:
 
     def _answered(self, number: int, result: Any) -> None:
         then = self._under_way.pop(number, None)
-        if then is None:  # told before that the connection was lost
+        if then is None:  # it was already failed when the connection was lost
             return
         try:
             value = result.get_nowait()
-        except ConnectionLoss as error:  # what is not sent yet waits for what the session is now
+        except ConnectionLoss as error:  # unsent requests wait for the new state of the session
             then(None, error)
             return
         except KazooException as error:
@@ -207,7 +207,7 @@ class Link:
         self._down(expired)
 
     def _ended(self, client: KazooClient | None) -> None:
-        """kazoo has given up for good; with a new client comes a new session."""
+        """Start a new client, and so a new session: kazoo has given up for good."""
         if client is not self._client or client is None or self._closing:
             return
         self._client = None
@@ -216,7 +216,7 @@ class Link:
         self._loop.call_later(_AGAIN_S, self.start)
 
     def _end(self, client: KazooClient, done: Callable[[], None]) -> None:
-        """In a thread of its own, since kazoo waits for its thread."""
+        """Close the client in a separate thread, because kazoo waits for its own thread."""
 
         def end() -> None:
             with contextlib.suppress(WriterNotClosedException):
@@ -228,17 +228,17 @@ class Link:
 
 
 def check(config: ZookeeperSection) -> None:
-    """Raises Invalid: a package or a file is missing that the configuration needs."""
+    """Check the configuration. Raises Invalid if a package or a file is missing."""
     if config.auth_scheme == "sasl" and not PURESASL_AVAILABLE:
         raise Invalid("zookeeper.auth_scheme: sasl needs the package pure-sasl (pip install 'pure-sasl>=0.6.2')")
     files = {"ca": config.tls_ca_file, "cert": config.tls_cert_file, "key": config.tls_key_file}
     for name, path in files.items():
-        if path is not None and not os.access(path, os.R_OK):  # kazoo would only go on trying
+        if path is not None and not os.access(path, os.R_OK):  # kazoo would retry for ever
             raise Invalid(f"zookeeper.tls_{name}_file: cannot read {path}")
 
 
 def security(config: ZookeeperSection) -> dict[str, Any]:
-    """What kazoo is to be told of TLS and of the credential."""
+    """Return kazoo's settings for TLS and the credential."""
     return {**_tls(config), **_authentication(config)}
 
 

@@ -1,7 +1,7 @@
-"""The nodes of a folder as they are now: read with a watch each, read again when it fires.
+"""The current nodes of a folder: read with one watch each, and read again when a watch fires.
 
-kazoo's answers and events come in ZooKeeper's order, so the state of a name is one token: that of its read under way,
-or of the watch that this read has set. What carries another token is older, and ignored.
+kazoo's answers and events arrive in ZooKeeper's order, so the state of a name is one token: that of its read in flight,
+or of the watch that this read set. An answer or event with another token is older, and ignored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PACE_S = 10e-6  # for each name: a folder of 10,000 is listed ten times a secon
 
 
 class Folder:
-    """`put(name, data, version)` and `drop(name)` are told of every change, `put` also of what did not change after a
-    `reload`; `whole()` when all that a reload found is read. Without `read` only names count, and their data is b''.
-    `only`: the one name that matters."""
+    """Calls `put(name, data, version)` and `drop(name)` at every change, `put` also for unchanged nodes after a
+    `reload`, and `whole()` when it has read all nodes that a reload found. Without `read` only names count, and their
+    data is b''. `only`: the one relevant name."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Folder:
         only: str | None = None,
     ) -> None:
         self.path = path
-        self.loaded = False  # since the last `reload`: listed, and all that was listed then read
+        self.loaded = False  # True once all nodes listed after the last `reload` are read
         self._link = link
         self._loop = loop
         self._whole = whole
@@ -60,7 +60,7 @@ class Folder:
         self._unread: set[str] | None = None
 
     def reload(self) -> None:
-        """To be called at every connection: no watch is left from the one before."""
+        """Read everything again. Call it at every connection: no watch survives the previous one."""
         self.loaded = False
         self._unread = None
         self._tokens.clear()
@@ -83,7 +83,7 @@ class Folder:
             return
         if error is not None:
             self._failed(self.path, error)
-            self._list_later(token, _AGAIN_S)  # a lost connection brings a `reload` before that
+            self._list_later(token, _AGAIN_S)  # after a lost connection a `reload` comes first
             return
         before = self._names
         self._names = frozenset(names if self._only is None else {self._only} & set(names))
@@ -121,7 +121,7 @@ class Folder:
         else:
             self._failed(f"{self.path}/{name}", error)
             if not isinstance(mapped(error), ZkRefused):
-                return  # the connection is lost: a `reload` comes
+                return  # the connection is lost: a `reload` follows
         self._seen(name)
 
     def _forget(self, name: str) -> None:

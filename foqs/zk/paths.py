@@ -1,4 +1,4 @@
-"""Where each fact is below the root, and how ids are spelled in the names of nodes."""
+"""The path of each fact below the root, and the node names of ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS)
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """`root` is absolute, without a slash at its end, and not the root of all."""
+    """Paths below `root`, which is absolute, has no slash at its end, and is not `/`."""
 
     root: str
 
@@ -51,19 +51,20 @@ class Paths:
 
     @property
     def ancestors(self) -> list[str]:
-        """The root and what is above it, from the top."""
+        """The root and its ancestors, from the top."""
         parts = self.root.split("/")[1:]
         return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def host_name(host: str) -> str:
-    """A host's id as the name of a node; any text is one."""
+    """Return the node name of a host's id, which can be any text."""
     # ZooKeeper refuses these two, and quote leaves dots alone.
     return host.replace(".", "%2E") if host in (".", "..") else quote(host, safe="")
 
 
 def host_of(name: str) -> str:
-    """Raises Invalid: no name that `host_name` makes, so that no host has two."""
+    """Return the host's id of a node name. Raises Invalid if `host_name` does not make the name, so that no host has
+    two."""
     host = unquote(name)
     if host_name(host) != name:
         raise Invalid("not the name of a host's node")
@@ -71,14 +72,14 @@ def host_of(name: str) -> str:
 
 
 def shard_of(name: str) -> int:
-    """Raises Invalid."""
+    """Return the number of a shard's node. Raises Invalid."""
     if not name.isascii() or not name.isdigit() or name.startswith("0") or len(name) > 5 or int(name) > MAX_SHARD:
         raise Invalid("not the number of a shard")
     return int(name)
 
 
 def candidate_of(name: str) -> tuple[int, str]:
-    """Sequence number and host of a node in the election, whose names are <host>-<sequence>. Raises Invalid."""
+    """Return the sequence number and the host of a node in the election, <host>-<sequence>. Raises Invalid."""
     host, _, sequence = name.rpartition("-")
     if not sequence.isascii() or not sequence.isdigit():
         raise Invalid("no sequence number")

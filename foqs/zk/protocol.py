@@ -1,45 +1,38 @@
-"""What a host or an operator asks of ZooKeeper.
+"""The requests of a host or an operator to ZooKeeper.
 
-Two implementations: `foqs.zk.client` (kazoo) and the fake of the simulation; both pass the same contract suite.
-Everything is called on the event loop, returns at once, and calls back on the event loop.
+Two implementations: `foqs.zk.client` (kazoo) and the fake of the simulation; both pass the same contract suite. All
+methods are called on the event loop, return at once, and call back on the event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Protocol
 
 from foqs.marks import Mark
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
-
-
-class Session(Enum):
-    """CONNECTED; SUSPENDED: no server answers, what is ephemeral still stands; EXPIRED: what was ephemeral is gone."""
-
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-    EXPIRED = "expired"
+from foqs.shardmgr.session import Session
 
 
 class ZkError(Exception):
-    """A change that was not made, unless it is `ZkUnknown`."""
+    """A change was not made, unless the error is `ZkUnknown`."""
 
 
 class ZkConflict(ZkError):
-    """Somebody else changed it first (compare-and-set), it is there already, or it is not there: look again."""
+    """Another client changed the record first (compare-and-set), or it exists already, or it is missing: read the facts
+    again."""
 
 
 class ZkUnknown(ZkError):
-    """The connection was lost while the change was made: the facts will tell."""
+    """The connection was lost during the change: the facts will show the outcome."""
 
 
 class ZkRefused(ZkError):
-    """Authentication or an ACL forbids it, or the record is too large. It will not work later either."""
+    """Authentication or an ACL forbids the change, or the record is too large. A retry will not help."""
 
 
 class ZkUnavailable(ZkError):
-    """There is no connection, so nothing was sent: it may work after the next CONNECTED."""
+    """There is no connection, so nothing was sent: retry after the next CONNECTED."""
 
 
 Done = Callable[[ZkError | None], None]
@@ -47,41 +40,42 @@ Done = Callable[[ZkError | None], None]
 
 class FactStore(Protocol):
     def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
-        """Connects, and goes on trying. `changed` is told of all facts whenever any is new, and once after each
-        CONNECTED (they are fresh from then on); while SUSPENDED the last ones stand. A record that cannot be read is
-        reported in the log; what it said before stands."""
+        """Connect, and retry until `close`. `changed` gets all facts at each change, and once after each CONNECTED
+        (they are fresh from then on); while SUSPENDED the last ones remain valid. An unreadable record is logged, and
+        its previous content stays in effect."""
 
     def join(self, host: HostFact) -> None:
-        """Registers the host and its candidacy for controller, now and again after every EXPIRED. Called once more with
-        another fact of the same host, it replaces the record. An entry that an earlier session of the same host left
-        behind is replaced. While a session at another address has the id, the store tries again every second."""
+        """Register the host and its candidacy for controller, now and again after every EXPIRED. A second call with
+        another fact of the same host replaces the record. An entry of an earlier session of the same host is replaced.
+        While a session at another address has the id, the store retries every second."""
 
     def own(self, owner: OwnerFact, done: Done) -> None:
-        """Announces who serves a shard. Replaces an entry with a lower epoch; ZkConflict when there is a higher one."""
+        """Announce the owner of a shard. Replaces an entry with a lower epoch; ZkConflict if there is a higher one."""
 
     def disown(self, shard: int, epoch: int, done: Done) -> None:
-        """Takes back what `own` announced, if it still has that epoch."""
+        """Withdraw the announcement of `own`, if it still has that epoch."""
 
     def assign(self, hosts: Mapping[int, str], version: int, done: Done) -> None:
-        """Writes the assignment if it still has `version` (-1: if there is none); ZkConflict otherwise."""
+        """Write the assignment if it still has `version` (-1: if there is none); ZkConflict otherwise."""
 
     def share_slots(self, slots: Slots, done: Done) -> None:
-        """Writes the record of slots in place of the one of its `version`, as `assign` does the assignment."""
+        """Replace the record of slots that has its `version`, as `assign` replaces the assignment."""
 
     def put_shard(self, fact: ShardFact, *, new: bool, done: Done) -> None:
-        """Adds a shard (`new`), or replaces its record. ZkConflict when it is there (or is not)."""
+        """Add a shard (`new`), or replace its record. ZkConflict if it exists (or does not)."""
 
     def remove_shard(self, shard: int, done: Done) -> None: ...
 
     def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
-        """Reads the mark of a shard (None: there is none). It is no fact: only the host that opens the shard asks."""
+        """Read the mark of a shard (None: there is none). A mark is not part of the facts: only the host that opens the
+        shard reads it."""
 
     def remember(self, shard: int, mark: Mark, done: Done) -> None:
-        """Writes the mark of a shard; one of a later owner stands."""
+        """Write the mark of a shard; a mark of a later owner stays."""
 
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
-        """Marks a host to be emptied, or takes the mark back."""
+        """Mark a host as drained, or remove the mark."""
 
     def close(self, done: Callable[[], None]) -> None:
-        """Ends the session: what is ephemeral is gone at once. `done` is called when that is certain, or cannot be had
-        in a second."""
+        """End the session: its ephemeral records are gone at once. `done` is called when that is certain, or after one
+        second."""

@@ -1,4 +1,4 @@
-"""The shards of a cluster, read once, by somebody who is no host and no operator."""
+"""The shards of a cluster, read once by a process that is neither a host nor an operator's command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, KazooException, NoNodeError, WriterNotClosedException
 from kazoo.protocol.states import KazooState, KeeperState
 
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import ShardFact, decode_shard
 from foqs.zk.errors import mapped
 from foqs.zk.handler import KazooLog
@@ -21,28 +21,30 @@ from foqs.zk.protocol import ZkRefused
 
 
 def read_shards(config: ZookeeperSection, *, timeout_s: float = 10.0) -> list[ShardFact]:
-    """All of them, in the order of their numbers, whatever their use is.
+    """Return all shards of any use, in the order of their numbers.
 
-    Raises Unavailable (no ZooKeeper within `timeout_s`, or nothing there), Forbidden, and Invalid: a record cannot be
-    read, which would else be a shard that is silently missing.
+    Raises Unavailable (no ZooKeeper within `timeout_s`, or an empty root), Forbidden, and Invalid if a record cannot be
+    read: skipping it would silently omit a shard.
     """
     with connected(config, timeout_s) as client:
         try:
             return read_records(client, Paths(config.root))
         except NoNodeError:
-            raise Unavailable(f"ZooKeeper at {config.hosts} shows nothing of {config.root}") from None
+            raise Unavailable(f"ZooKeeper at {config.hosts} has no cluster at {config.root}") from None
 
 
 @contextlib.contextmanager
 def connected(config: ZookeeperSection, timeout_s: float) -> Iterator[KazooClient]:
-    """A session. Raises Invalid (a package is missing), Unavailable and Forbidden; also for kazoo's errors inside."""
+    """Yield a session. Raises Invalid (a package is missing), Unavailable and Forbidden, also for kazoo's errors inside
+    the block."""
     check(config)
     client = KazooClient(config.hosts, timeout=config.session_timeout_ms / 1000, logger=KazooLog(), **security(config))
     settled = threading.Event()
     refused = False
 
     def listen(state: str) -> None:
-        """In kazoo's thread. Of a credential that is refused it tells nobody who waits for the connection."""
+        """Runs in kazoo's thread. kazoo does not report a refused credential to the thread that waits for the
+        connection."""
         nonlocal refused
         refused = refused or client.client_state == KeeperState.AUTH_FAILED
         if refused or state == KazooState.CONNECTED:
@@ -69,7 +71,7 @@ def connected(config: ZookeeperSection, timeout_s: float) -> Iterator[KazooClien
 
 
 def read_records(client: KazooClient, paths: Paths) -> list[ShardFact]:
-    """In the order of their numbers. Raises Invalid, and kazoo's errors."""
+    """Return the shards in the order of their numbers. Raises Invalid, and kazoo's errors."""
     found = []
     for name in client.get_children(paths.folder(SHARDS)):
         try:
@@ -78,7 +80,7 @@ def read_records(client: KazooClient, paths: Paths) -> list[ShardFact]:
             raise Invalid(f"ZooKeeper's record {SHARDS}/{name}: {error.message}") from None
         try:
             data, _ = client.get(paths.shard(number))
-        except NoNodeError:  # removed meanwhile
+        except NoNodeError:  # removed during the read
             continue
         try:
             found.append(decode_shard(number, data))

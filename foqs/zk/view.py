@@ -1,5 +1,5 @@
-"""Records as they are read, as facts. One that cannot be read is reported in the log; what it said before stands, so
-that no shard looks removed because of a slip of the pen."""
+"""Records as facts. An unreadable record is logged, and its previous content stays in effect, so that no shard looks
+removed after a typing error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 class Section(Generic[K, V]):
-    """The records of one folder. `parse(name, data)` gives key and value, or raises Invalid."""
+    """The records of one folder. `parse(name, data)` returns key and value, or raises Invalid."""
 
     def __init__(self, folder: str, parse: Callable[[str, bytes], tuple[K, V]], changed: Callable[[], None]) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Section(Generic[K, V]):
 
     @property
     def values(self) -> Mapping[K, V]:
-        """Not changed after it was given out."""
+        """The returned mapping never changes."""
         if self._values is None:
             self._values = dict(record for _, record in self._found.values() if record is not None)
         return self._values
@@ -70,13 +70,13 @@ class Section(Generic[K, V]):
 
 
 class View:
-    """`changed` is called at each change; a record that stands as it was is none."""
+    """`changed` is called at each change; an unchanged record is not a change."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._assignment = Assignment()
         self._slots = Slots()
-        # By record: one that was removed and written anew has the versions of the one before.
+        # By record: a record that was removed and written again has the versions of the previous one.
         self._data: dict[str, bytes] = {}
         self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
         self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
@@ -85,7 +85,7 @@ class View:
         self.election: Section[int, str] = Section("election", _candidate, changed)
 
     def put_assignment(self, _name: str, data: bytes, version: int) -> None:
-        """One that cannot be read keeps its version, so that a controller can write over it."""
+        """Read a record. An unreadable one keeps its version, so that a controller can replace it."""
         if version == self._assignment.version and data == self._data.get(ASSIGNMENT):
             return
         self._data[ASSIGNMENT] = data

@@ -1,4 +1,4 @@
-"""An operator's tools: HTTP to an admin port, and what a scrape says."""
+"""Helpers that send HTTP requests to a host's admin port and parse its metrics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.hosts import HostProcess, until
+from tests.api.hosts import HostProcess, until
 
 Address = tuple[str, int]
-# With the end of the line: what is written just now may be read in part.
+# The final \s matches the line end: a test may read the file while the host still writes the line.
 _LISTENING = re.compile(r"admin\.listening +address=([\d.]+):(\d+)\s")
 PATIENCE_S = 30.0
 
 
 def admin(host: HostProcess) -> Address:
-    """Waits for the line that says where."""
+    """Wait until the host logs the address of its admin port, and return it."""
     until(lambda: _LISTENING.search(host.said()) is not None or not host.running, "the admin port")
     found = _LISTENING.search(host.said())
     assert found is not None, host.said()
@@ -26,7 +26,7 @@ def admin(host: HostProcess) -> Address:
 
 
 def get(address: Address, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    """(status, body)"""
+    """Return (status, body)."""
     connection = HTTPConnection(*address, timeout=PATIENCE_S)
     try:
         connection.request(method, path, headers=headers)
@@ -37,7 +37,7 @@ def get(address: Address, path: str, method: str = "GET", **headers: str) -> tup
 
 
 def missing(address: Address) -> list[str]:
-    """What a host lacks to be ready; its status has to say the same."""
+    """Return the parts that a host lacks to be ready. The HTTP status has to agree with the body."""
     status, text = get(address, "/readyz")
     told: dict[str, Any] = json.loads(text)
     assert (status, told["ready"]) == ((503, False) if told["missing"] else (200, True))
@@ -56,7 +56,7 @@ class Scrape:
         assert len(set(keys)) == len(keys), "a series is there twice"
 
     def of(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """(labels, value) of each series that has these labels."""
+        """Return (labels, value) of each series that has these labels."""
         wanted = labels.items()
         return [(one.labels, one.value) for one in self._samples if one.name == name and wanted <= one.labels.items()]
 
@@ -66,5 +66,5 @@ class Scrape:
         return sum(value for _, value in found)
 
     def values(self, name: str, label: str, **labels: str) -> set[str]:
-        """Those of a label."""
+        """Return the values of the label `label`."""
         return {found[label] for found, _ in self.of(name, **labels)}

@@ -1,4 +1,4 @@
-"""What a scrape looks like, and that docs/metrics.md says the same."""
+"""The format of a scrape, and its agreement with docs/metrics.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ready is who serves every shard that it is to serve, listens, and does not stop."""
+"""A host is ready if it serves all its shards, listens, and is not stopping."""
 
 import pytest
 
@@ -17,14 +17,14 @@ SERVING, OPENING = ShardState.SERVING, ShardState.OPENING
         ([1, 2], {1: SERVING}, True, False, ["shard 2 is assigned"]),
         ([1], {1: ShardState.CLOSED}, True, False, ["shard 1 is closed"]),
         ([1], {1: ShardState.DRAINING}, True, False, ["shard 1 is draining"]),
-        ([1], {1: SERVING, 2: ShardState.DRAINING}, True, False, []),  # that one goes to another host
+        ([1], {1: SERVING, 2: ShardState.DRAINING}, True, False, []),  # shard 2 moves to another host
         ([], {}, True, False, []),
         ([1], {1: SERVING}, False, False, ["not listening yet"]),
         ([1], {1: SERVING}, True, True, ["stopping"]),
         ([1], {1: SERVING}, False, True, ["stopping"]),
     ],
 )
-def test_what_is_missing(
+def test_missing_parts_are_named(
     wanted: list[int], states: dict[int, ShardState], listens: bool, stopping: bool, missing: list[str]
 ) -> None:
     assert unready(wanted, states, listens=listens, stopping=stopping) == missing
@@ -34,7 +34,7 @@ def test_a_shard_whose_database_answers_no_host_is_not_missing() -> None:
     states = {1: SERVING, 2: OPENING}
     assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2, 3}) == []
     assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2}) == ["shard 3 is assigned"]
-    assert notes({3, 2}) == ["shard 2: its database cannot be reached", "shard 3: its database cannot be reached"]
+    assert notes({3, 2}) == ["shard 2: its database does not answer", "shard 3: its database does not answer"]
 
 
 def test_a_host_that_alone_reaches_no_database_is_not_ready() -> None:
@@ -47,22 +47,24 @@ def test_the_answer_is_short() -> None:
     assert (len(told), told[-1]) == (101, "and 9900 more")
 
 
-def test_who_is_no_host_of_the_cluster_yet() -> None:
+def test_a_host_before_its_assignment() -> None:
     shards = {1: ShardFact(1, "sqlite:///x")}
-    assert unjoined(Facts(shards=shards), "/foqs", seen=False) == ["not among the hosts of the cluster"]
+    assert unjoined(Facts(shards=shards), "/foqs", seen=False) == ["not registered as a host of the cluster yet"]
     assert unjoined(Facts(shards=shards), "/foqs", seen=True) == ["no shard of the cluster is assigned yet"]
     assert unjoined(Facts(shards=shards, assignment=Assignment(0, {1: "b"})), "/foqs", seen=True) == []
 
 
 def test_a_cluster_without_a_shard_is_not_ready() -> None:
     (told,) = unjoined(Facts(assignment=Assignment(0, {})), "/mistyped", seen=True)
-    assert told == "no shard at /mistyped in ZooKeeper: is zookeeper.root right? `foqs shards add` adds a shard"
+    assert told == (
+        "the cluster at /mistyped in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`"
+    )
 
 
 def test_a_host_whose_id_is_taken_names_the_other() -> None:
     twin = HostFact("a", "elsewhere:7707", "run")
     (told,) = unjoined(Facts(hosts={"a": twin}), "/foqs", seen=False, twin=twin)
-    assert told == "waiting for another host a, at elsewhere:7707, to end: give each host its own server.id"
+    assert told == "another host at elsewhere:7707 has the same id a: stop it, or give each host its own server.id"
 
 
 def test_the_shards_of_one_host() -> None:

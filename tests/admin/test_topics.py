@@ -1,4 +1,4 @@
-"""Topics with the most ready items have series of their own; the rest is one."""
+"""Topics with the most ready items have series of their own; one series sums up the rest."""
 
 from foqs.admin.topics import TopicCounts, topic_rows
 from foqs.prefetch.lane import LaneKey
@@ -31,14 +31,14 @@ def test_all_fit() -> None:
     assert rows["foqs_topics"] == [((), 2)]
 
 
-def test_the_rest_is_told_as_one_with_the_age_of_its_oldest() -> None:
+def test_other_topics_are_summed_with_the_age_of_the_oldest_item() -> None:
     rows = topic_rows(topics(a=9, b=2, c=5, d=3), 2, NOW_MS)
     assert {key[1]: value for key, value in rows[ITEMS] if key[2] == "ready"} == {"a": 9, "c": 5, "other": 5}
     assert dict(rows[AGES])["other", "other"] == 3.0
     assert rows["foqs_topics"] == [((), 4)]
 
 
-def test_none_has_its_own() -> None:
+def test_a_limit_of_zero_sums_up_all_topics() -> None:
     rows = topic_rows(topics(a=9, b=2), 0, NOW_MS)
     assert dict(rows[ITEMS]) == {
         ("other", "other", "ready"): 11,
@@ -47,7 +47,7 @@ def test_none_has_its_own() -> None:
     }
 
 
-def test_a_topic_that_is_called_as_the_rest_is_counted_with_it() -> None:
+def test_a_topic_named_other_is_counted_with_the_rest() -> None:
     found = {("other", "other"): counts(100, 100, 0), **topics(a=1, b=2)}
     rows = topic_rows(found, 1, NOW_MS)
     assert {key: value for key, value in rows[ITEMS] if key[2] == "ready"} == {
@@ -56,8 +56,8 @@ def test_a_topic_that_is_called_as_the_rest_is_counted_with_it() -> None:
     }
 
 
-def test_ages_are_never_below_nothing() -> None:
-    """A clock was set back, or nothing is ready."""
+def test_ages_are_never_negative() -> None:
+    """The age is 0 if the clock was set back, or if the topic has no ready item."""
     found = {("ns", "a"): counts(1, 1, NOW_MS + 5), ("ns", "b"): counts(0, 3)}
     assert dict(topic_rows(found, 5, NOW_MS)[AGES]) == {("ns", "a"): 0, ("ns", "b"): 0}
 

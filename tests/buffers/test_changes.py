@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from foqs.buffers.changes import Cause, Change, To
+from foqs.buffers.changes import emit
 from foqs.counters import Namespace
-from foqs.item import Item, Phase, Place, from_found
+from foqs.item import Cause, Change, Item, from_found
+from foqs.item_states import Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem
 from tests.sim.memory_database import MemoryDatabase
@@ -44,7 +45,7 @@ def stored(place: Place, *, leased: bool, ttl_ms: int = 0) -> tuple[MemoryStore,
 
 def carry_out(store: MemoryStore, change: Change) -> None:
     batch = Batch()
-    change.emit(batch)
+    emit(change, batch)
     store.commit(batch)
 
 

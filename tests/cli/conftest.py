@@ -1,18 +1,18 @@
-"""A foqs.toml, and hosts that are started with it."""
+"""Fixtures that write a foqs.toml and start hosts with it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.service.hosts import PATIENT, HostProcess
+from tests.api.hosts import PATIENT, HostProcess
 
-_PATIENT = {name: value for name, value in PATIENT.items() if name != "FOQS_SERVER__GRACE_MS"}  # a live key of theirs
+_PATIENT = {name: value for name, value in PATIENT.items() if name != "FOQS_SERVER__GRACE_MS"}  # tests change it
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str], Path]:
-    """`write(text)` makes a foqs.toml of it."""
+    """`write(text)` writes `text` to a foqs.toml and returns its path."""
 
     def write(text: str) -> Path:
         path = tmp_path / "foqs.toml"
@@ -30,7 +30,7 @@ def shards(tmp_path: Path) -> str:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., HostProcess]]:
-    """`serve(*options, **env)`. A first look at a shard may take long: no host refuses an item for that."""
+    """`serve(*options, **env)` starts a host. Its time limits are long, so it refuses no item on a busy machine."""
     started: list[HostProcess] = []
 
     def start(*options: object, **env: str) -> HostProcess:

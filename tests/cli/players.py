@@ -1,4 +1,4 @@
-"""Hosts of a cluster as far as ZooKeeper sees them, with the real controller; and commands run beside them."""
+"""Simulated hosts that act in ZooKeeper with the real controller, and commands that run beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from foqs.shardmgr.controller import Controller, ControllerSettings
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact
 from foqs.zk.protocol import ZkError
-from tests.service.hosts import ROOT, environment
+from tests.api.hosts import ROOT, environment
 from tests.zk.rig import ZookeeperRig
 
 _AT_ONCE = ControllerSettings(session_timeout_ms=0, settle_ms=0, balance_every_ms=3_600_000)
@@ -23,8 +23,10 @@ def served_by(facts: Facts) -> dict[int, str]:
 
 
 class Player:
-    """Announces the shards it is assigned, as soon as their owners have gone, and gives up the others. `holds`: shards
-    that it neither takes nor gives up."""
+    """A simulated host that announces each shard assigned to it once the old owner is gone, and releases other shards.
+
+    It neither announces nor releases the shards in `holds`.
+    """
 
     def __init__(self, rig: ZookeeperRig, name: str) -> None:
         self.rig, self.name = rig, name
@@ -36,7 +38,7 @@ class Player:
         self.store = rig.store()
         self.store.start(self._changed, lambda _: None)
         self.join()
-        # A candidate, too: the next one would else be the controller, if it is faster.
+        # The first player has to win the election before the next player starts and becomes a candidate.
         rig.until(lambda: name in self.facts.hosts and self.facts.controller is not None)
 
     def join(self, *, leaving: bool = False) -> None:
@@ -76,8 +78,10 @@ class Ran(NamedTuple):
 
 
 class Command:
-    """`python -m foqs ARGS` beside the players: their loop runs while it is waited for. `terminal`: its stdin is one,
-    with `stdin` typed ahead."""
+    """A process `python -m foqs ARGS`. The loop of the players runs while a test waits for it.
+
+    With `terminal` the command reads from a terminal, where `stdin` was typed ahead.
+    """
 
     def __init__(
         self, rig: ZookeeperRig, folder: Path, *args: str | Path, stdin: str = "", terminal: bool = False

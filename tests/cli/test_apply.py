@@ -1,4 +1,4 @@
-"""`foqs shards apply` and `await` on a real ZooKeeper: repeated, interrupted, and refused."""
+"""`foqs shards apply` and `await` on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "hunter2"
 
 
 class Shards:
-    """The commands on the cluster of the rig, and what the cluster has."""
+    """Runs the commands on the cluster of the rig, and reads the shards of that cluster."""
 
     def __init__(self, rig: ZookeeperRig, folder: Path) -> None:
         self.player = Player(rig, "a")
@@ -67,7 +67,7 @@ def shards(zk_rig: ZookeeperRig, tmp_path: Path) -> Iterator[Shards]:
     made.kill()
 
 
-def test_what_is_missing_is_made_and_nothing_twice(shards: Shards) -> None:
+def test_apply_creates_only_missing_shards(shards: Shards) -> None:
     one, two = (1, shards.url(1)), (2, shards.url(2))
     shards.wanted(one, weight=2)
     first = shards.apply()
@@ -77,13 +77,13 @@ def test_what_is_missing_is_made_and_nothing_twice(shards: Shards) -> None:
 
     shards.wanted(one, two)
     second = shards.apply()
-    said = "shard 1 is there already, with weight 2, which stays\nshard 2 is added\n"
+    said = "shard 1 exists already, with weight 2, which stays\nshard 2 is added\n"
     assert (second.code, second.out, second.err.count("what=shard.add")) == (0, said, 1), second
 
     shards.wanted(two)
     shards.sql(2, "DROP TABLE expiry")
     third = shards.apply()
-    assert (third.code, third.out, third.err) == (0, "shard 2 is there already\n", "")
+    assert (third.code, third.out, third.err) == (0, "shard 2 exists already\n", "")
     shards.sql(2, "SELECT * FROM expiry")
     shards.player.sees(lambda facts: len(facts.shards) == 2)
     assert shards.registered() == {1: (one[1], 2.0), 2: (two[1], 1.0)}, "nothing is removed or changed"
@@ -91,7 +91,7 @@ def test_what_is_missing_is_made_and_nothing_twice(shards: Shards) -> None:
         assert database.execute("SELECT epoch FROM shard").fetchone() == (77,)
 
 
-def test_a_shard_that_fails_does_not_keep_the_others_from_being_made(shards: Shards) -> None:
+def test_apply_goes_on_after_a_failed_shard(shards: Shards) -> None:
     shards.wanted((1, f"mysql+pymysql://u:{SECRET}@127.0.0.1:1/x"), (2, shards.url(2)))
     ran = shards.apply()
     assert (ran.code, ran.out) == (1, "shard 2 is added\n"), ran
@@ -99,7 +99,7 @@ def test_a_shard_that_fails_does_not_keep_the_others_from_being_made(shards: Sha
     shards.player.sees(lambda facts: facts.shards.keys() == {2})
 
 
-def test_another_database_for_a_shard_is_refused_before_anything_is_made(shards: Shards) -> None:
+def test_apply_refuses_another_database_and_creates_nothing(shards: Shards) -> None:
     shards.wanted((1, shards.url(1)))
     shards.apply()
     shards.wanted((2, shards.url(2)), (1, shards.url(3)))
@@ -137,7 +137,10 @@ def test_waiting_for_shards_and_their_tables(shards: Shards, zk_rig: ZookeeperRi
 
     shards.sql(1, "DROP TABLE expiry")
     late = shards.start("await", "--timeout", "0").ended()
-    assert (late.code, "not there within 0 s: shard 1: table expiry is missing" in late.err) == (1, True), late
+    assert (late.code, "not complete after 0 s (--timeout): shard 1: table expiry is missing" in late.err) == (
+        1,
+        True,
+    ), late
     again = shards.start("await")
     again.says("waiting: shard 1: table expiry is missing")
     assert shards.apply().code == 0

@@ -1,4 +1,4 @@
-"""`foqs auth token`, and a host that asks for it."""
+"""`foqs auth token`, and a host that requires a token."""
 
 import json
 import signal
@@ -9,8 +9,8 @@ import pytest
 
 from foqs.client import Client, Forbidden, Unauthenticated
 from foqs.store.schema import create_schema
-from tests.certificates import Authority
-from tests.service.hosts import HostProcess, foqs, until
+from tests.api.hosts import HostProcess, foqs, until
+from tests.support.certificates import Authority
 
 
 def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
         assert host.stop() == 0
         assert secret not in host.said()
         refused = [line for line in host.said().splitlines() if "audit.refused" in line]
-        assert sum("method=Enqueue" in line for line in refused) == 4  # the routing is asked for as well
+        assert sum("method=Enqueue" in line for line in refused) == 4  # the client requests the routing too
 
 
 def test_a_token_without_a_file_comes_first(tmp_path: Path) -> None:
@@ -76,7 +76,9 @@ def test_a_token_without_a_file_comes_first(tmp_path: Path) -> None:
         ("127.0.0.1", "", []),
     ],
 )
-def test_serve_warns_when_it_is_open_to_others(tmp_path: Path, host: str, sections: str, warned: list[str]) -> None:
+def test_serve_warns_if_other_machines_can_reach_it(
+    tmp_path: Path, host: str, sections: str, warned: list[str]
+) -> None:
     url = f"sqlite:///{tmp_path / 'shard.db'}"
     create_schema(url, 1)
     pair = Authority(tmp_path).issue("127.0.0.1")

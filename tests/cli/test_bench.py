@@ -1,10 +1,10 @@
-"""`foqs bench assignment`: what it prints, and that it needs no database."""
+"""`foqs bench`: the assignment workload needs no database, and the topics workload drains every topic."""
 
 import json
 
 import pytest
 
-from tests.service.hosts import foqs
+from tests.api.hosts import foqs
 
 
 def test_assignment_is_measured_without_a_server() -> None:
@@ -42,19 +42,19 @@ def test_assignment_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["assignment", "cycle"], "foqs: assignment is measured by itself\n"),
+        (["assignment", "cycle"], "foqs: assignment is measured by itself: name no other workload\n"),
         (
             ["nonsense"],
-            "foqs: no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, cluster, "
-            "topics\n",
+            "foqs: there is no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, "
+            "cluster, topics\n",
         ),
         (
             ["topics", "--topics", "300", "--items", "1000"],
-            "foqs: --items 1000 is not a multiple of --topics 300: the items are spread evenly\n",
+            "foqs: --items 1000 is not a multiple of --topics 300: each topic gets the same number of items\n",
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused(args: list[str], said: str) -> None:
+def test_wrong_workloads_are_refused(args: list[str], said: str) -> None:
     ran = foqs("bench", *args)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
 

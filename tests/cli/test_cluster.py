@@ -18,8 +18,8 @@ from kazoo.security import make_acl
 
 from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.zk.protocol import ZkError
+from tests.api.hosts import environment
 from tests.cli.players import Command, Player, Ran, served_by
-from tests.service.hosts import environment
 from tests.zk.rig import ZookeeperRig
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper]
@@ -68,7 +68,7 @@ def b(zk_rig: ZookeeperRig, a: Player) -> Player:
 
 
 def put(player: Player, *shards: int) -> None:
-    """One after the other: the first is served by a, the second by b."""
+    """Add the shards one after the other: host a serves the first, host b the second."""
     for shard in shards:
         fact = ShardFact(shard, f"mysql+pymysql://u:{SECRET}@db:3307/foqs_{shard}?ssl_key={SECRET}")
         outcomes: list[ZkError | None] = []
@@ -83,7 +83,7 @@ def audit(ran: Ran) -> list[str]:
 
 
 def refused(ran: Ran, words: str) -> None:
-    """One clear line, and nothing changed."""
+    """Assert that the command printed one clear line and changed nothing."""
     assert (ran.code, len(ran.err.splitlines()), audit(ran)) == (1, 1, []), ran
     assert ran.err.startswith("foqs: ")
     assert words in ran.err
@@ -134,9 +134,9 @@ def test_watching_says_when_zookeeper_does_not_answer(own_rig: ZookeeperRig, tmp
     try:
         watching.says("assignment none yet")
         own_rig.server.kill()
-        watching.says("ZooKeeper does not answer; this is what it said last\nassignment none yet")
+        watching.says("ZooKeeper does not answer; this is the last known state\nassignment none yet")
         own_rig.server.start()
-        # The connection may be lost again: each time it says so, and shows what it knows once more.
+        # The connection may be lost again. Each time the command reports it and prints its last known state again.
         own_rig.until(lambda: (out := watching.out).count("assignment none yet") - out.count("not answer") >= 2)
         watching.process.send_signal(signal.SIGINT)
         assert watching.ended().code == 0
@@ -183,7 +183,7 @@ def test_a_shard_from_its_making_to_its_removal(a: Player, run: Run, tmp_path: P
     refused(run("shards", "remove", "1", "--yes"), "disable it first")
 
     disabled = run("shards", "disable", "1")
-    assert (disabled.code, disabled.out.splitlines()[-1]) == (0, "shard 1 is disabled and served by nobody")
+    assert (disabled.code, disabled.out.splitlines()[-1]) == (0, "shard 1 is disabled, and no host serves it")
     a.sees(lambda facts: not facts.owners and not facts.assignment.hosts)
     enabled = run("shards", "enable", "1")
     assert (enabled.code, enabled.out.splitlines()[-1]) == (0, "shard 1 is enabled and served")
@@ -218,8 +218,8 @@ def test_a_shard_with_items_is_removed_by_their_number(a: Player, run: Run, tmp_
             values = [number if name == "id" else 0 for name in columns]
             database.execute(f"INSERT INTO item VALUES ({', '.join('?' * len(columns))})", values)
     for options, words in (
-        ((), "shard 1 holds 2 items, which no host will serve"),
-        (("--items", "3"), "shard 1 holds 2 items, not 3: nothing is removed"),
+        ((), "shard 1 holds 2 items, and no host would serve them"),
+        (("--items", "3"), "shard 1 holds 2 items, not 3: the shard is not removed"),
     ):
         ran = run("shards", "remove", "1", "--yes", *options)
         assert (ran.code, audit(ran)) == (1, [])
@@ -245,7 +245,7 @@ def test_a_shard_whose_database_is_gone_is_removed(a: Player, run: Run, tmp_path
     assert not file.exists()
 
 
-def test_the_audit_says_who_did_what(a: Player, run: Run) -> None:
+def test_the_audit_names_operator_and_change(a: Player, run: Run) -> None:
     put(a, 4)
     (line,) = audit(run("shards", "drain", "4", "--no-wait"))
     assert pwd.getpwuid(os.getuid()).pw_name + "@" in line
@@ -270,7 +270,7 @@ def test_disabling_waits_for_the_host_and_says_for_what(a: Player, start: Start)
     a.holds = {1}
     late = start("shards", "enable", "1", "--timeout", "0.2").ended()
     assert late.code == 1
-    assert "not done within 0.2 s: shard 1 is not served yet" in late.err
+    assert "not finished within 0.2 s (--timeout): shard 1 is not served yet" in late.err
     assert start("shards", "enable", "1", "--no-wait").ended().code == 0
 
 
@@ -278,7 +278,7 @@ def test_a_move_ends_when_the_new_owner_announces_itself(a: Player, b: Player, s
     put(a, 1, 2)
     b.holds = {1}
     moving = start("shards", "move", "1", "--to", "b")
-    moving.says("waiting: shard 1 is served by nobody yet")
+    moving.says("waiting: no host serves shard 1 yet")
     assert moving.process.poll() is None
     b.let_go()
     ran = moving.ended()
@@ -308,7 +308,7 @@ def test_moves_at_the_same_time_are_all_made(a: Player, b: Player, start: Start)
     b.sees(lambda facts: served_by(facts) == dict.fromkeys(range(1, 7), "b"))
 
 
-def test_a_move_that_somebody_else_reverses_ends_at_once(a: Player, b: Player, start: Start) -> None:
+def test_a_reversed_move_ends_at_once(a: Player, b: Player, start: Start) -> None:
     put(a, 1, 2)
     b.holds = {1}
     moving = start("shards", "move", "1", "--to", "b")
@@ -317,14 +317,14 @@ def test_a_move_that_somebody_else_reverses_ends_at_once(a: Player, b: Player, s
     a.assign({1: "a", 2: "b"})
     ran = moving.ended()
     assert ran.code == 1
-    assert "shard 1 was assigned to a meanwhile" in ran.err
+    assert "shard 1 was assigned to a during the move" in ran.err
 
 
 def test_moves_and_drains_that_are_refused(a: Player, b: Player, run: Run) -> None:
     put(a, 1, 2)
     refused(run("shards", "move", "9", "--to", "b"), "no shard 9")
-    refused(run("shards", "move", "1", "--to", "nobody"), "no host nobody")
-    refused(run("hosts", "drain", "nobody"), "no host nobody")
+    refused(run("shards", "move", "1", "--to", "host-9"), "no host host-9")
+    refused(run("hosts", "drain", "host-9"), "no host host-9")
     b.join(leaving=True)
     b.sees(lambda facts: facts.hosts["b"].leaving and served_by(facts) == {1: "a", 2: "a"})
     refused(run("shards", "move", "1", "--to", "b"), "b is leaving")
@@ -346,13 +346,13 @@ def test_a_host_is_drained_and_filled_again(a: Player, b: Player, start: Start, 
 
     dry = run("shards", "rebalance", "--dry-run")
     assert dry.code == 0
-    assert dry.out.splitlines()[0] == "moves 2 shards (nothing is changed: --dry-run)"
+    assert dry.out.splitlines()[0] == "moves 2 shards (--dry-run: no change was made)"
     assert dry.out.count("b -> a") == 2
     a.sees(lambda facts: served_by(facts) == dict.fromkeys(range(1, 5), "b"))
     done = run("shards", "rebalance")
     assert (done.code, done.out.splitlines()[-1]) == (0, "2 shards moved")
     a.sees(lambda facts: sorted(served_by(facts).values()) == ["a", "a", "b", "b"])
-    assert run("shards", "rebalance").out.splitlines()[0] == "the shards are balanced: nothing is to be moved"
+    assert run("shards", "rebalance").out.splitlines()[0] == "the shards are balanced: no shard moves"
 
 
 # ------------------------------------------------------------------------------------------------- no connection
@@ -375,16 +375,16 @@ def test_a_credential_that_is_refused(zk_rig: ZookeeperRig, run: Run, tmp_path: 
     right = configured(tmp_path / "right.toml", zk_rig, **digest)
     assert run("cluster", "status", config=right).code == 0
     wrong = configured(tmp_path / "wrong.toml", zk_rig, **digest | {"auth_credential": f"foqs:not-{SECRET}"})
-    # Until then it has to be connected, and it finds out no sooner.
+    # The command connects first, and learns of the refusal only then.
     ran = run("shards", "drain", "1", "--connect-timeout", "8", config=wrong)
     assert ran.code == 1
     assert ran.err.splitlines()[-1].startswith("foqs: ZooKeeper at ")
-    assert "is auth_credential of [zookeeper] right?" in ran.err
+    assert "check auth_credential of [zookeeper]" in ran.err
     assert SECRET not in ran.err
 
 
-def test_what_may_be_read_and_not_changed(zk_rig: ZookeeperRig, a: Player, run: Run) -> None:
-    """The records are another's; the folders are not."""
+def test_a_read_only_record_is_not_changed(zk_rig: ZookeeperRig, a: Player, run: Run) -> None:
+    """The ACL lets the command read the record of the shard, but not write it."""
     put(a, 1)
     by_hand = KazooClient(zk_rig.server.hosts)
     by_hand.start()

@@ -1,4 +1,4 @@
-"""A command's change of which the answer was lost, with a ZooKeeper that is played."""
+"""A command whose change gets no answer, with a simulated ZooKeeper."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import pytest
 
 from foqs.cli import cluster as module
 from foqs.cli.cluster import Cluster
+from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import Facts, ShardFact
 from foqs.shardmgr.operate import Change, add_shard
-from foqs.zk.protocol import Done, Session, ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 
 FACT = ShardFact(7, "sqlite:///seven")
 
 
 class Played:
-    """Answers the tries to add a shard with `answers`, one after the other. The first one makes it, which is seen after
-    the second."""
+    """Answers each attempt to add a shard with the next one of `answers`.
+
+    The first attempt adds the shard; the command sees the shard only after the second one.
+    """
 
     answers: list[ZkError | None]
     facts = Facts()
@@ -43,7 +46,7 @@ class Played:
 
     def _answer(self, fact: ShardFact, done: Done, error: ZkError | None) -> None:
         done(error)
-        if self.tries > 1:  # by then it is told that the connection was lost, and made again
+        if self.tries > 1:  # the session reports a lost connection, then a new one
             self._session(Session.SUSPENDED)
             self.facts = replace(self.facts, shards={fact.id: fact})
             self._connected()
@@ -75,14 +78,14 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, lis
 
 
 @pytest.mark.parametrize("second", [ZkUnavailable("lost"), ZkConflict("exists"), ZkUnknown("lost")])
-def test_a_change_of_ones_own_is_not_taken_for_anothers(carried_out: Any, second: ZkError) -> None:
-    """The answer was lost, and what was seen then was older: that of a server behind, or from before the loss."""
+def test_a_command_recognises_its_own_change(carried_out: Any, second: ZkError) -> None:
+    """The first answer was lost, and the facts after it are older: from a lagging server or from before the loss."""
     change, audited = carried_out(ZkUnknown("lost"), second)
     assert isinstance(change, Change), change
     assert audited == [True]
 
 
-def test_a_change_that_may_have_been_made_is_audited_when_it_is_refused_then(carried_out: Any) -> None:
+def test_an_uncertain_change_is_audited_if_its_retry_is_refused(carried_out: Any) -> None:
     error, audited = carried_out(ZkUnknown("lost"), ZkRefused("no"))
     assert isinstance(error, Forbidden)
     assert audited == [False]

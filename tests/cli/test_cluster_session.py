@@ -1,4 +1,4 @@
-"""A command's session when others change the same, and when the connection is lost in the middle."""
+"""A command's session when other commands change the same facts, and when the connection is lost in the middle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def idle(rig: ZookeeperRig) -> Player:
     return player
 
 
-def test_a_change_is_decided_again_when_somebody_was_first(zk_rig: ZookeeperRig) -> None:
+def test_a_change_after_a_conflict_is_decided_again(zk_rig: ZookeeperRig) -> None:
     seen = idle(zk_rig)
     versions: list[int] = []
 
@@ -57,14 +57,14 @@ def test_a_change_is_decided_again_when_somebody_was_first(zk_rig: ZookeeperRig)
     seen.sees(lambda facts: facts.assignment.version == 1)
 
 
-def test_it_gives_up_when_somebody_always_is(zk_rig: ZookeeperRig) -> None:
+def test_repeated_conflicts_end_the_command(zk_rig: ZookeeperRig) -> None:
     idle(zk_rig)
 
     async def work() -> None:
         async with Cluster(zk_rig.config(), 30) as cluster:
             await cluster.carry_out(lambda _: assigning(-1), unheard)
 
-    with pytest.raises(Unavailable, match="try again"):
+    with pytest.raises(Unavailable, match="retry"):
         finished(zk_rig, work())
 
 
@@ -87,7 +87,7 @@ def test_an_interruption_that_comes_with_news_ends_the_waiting(zk_rig: Zookeeper
     finished(zk_rig, work())
 
 
-def test_waiting_ends_with_what_is_missing(zk_rig: ZookeeperRig) -> None:
+def test_a_time_out_names_the_missing_steps(zk_rig: ZookeeperRig) -> None:
     said: list[str] = []
 
     def never(_facts: Facts) -> list[str]:
@@ -97,7 +97,7 @@ def test_waiting_ends_with_what_is_missing(zk_rig: ZookeeperRig) -> None:
         async with Cluster(zk_rig.config(), 30) as cluster:
             await cluster.until(lambda _: [], 0, said.append)
             assert not said
-            with pytest.raises(NotDone, match=r"within 0\.05 s: 0; 1; 2 and 7 more\."):
+            with pytest.raises(NotDone, match=r"within 0\.05 s \(--timeout\): 0; 1; 2 and 7 more\."):
                 await cluster.until(lambda _: [str(n) for n in range(10)], 0.05, said.append)
             with pytest.raises(Invalid, match="never"):
                 await cluster.until(never, 30, said.append)
@@ -107,7 +107,7 @@ def test_waiting_ends_with_what_is_missing(zk_rig: ZookeeperRig) -> None:
 
 
 def test_a_connection_that_is_lost_in_the_middle(own_rig: ZookeeperRig) -> None:
-    """Whether the change was made is found out; waiting goes on where it was."""
+    """The command finds out whether its change was made, and continues to wait after the reconnection."""
     server = own_rig.server
     decided: list[Change] = []
     audited: list[tuple[Change, bool]] = []
@@ -128,7 +128,7 @@ def test_a_connection_that_is_lost_in_the_middle(own_rig: ZookeeperRig) -> None:
             lost.set()
 
     async def work() -> None:
-        # So long that nobody but the pauses ends a connection.
+        # The session timeout is long, so that only a pause of the server ends a connection.
         async with Cluster(own_rig.config(session_timeout_ms=6_000), 60) as cluster:
             change = asyncio.ensure_future(cluster.carry_out(decide, lambda *told: audited.append(told)))
             while cluster.connected:
@@ -151,7 +151,7 @@ def test_a_connection_that_is_lost_in_the_middle(own_rig: ZookeeperRig) -> None:
 
 
 @pytest.mark.parametrize("how", ["time-out", "ctrl-c"])
-def test_a_change_that_is_not_answered_is_told_of_as_unknown(own_rig: ZookeeperRig, how: str) -> None:
+def test_an_unanswered_change_is_audited_as_unknown(own_rig: ZookeeperRig, how: str) -> None:
     audited: list[bool] = []
     paused = asyncio.Event()
 
@@ -164,7 +164,7 @@ def test_a_change_that_is_not_answered_is_told_of_as_unknown(own_rig: ZookeeperR
         try:
             async with Cluster(own_rig.config(), 60) as cluster:
                 if how == "time-out":
-                    cluster._timeout_s = 1  # of the change alone: to connect may take as long as it takes
+                    cluster._timeout_s = 1  # limits the change only, not the time to connect
                 change = asyncio.ensure_future(cluster.carry_out(decide, lambda _, certain: audited.append(certain)))
                 if how == "ctrl-c":
                     await paused.wait()

@@ -1,4 +1,4 @@
-"""`foqs config`: what is shown, what is checked, what is explained, and that the docs say the same."""
+"""`foqs config show`, `check` and `explain`, and their agreement with docs/configuration.md."""
 
 import json
 import socket
@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from foqs.cli.config import _as_json, _as_toml, explain
-from foqs.config import Config, Loaded, load
-from foqs.keys import Live, Secret, Section, keys
-from foqs.sources import Source
-from tests.service.hosts import ROOT, foqs
+from foqs.config.fields import Live, Secret, Section, keys
+from foqs.config.load import Config, Loaded, load
+from foqs.config.sources import Source
+from tests.api.hosts import ROOT, foqs
 
 SECRET = "hunter2-the-secret"
 
@@ -34,10 +34,8 @@ def refused(*args: object, **env: str) -> str:
     return done.stderr
 
 
-def test_show_says_what_would_run_and_where_it_is_from(
-    write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a foqs.toml that, but for the secrets, makes the same configuration."""
+def test_show_prints_each_value_and_its_source(write: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is a foqs.toml that yields the same configuration, except for the secrets."""
     file = write(
         f"""
         [server]
@@ -138,7 +136,7 @@ def test_check(write: Callable[[str], Path]) -> None:
 
 @pytest.fixture
 def explained(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What `foqs config explain` says, or how it refuses, without a process."""
+    """Call `foqs config explain` without a process, and return its output or its error."""
 
     def explained(*key: str) -> str:
         with suppress(SystemExit):
@@ -151,7 +149,7 @@ def explained(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def test_explain_says_all_of_a_key(explained: Callable[..., str]) -> None:
     said = explained("limits.payload_bytes")
     bounds = "integer, at least 1, at most 8388608"
-    for words in ("Of one item.", bounds, "1048576", "FOQS_LIMITS__PAYLOAD_BYTES", "SIGHUP"):
+    for words in ("Largest payload of an item.", bounds, "1048576", "FOQS_LIMITS__PAYLOAD_BYTES", "SIGHUP"):
         assert words in said
     assert "a restart" in explained("FOQS_SERVER__PORT")
     secret = explained("zookeeper.auth_credential_file")
@@ -167,15 +165,15 @@ def test_explain_lists_keys_and_knows_near_ones(explained: Callable[..., str]) -
     ]  # fmt: skip
     assert "did you mean limits.payload_bytes" in explained("limits.payload_byte")
     assert "host.lanes" in explained("lanes")
-    assert explained("☃") == "foqs: ☃: there is no such key; `foqs config explain` lists all\n"
+    assert explained("☃") == "foqs: ☃: there is no such key; `foqs config explain` lists all keys\n"
 
 
-def test_the_page_has_what_the_code_says() -> None:
-    """Written anew by: the page up to its table, then `foqs config explain --markdown`."""
+def test_the_page_agrees_with_the_code() -> None:
+    """To update the page: keep it up to its tables, then append `foqs config explain --markdown`."""
     page = (ROOT / "docs" / "configuration.md").read_text()
-    _, found, told = page.partition("prints.\n\n")
+    _, found, tables = page.partition("prints the rest of this page.\n\n")
     assert found
-    assert told == config("explain", "--markdown")
+    assert tables == config("explain", "--markdown")
 
 
 def test_tables_by_a_users_names_are_shown_as_json_too(write: Callable[[str], Path]) -> None:

@@ -1,4 +1,4 @@
-"""SIGHUP to real processes: what has its new value at once, what is told to wait for a restart, what is refused."""
+"""SIGHUP to real processes: live keys apply at once, other keys need a restart, and a wrong file changes nothing."""
 
 import asyncio
 import os
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from foqs.config import Config, load
-from foqs.host.node import Node
-from foqs.keys import keys
-from foqs.running import change
+from foqs.config.fields import keys
+from foqs.config.live import change
+from foqs.config.load import Config, load
+from foqs.server.node import Node
 from foqs.store.sql import SqlStore
-from tests.service.hosts import PATIENT, HostProcess, dev, foqs, until
-from tests.service.wire import Wire, spec
+from tests.api.hosts import PATIENT, HostProcess, dev, foqs, until
+from tests.api.wire import Wire, spec
 
 SECRET = "hunter2-the-secret"
 Write = Callable[[str], Path]
@@ -25,7 +25,7 @@ Serve = Callable[..., HostProcess]
 
 
 def hang_up(host: HostProcess) -> str:
-    """The line that says what came of it."""
+    """Send SIGHUP to the host, and return the log line that reports the result."""
     before = len(told(host))
     host.send_signal(signal.SIGHUP)
     until(lambda: len(told(host)) > before or not host.running, "a word of the reload")
@@ -51,7 +51,7 @@ def start(write: Write, shards: str, serve: Serve) -> Callable[..., HostProcess]
     return start
 
 
-def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
+def test_live_keys_apply_at_once(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
     host = start('[server]\nid = "me"\n', FOQS_LIMITS__NAME_BYTES="9")
     with Wire(host.address) as wire:
         wire.put("t", b"x" * 100)
@@ -59,12 +59,12 @@ def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], writ
             f'[server]\nid = "me"\nmax_connections = 1\n[limits]\npayload_bytes = 99\nname_bytes = 8\n'
             f'lease_default_ms = 777\n[log]\nlevel = "WARNING"\n{shards}'
         )
-        host.send_signal(signal.SIGHUP)  # its line is not written at that level
+        host.send_signal(signal.SIGHUP)  # the host does not log the reload at level WARNING
         until(lambda: wire.ask("GetServerInfo").limits["payload_bytes"] == 99, "the new limit")
-        assert wire.ask("GetServerInfo").limits["name_bytes"] == 9  # the environment's
+        assert wire.ask("GetServerInfo").limits["name_bytes"] == 9  # the environment overrides the file
         assert "100 bytes, more than 99" in wire.refusal(spec("t", b"x" * 100))
         wire.put("t", b"x" * 99)
-        assert len(wire.dequeue("t", 2)) == 2  # also what was too large by now when it came
+        assert len(wire.dequeue("t", 2)) == 2  # including the item that exceeds the new limit
         with Wire(host.address) as second:
             assert second.is_closed()
         write(f'[server]\nid = "other"\nmax_connections = 2\n[limits]\nframe_bytes = 9000000\n{shards}')
@@ -79,7 +79,7 @@ def test_what_is_live_has_effect_at_once(start: Callable[..., HostProcess], writ
     assert host.stop() == 0
 
 
-def test_what_is_not_valid_changes_nothing(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
+def test_an_invalid_file_changes_nothing(start: Callable[..., HostProcess], write: Write, shards: str) -> None:
     host = start("[limits]\npayload_bytes = 9\n")
     with Wire(host.address) as wire:
         write(f'[limits]\npayload_bytes = 5\nname_bytes = "{SECRET}"\n[nonsense]\nkey = "{SECRET}"\n{shards}')
@@ -97,8 +97,8 @@ def test_what_is_not_valid_changes_nothing(start: Callable[..., HostProcess], wr
     assert host.stop() == 0
 
 
-def test_a_secret_that_is_another_one_is_told_by_its_name_alone(write: Write, tmp_path: Path, serve: Serve) -> None:
-    """Also to a host that does not serve yet, because it waits for ZooKeeper."""
+def test_a_changed_secret_is_reported_by_name_only(write: Write, tmp_path: Path, serve: Serve) -> None:
+    """The host does not serve yet, because it waits for ZooKeeper."""
     credential = tmp_path / "credential"
     credential.write_text(f"me:{SECRET}-1\n")
     config = write('[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_credential_file = "credential"\n')
@@ -112,10 +112,10 @@ def test_a_secret_that_is_another_one_is_told_by_its_name_alone(write: Write, tm
     assert SECRET not in host.said()
 
 
-def test_a_hangup_that_comes_while_the_first_configuration_is_read(
+def test_sighup_during_the_first_read_of_the_configuration(
     write: Write, shards: str, tmp_path: Path, serve: Serve
 ) -> None:
-    """It is not heeded, and does not end the host."""
+    """The host ignores the signal and starts."""
     assert foqs("shards", "create", "-c", write(shards)).returncode == 0
     pipe = tmp_path / "url"
     os.mkfifo(pipe)
@@ -135,16 +135,16 @@ def test_a_hangup_that_comes_while_the_first_configuration_is_read(
     assert host.stop() == 0
 
 
-def test_dev_has_nothing_to_read(tmp_path: Path) -> None:
+def test_dev_has_no_file_to_reload(tmp_path: Path) -> None:
     with dev(tmp_path, **PATIENT) as host:
         with Wire(host.address) as wire:
-            assert "there is no file" in hang_up(host)
+            assert "no configuration file to read again" in hang_up(host)
             wire.put("t", b"")
         assert host.stop() == 0
 
 
-def test_workers_are_told(write: Write, serve: Serve) -> None:
-    """By the supervisor alone; who is started again has what the others run with."""
+def test_workers_get_the_new_configuration(write: Write, serve: Serve) -> None:
+    """Only SIGHUP to the supervisor reloads. A restarted worker runs with the same configuration as the other one."""
     cluster = '[zookeeper]\nhosts = "127.0.0.1:1"\n'
     host = serve("-c", write(f'[server]\nid = "a"\nport = 0\n{cluster}'), "--workers", 2)
 
@@ -156,7 +156,7 @@ def test_workers_are_told(write: Write, serve: Serve) -> None:
 
     until(lambda: all(re.search(rf"kazoo.warned .*worker=a-{n}\n", host.said()) for n in (1, 2)), "the workers at work")
     first = pids()["a-1"]
-    os.kill(first, signal.SIGHUP)  # theirs to ignore
+    os.kill(first, signal.SIGHUP)  # a worker ignores SIGHUP
     write(f'[server]\nid = "b"\nport = 0\ngrace_ms = 9000\n{cluster}max_moves = 3\nsettle_ms = 5\n')
     hang_up(host)
     until(lambda: len(told(host)) == 3, "the workers' words, and the supervisor's")
@@ -189,7 +189,7 @@ def other(value: Any) -> Any:
 
 
 def test_a_host_takes_over_every_live_key(tmp_path: Path) -> None:
-    """It is then as one that began with them. [log] is the process's, [zookeeper] the member's."""
+    """The host then equals one that started with the new keys. Other components apply [log] and [zookeeper]."""
     shards = [{"id": 1, "url": f"sqlite:///{tmp_path}/1.db"}]
     before = load(shards=shards)
     values: dict[str, dict[str, Any]] = {}
@@ -201,7 +201,7 @@ def test_a_host_takes_over_every_live_key(tmp_path: Path) -> None:
     assert len(change(before, after).live) == sum(map(len, values.values())) > 30
 
     def held(node: Node) -> list[Any]:
-        host, server, (shard,) = node.host, node.server, node.host.shards.values()
+        host, server, (shard,) = node.engine, node.server, node.engine.shards.values()
         return [
             host.config, server.limits, server.decoder.limits, node.service.limits, server.places.at_most,
             server._frame_timeout_s, server._idle_timeout_s, server._tick_s, shard.config, shard.breaker.settings,

@@ -11,7 +11,7 @@ import pytest
 
 from foqs.client import Client
 from foqs.lab.servers.process import free_port
-from tests.service.hosts import HostProcess, foqs, until
+from tests.api.hosts import HostProcess, foqs, until
 
 SECRET = "hunter2"
 
@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_beside_a_living_host(config: Path, tmp_path: Path) -> None:
-    """It says who has the port and the shards, and leaves them to it; before and after, the port is free."""
+    """The doctor names the host on the port and the owners, and changes neither; without the host the port is free."""
     before = foqs("doctor", "--config", config)
     assert (before.returncode, before.stderr) == (0, "")
     assert ": free\n" in before.stdout
@@ -40,8 +40,8 @@ def test_beside_a_living_host(config: Path, tmp_path: Path) -> None:
         assert told["verdict"] == "ok"
         _, port, admin, databases = [check["found"] for check in told["checks"]]
         assert port.startswith("a host of foqs ")
-        assert port.endswith(" listens there")
-        assert admin == "a host of foqs tells its metrics there"
+        assert port.endswith(" listens on it")
+        assert admin == "a host of foqs serves its metrics on it"
         assert "1: host-1 (epoch 1), 2: host-1 (epoch 1)" in databases
         address = "{}:{}".format(*host.address)
         with Client(address, "shop") as client:
@@ -50,8 +50,8 @@ def test_beside_a_living_host(config: Path, tmp_path: Path) -> None:
         assert host.faults() == []
 
 
-def test_what_is_wrong(config: Path) -> None:
-    """Exit code 1, each check on a line of its own where nobody looks at a screen, and no secret anywhere."""
+def test_each_fault_has_a_line(config: Path) -> None:
+    """The command exits with 1. Without a terminal it prints each check on one line, and it never prints a secret."""
     with sqlite3.connect(config.with_name("shard-2.db")) as connection:
         connection.execute("DROP TABLE expiry")
     with config.open("a") as more:
@@ -73,7 +73,7 @@ def test_only_warnings(config: Path) -> None:
 
 
 def test_a_bad_configuration(tmp_path: Path) -> None:
-    """All its errors; of the rest it is said that it was not looked at."""
+    """The command lists every error of the file, and reports the other checks as not checked."""
     config = tmp_path / "foqs.toml"
     config.write_text('[server]\nport = -1\n[tls]\ncert_file = "a"\n')
     ran = foqs("doctor", "--config", config)
@@ -84,7 +84,7 @@ def test_a_bad_configuration(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal(config: Path) -> None:
-    """Lines are broken between the edges, and each group has a title."""
+    """The command wraps lines at the width of the terminal, and prints a title above each group."""
     width = 80
     env = {"FORCE_COLOR": "1", "COLUMNS": str(width), "FOQS_SERVER__HOST": "0.0.0.0"}
     ran = foqs("doctor", "--config", config, env=env)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.api.hosts import ROOT, HostProcess, environment, foqs, until
 from tests.cli.test_starting import HOOK
-from tests.ports import held_port
-from tests.service.hosts import ROOT, HostProcess, environment, foqs, until
+from tests.support.ports import held_port
 
 IN_JSON = '[log]\nformat = "json"\n'
 FIRST = ["timestamp", "level", "event", "logger"]
@@ -44,7 +44,7 @@ def test_the_life_of_a_host_is_json(
     until(lambda: host.listening or not host.running, "it to listen")
     admin = next(line["address"] for line in lines_of(host.said()) if line["event"] == "admin.listening")
     name, _, port = admin.rpartition(":")
-    with socket.create_connection((name, int(port))) as client:  # aiohttp has something to say about this
+    with socket.create_connection((name, int(port))) as client:  # aiohttp logs an error for this request
         client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
         client.recv(100)
     assert host.stop() == 0
@@ -72,22 +72,22 @@ def test_errors_that_end_a_host_are_json(write: Callable[[str], Path], shards: s
     assert f"cannot listen on 127.0.0.1:{port}" in last["error"]
 
 
-def test_a_refused_configuration_is_said_in_json(write: Callable[[str], Path], shards: str) -> None:
+def test_a_refused_configuration_is_reported_in_json(write: Callable[[str], Path], shards: str) -> None:
     done = foqs("serve", "-c", write(f'{IN_JSON}[server]\nport = "many"\n{shards}'))
     assert done.returncode == 1
     (line,) = lines_of(done.stderr)
     assert "server.port" in line["error"]
 
 
-def test_a_wrong_option_is_said_in_json() -> None:
+def test_a_wrong_option_is_reported_in_json() -> None:
     done = foqs("serve", "--no-such-option", env={"FOQS_LOG__FORMAT": "json"})
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = lines_of(done.stderr)
     assert "--no-such-option" in line["error"]
 
 
-@pytest.mark.parametrize("module", ["foqs.cli.items", "foqs.host.node"])
-def test_an_interrupted_start_is_said_in_json(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", ["foqs.cli.items", "foqs.server.node"])
+def test_an_interrupted_start_is_reported_in_json(tmp_path: Path, module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     done = subprocess.run(
         [sys.executable, "-m", "foqs", "dev", "--port", "0", "--data-dir", str(tmp_path / "data")],
@@ -104,7 +104,7 @@ def test_an_interrupted_start_is_said_in_json(tmp_path: Path, module: str) -> No
 def test_hosts_without_zookeeper_log_in_json(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], nowhere: int, options: list[str]
 ) -> None:
-    """Lines of kazoo, of a supervisor and of its workers."""
+    """kazoo, the supervisor and its workers log in JSON."""
     config = write(f'{IN_JSON}[server]\nport = 0\n[admin]\nport = 0\n[zookeeper]\nhosts = "127.0.0.1:{nowhere}"\n')
     host = serve("-c", config, *options, PYTHONWARNINGS="always")
     until(lambda: "Connection refused" in host.said() or not host.running, "a word about ZooKeeper")

@@ -1,4 +1,4 @@
-"""How the supervisor ends one worker, with a process that is played."""
+"""How the supervisor stops one worker, with a simulated process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from foqs.cli import supervisor
-from foqs.config import load
+from foqs.config.load import load
 from foqs.errors import Invalid
 
 
 class Played:
-    """Ends in the moment in which it is killed, by itself: what asyncio knows of it is gone then."""
+    """A process that exits by itself just before kill(), which then raises ProcessLookupError."""
 
     pid = 1
 

@@ -1,4 +1,4 @@
-"""What goes to stderr."""
+"""The log on stderr: no secret values, no wait for its reader, and one format for all libraries."""
 
 import json
 import os
@@ -73,7 +73,7 @@ for number in range(3):
 
 @pytest.mark.parametrize("how", ["pipe", "socket"])
 def test_a_reader_that_does_not_read_stops_nothing(how: str) -> None:
-    """What comes through are whole lines, and how many are missing."""
+    """The reader gets only whole lines, and a line with the number of lost ones."""
     ours, theirs = socket.socketpair() if how == "socket" else os.pipe()
     ours, theirs = (getattr(end, "detach", lambda end=end: end)() for end in (ours, theirs))
     env = {**os.environ, "FOQS_LOG__FORMAT": "json"}
@@ -132,7 +132,7 @@ raise ArithmeticError("at the end")
 """
 
 
-def test_what_others_say_comes_out_in_the_same_format() -> None:
+def test_lines_of_libraries_have_the_same_format() -> None:
     run = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, env=dict(os.environ))
     assert run.returncode == 1
     lines = [json.loads(line) for line in run.stderr.splitlines()]
@@ -163,4 +163,4 @@ def test_a_wrong_setting_is_refused_with_its_key(key: str) -> None:
         capture_output=True, text=True, env={**os.environ, f"FOQS_LOG__{key}": "loud"},
     )  # fmt: skip
     assert run.returncode == 1
-    assert re.fullmatch(rf"foqs: log\.{key.lower()} \(FOQS_LOG__{key}\): not one of [^\n]+\n", run.stderr)
+    assert re.fullmatch(rf"foqs: log\.{key.lower()} \(FOQS_LOG__{key}\): '[^\n]*' is not one of [^\n]+\n", run.stderr)

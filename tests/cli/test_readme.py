@@ -1,6 +1,6 @@
-"""The commands of README.md, run as they stand there by somebody with two terminals.
+"""Runs the commands of README.md as written, like a user with two terminals.
 
-Only what belongs to the machine is replaced: ports, and the addresses of the database server and of ZooKeeper.
+The tests replace only ports, and the addresses of the database server and of ZooKeeper.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import pytest
 from foqs.lab.servers import ZookeeperServer
 from foqs.lab.servers.endpoint import SqlEndpoint
 from foqs.lab.servers.process import free_port
-from tests.service.hosts import ROOT, environment
+from tests.api.hosts import ROOT, environment
 
 README = (ROOT / "README.md").read_text()
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$|((?:^    [^\n]*\n)+)", re.M | re.S)
 
 
 def blocks(title: str) -> list[tuple[str, str]]:
-    """(language, text) of each block in a section; the language of an indented block is `sh`."""
+    """Return (language, text) of each block in a section; the language of an indented block is `sh`."""
     (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.M | re.S)
     found = [(language or "sh", text or commands) for language, text, commands in _BLOCK.findall(section)]
     return [(language, re.sub("^    ", "", text, flags=re.M) if language == "sh" else text) for language, text in found]
 
 
 class Checkout:
-    """A folder that looks like a checkout that script/setup has set up, and terminals that were opened in it."""
+    """A folder that looks like a checkout after script/setup, and the terminals opened in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.home.mkdir()
         (folder / "script").mkdir()
-        # tests/lab/test_scripts.py and script/test run the real one: here it would install packages under other tests.
+        # A stub: the real script would install packages while other tests run. script/test runs the real one.
         setup = folder / "script" / "setup"
         setup.write_text('#!/bin/sh\n[ "$*" = demo ] && [ -e .venv/bin/activate ]\n')
         setup.chmod(0o755)
@@ -54,7 +54,7 @@ class Checkout:
         self._started: list[subprocess.Popen[str]] = []
 
     def terminal(self, script: str, **env: str) -> subprocess.Popen[str]:
-        """A terminal has its own shell: what another one activated is not there."""
+        """Open a terminal with its own shell: an environment activated in another terminal is not active here."""
         path = ":".join(part for part in os.environ["PATH"].split(":") if not (Path(part) / "foqs").exists())
         process = subprocess.Popen(
             ["bash", "-c", f"set -e\n{script}"],
@@ -76,7 +76,7 @@ class Checkout:
         return output
 
     def interrupt(self, process: subprocess.Popen[str]) -> str:
-        """Press Ctrl-C in its terminal, and return what it wrote after that."""
+        """Press Ctrl-C in the terminal of `process`, and return the output that follows."""
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         return output
@@ -96,7 +96,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
 
 
 def says(process: subprocess.Popen[str], what: str) -> None:
-    """Read its output up to a line with `what`."""
+    """Read the output of `process` up to a line with `what`."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""A configuration that cannot be read to its end, and a host that is to stop."""
+"""A host stops although it cannot finish reading its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUNG = """
 import asyncio, os, signal, threading, uvloop
 from foqs.cli import signals
 from foqs.cli.reload import on_hangup
-from foqs.config import Config
+from foqs.config.load import Config
 
 begun = threading.Event()
 

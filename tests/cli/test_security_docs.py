@@ -1,4 +1,4 @@
-"""What docs/security.md tells to do does what it says."""
+"""The commands and the configuration in docs/security.md work as written."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foqs.store.schema import create_schema
-from tests.service.hosts import ROOT, HostProcess, environment
+from tests.api.hosts import ROOT, HostProcess, environment
 
 TEXT = (ROOT / "docs/security.md").read_text()
 
@@ -57,7 +57,7 @@ def test_the_set_up_works_as_written(tmp_path: Path) -> None:
 
 
 def test_the_methods_rights_are_those_of_the_guard() -> None:
-    from foqs.host.guard import NEEDS
+    from foqs.api.auth import NEEDS
     from foqs.principals import Right
 
     rows = dict(re.findall(r"^\| `?(produce|consume|admin|any|being known|being a host)`? \| (.*?) \|$", TEXT, re.M))

@@ -1,4 +1,4 @@
-"""`foqs serve` and `foqs dev` as commands: what they take, what they print, and what they refuse."""
+"""`foqs serve` and `foqs dev` as commands: their options, output and errors."""
 
 import os
 import re
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.hosts import PATIENT, HostProcess, dev, foqs, until
-from tests.service.wire import Wire
+from tests.api.hosts import PATIENT, HostProcess, dev, foqs, until
+from tests.api.wire import Wire
 
 SECRET = "hunter2-the-secret"
 ONE_LINE = re.compile(r"foqs: [^\n]+\n")
 
 
 def refused(*args: object, status: int = 1, **env: str) -> str:
-    """What a command that has to fail says: on stderr, no traceback, no secret."""
+    """Run a command that has to fail, and return its stderr, which has no traceback and no secret."""
     done = foqs(*map(str, args), env=env)
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
@@ -46,7 +46,7 @@ def test_serve_prints_one_line_and_serves(
     assert len(host.lines) == 1
 
 
-def test_who_listens_everywhere_is_called_by_the_name_of_its_machine(
+def test_a_host_on_all_addresses_advertises_its_machines_name(
     write: Callable[[str], Path], shards: str, serve: Callable[..., HostProcess]
 ) -> None:
     config = write(f'[server]\nhost = "0.0.0.0"\nport = 0\n{shards}')
@@ -56,7 +56,7 @@ def test_who_listens_everywhere_is_called_by_the_name_of_its_machine(
         assert wire.ask("GetRouting").hosts == [f"{socket.gethostname()}:{port}"]
 
 
-def test_options_come_before_the_environment_and_that_before_the_file(
+def test_options_override_the_environment_and_it_the_file(
     write: Callable[[str], Path], shards: str, serve: Callable[..., HostProcess]
 ) -> None:
     config = write(f'[server]\nport = 1\nhost = "192.0.2.1"\n[limits]\npayload_bytes = 5\nmetadata_bytes = 7\n{shards}')
@@ -79,7 +79,7 @@ def test_the_configuration_file_may_be_named_by_the_environment(
 def test_shards_from_the_environment(
     write: Callable[[str], Path], tmp_path: Path, serve: Callable[..., HostProcess]
 ) -> None:
-    """Lists are given as JSON."""
+    """An environment variable holds a list as JSON."""
     config = write("[server]\nport = 0\n")
     url = f"sqlite:///{tmp_path}/s.db"
     env = {"FOQS_SHARDS": f'[{{"id": 7, "url": "{url}"}}]'}
@@ -104,7 +104,7 @@ def test_an_ipv6_address(write: Callable[[str], Path], shards: str, serve: Calla
 
 
 def test_a_port_that_is_taken(write: Callable[[str], Path], shards: str) -> None:
-    """One line that says which; `dev` too."""
+    """`serve` and `dev` name the port in their error."""
     config = write(shards)
     assert foqs("shards", "create", "-c", config).returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -137,8 +137,8 @@ def test_no_shards(write: Callable[[str], Path]) -> None:
         assert "[[shards]]" in said
 
 
-def test_all_errors_at_once_with_their_keys_and_without_their_values(write: Callable[[str], Path]) -> None:
-    """Wrong types, values out of bounds, unknown keys and sections, duplicates: one start tells them all."""
+def test_one_start_reports_all_errors_by_key_without_values(write: Callable[[str], Path]) -> None:
+    """One start reports wrong types, values out of bounds, unknown keys and sections, and duplicates."""
     config = write(
         f"""
         [server]
@@ -189,7 +189,7 @@ def test_all_errors_at_once_with_their_keys_and_without_their_values(write: Call
         ("server = 5\n", "server"),
     ],
 )
-def test_what_does_not_go_together(write: Callable[[str], Path], text: str, word: str) -> None:
+def test_conflicting_settings_are_refused(write: Callable[[str], Path], text: str, word: str) -> None:
     assert word in refused("serve", "-c", write(text))
 
 
@@ -234,7 +234,7 @@ SECRET_URLS = [
 
 @pytest.mark.parametrize("url", SECRET_URLS)
 def test_no_password_is_ever_shown(write: Callable[[str], Path], url: str) -> None:
-    """A database that is not there, a driver that is not there, a URL that is none: nothing says the password."""
+    """No message shows the password if the database is away, the driver is missing, or the URL is malformed."""
     config = write(f'[server]\nport = 0\n[store]\nconnect_timeout_ms = 300\n[[shards]]\nid = 1\nurl = "{url}"\n')
     refused("shards", "create", "-c", config)
     done = foqs("shards", "check", "-c", config)
@@ -245,7 +245,7 @@ def test_no_password_is_ever_shown(write: Callable[[str], Path], url: str) -> No
 def test_serve_shows_no_password_either(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], url: str
 ) -> None:
-    """It says at once what is wrong with a URL; it waits, and says so, where the database may still come."""
+    """The host ends at once if the URL is wrong. If the database is only away, the host logs that and waits."""
     config = write(f'[server]\nport = 0\n[store]\nconnect_timeout_ms = 300\n[[shards]]\nid = 1\nurl = "{url}"\n')
     host = serve("-c", config)
     until(lambda: "shard.not_opened" in host.said() or not host.running, "a word about the shard")
@@ -263,7 +263,7 @@ def test_serve_shows_no_password_either(
 
 
 def test_dev_makes_its_directory(tmp_path: Path) -> None:
-    """With as many shards as asked for, WAL and synchronous=FULL; and says where it listens."""
+    """`dev` creates the requested number of shards in WAL mode, and prints its address."""
     with dev(tmp_path / "a b%20c?d#e", "--shards", "2", "--host", "localhost", **PATIENT) as host:
         with Wire(host.address) as wire:
             wire.put("t", b"")
@@ -276,7 +276,7 @@ def test_dev_makes_its_directory(tmp_path: Path) -> None:
 
 
 def test_two_dev_hosts_on_one_directory(tmp_path: Path) -> None:
-    """The second waits for the first."""
+    """The second host waits until the first one has stopped."""
     with dev(tmp_path) as first:
         assert first.address
         log = tmp_path / "second"

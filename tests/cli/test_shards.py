@@ -1,12 +1,13 @@
-"""`foqs shards create` and `check`: what they make, what they find, and how they end."""
+"""`foqs shards create`, `check` and `migrate`: the tables they make, the faults they find, and their exit codes."""
 
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from foqs.store.schema import SCHEMA_VERSION
-from tests.service.hosts import HostProcess, foqs, until
+from foqs.store.tables import SCHEMA_VERSION
+from tests.api.hosts import HostProcess, foqs, until
+from tests.store.version_1 import load
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def change(config: Path, statement: str, shard: int = 2) -> None:
 
 
 def test_create_and_check(config: Path) -> None:
-    """Created once, again without harm, and good."""
+    """`create` may run twice, and `check` then finds both shards good."""
     for _ in range(2):
         created = foqs("shards", "create", "--config", config)
         assert (created.returncode, created.stdout, created.stderr) == (0, "shard 1: ready\nshard 2: ready\n", "")
@@ -32,7 +33,7 @@ def test_create_and_check(config: Path) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "shard 1: good\nshard 2: good\n", "")
 
 
-def test_create_keeps_what_is_there(config: Path) -> None:
+def test_create_keeps_existing_tables(config: Path) -> None:
     assert foqs("shards", "create", "--config", config).returncode == 0
     change(config, "UPDATE shard SET epoch = 77")
     assert foqs("shards", "create", "--config", config).returncode == 0
@@ -41,7 +42,7 @@ def test_create_keeps_what_is_there(config: Path) -> None:
 
 
 def test_check_before_create(config: Path) -> None:
-    """Exit code 1, a line a shard, and no file is made by looking."""
+    """`check` exits with 1, prints a line for each shard, and creates no file."""
     checked = foqs("shards", "check", "--config", config)
     assert checked.returncode == 1
     assert checked.stdout.count("foqs shards create") == 2
@@ -57,8 +58,8 @@ def test_check_before_create(config: Path) -> None:
         ("DELETE FROM shard", "shard"),
     ],
 )
-def test_check_finds_what_is_wrong(config: Path, tmp_path: Path, statement: str, word: str) -> None:
-    """Of the other shard it says that it is good; a host does not serve the wrong one, and says why."""
+def test_check_finds_faults(config: Path, tmp_path: Path, statement: str, word: str) -> None:
+    """`check` reports the other shard as good. A host serves only that one, and logs the reason."""
     assert foqs("shards", "create", "--config", config).returncode == 0
     change(config, statement)
     checked = foqs("shards", "check", "--config", config)
@@ -75,7 +76,7 @@ def test_check_finds_what_is_wrong(config: Path, tmp_path: Path, statement: str,
         assert "Traceback" not in host.said()
 
 
-def test_check_says_all_that_is_wrong_with_the_tables(config: Path) -> None:
+def test_check_reports_all_faults_of_the_tables(config: Path) -> None:
     assert foqs("shards", "create", "--config", config).returncode == 0
     change(config, "DROP TABLE expiry", shard=1)
     change(config, "ALTER TABLE timer DROP COLUMN bytes", shard=1)
@@ -91,7 +92,7 @@ def test_check_says_all_that_is_wrong_with_the_tables(config: Path) -> None:
 
 
 def test_check_finds_an_index_that_is_missing(config: Path) -> None:
-    """Without it every ack fails."""
+    """Without this index every ack fails."""
     assert foqs("shards", "create", "--config", config).returncode == 0
     change(config, "DROP INDEX timer_of_item", shard=1)
     checked = foqs("shards", "check", "--config", config)
@@ -113,7 +114,7 @@ def test_an_unknown_database_or_driver_is_refused(url: str, tmp_path: Path) -> N
 
 
 def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Path) -> None:
-    """By `create` and by `serve`; one that older hosts may still use is served."""
+    """`create` and `serve` refuse it. A host serves a newer schema that older hosts may still use."""
     assert foqs("shards", "create", "--config", config).returncode == 0
     change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION + 1}")
     created = foqs("shards", "create", "--config", config)
@@ -130,3 +131,48 @@ def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Pat
     with HostProcess(tmp_path / "log2", ["serve", "--config", config]) as host:
         assert host.address
         until(lambda: host.said().count("shard.serving") == 2, "the second shard, which it does not wait for")
+
+
+def older(config: Path) -> None:
+    """Put the stored version 1 database in the place of shard 2."""
+    assert foqs("shards", "create", "--config", config).returncode == 0
+    config.with_name("shard-2.db").unlink()
+    load(f"sqlite:///{config.with_name('shard-2.db')}", "sqlite")
+    change(config, "UPDATE shard SET number = 2")
+
+
+def test_migrate_shows_its_plan_and_runs_it(config: Path) -> None:
+    older(config)
+    found = foqs("shards", "check", "--config", config)
+    assert (found.returncode, found.stdout.splitlines()[1]) == (
+        1,
+        "shard 2: the schema is version 1, this foqs makes version 2 and serves both "
+        "-> migrate it: foqs shards migrate",
+    )
+    for _ in range(2):
+        planned = foqs("shards", "migrate", "--dry-run", "--config", config)
+        first, heading, *statements = planned.stdout.splitlines()
+        assert first == "shard 1: schema version 2, nothing to do"
+        assert heading == "shard 2: schema version 1; to make it version 2:"
+        assert "    ALTER TABLE lane ADD COLUMN weight INTEGER DEFAULT 0 NOT NULL;" in statements
+        assert statements[-1] == "    UPDATE shard SET version = 2 WHERE one = 1 AND version < 2;"
+    for line in ("migrated from schema version 1 to 2", "schema version 2, nothing to do"):
+        ran = foqs("shards", "migrate", "--config", config)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.splitlines() == ["shard 1: schema version 2, nothing to do", f"shard 2: {line}"]
+    assert foqs("shards", "check", "--config", config).stdout == "shard 1: good\nshard 2: good\n"
+
+
+def test_create_says_that_it_migrated(config: Path) -> None:
+    older(config)
+    created = foqs("shards", "create", "--config", config)
+    assert created.stdout == "shard 1: ready\nshard 2: ready, migrated from schema version 1\n"
+
+
+def test_migrate_continues_after_a_shard_that_fails(config: Path) -> None:
+    older(config)
+    config.with_name("shard-1.db").unlink()
+    ran = foqs("shards", "migrate", "--config", config)
+    assert ran.returncode == 1
+    assert ran.stderr == "foqs: shard 1: there is no database file: create it with `foqs shards create`\n"
+    assert ran.stdout == "shard 2: migrated from schema version 1 to 2\n"

@@ -16,7 +16,7 @@ async def main():
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals.on_stop(stop.set)
-    # To a thread that does not wait: just like one that comes before the loop waits, it interrupts nothing.
+    # The signal goes to a thread that does not wait, so it interrupts no system call of the loop.
     threading.Timer(1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
     began = loop.time()
     try:

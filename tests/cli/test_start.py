@@ -1,9 +1,9 @@
-"""What commands load: `foqs ack` in a pipe should not wait for what only a host needs."""
+"""A client command such as `foqs ack` starts fast: it imports no library that only a host needs."""
 
 import subprocess
 import sys
 
-from tests.service.hosts import environment
+from tests.api.hosts import environment
 
 HEAVY = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import held_port
-from tests.service.hosts import ROOT, HostProcess, environment, foqs, until
+from tests.api.hosts import ROOT, HostProcess, environment, foqs, until
+from tests.support.ports import held_port
 
 # SIGINT arrives while Python imports the module that FOQS_TEST_INTERRUPT names.
 HOOK = """
@@ -35,7 +35,7 @@ def nowhere() -> Iterator[str]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A port where connections are taken and never answered."""
+    """A port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -71,12 +71,12 @@ def test_a_port_that_is_taken_is_found_before_databases(write: Callable[[str], P
     assert "shard.not_opened" not in done.stderr
 
 
-@pytest.mark.parametrize("module", ["typer", "foqs.cli.items", "foqs.cli.process", "foqs.host.node", "uvloop"])
+@pytest.mark.parametrize("module", ["typer", "foqs.cli.items", "foqs.cli.process", "foqs.server.node", "uvloop"])
 @pytest.mark.parametrize("command", ["dev", "serve", "workers"])
 def test_ctrl_c_while_a_host_is_loaded_ends_it(
     tmp_path: Path, write: Callable[[str], Path], nowhere: str, command: str, module: str
 ) -> None:
-    if command == "workers" and module in ("foqs.cli.process", "foqs.host.node", "uvloop"):
+    if command == "workers" and module in ("foqs.cli.process", "foqs.server.node", "uvloop"):
         module = "foqs.cli.supervisor"
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     cluster = write(f'[server]\nport = 0\n[admin]\nenabled = false\n[zookeeper]\nhosts = "{nowhere}"\n')
@@ -99,7 +99,7 @@ def test_ctrl_c_while_a_host_is_loaded_ends_it(
 def test_ctrl_c_while_databases_hang_ends_the_host(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], silent: str
 ) -> None:
-    """The grace of a minute is for requests, and this host took none."""
+    """The grace period of a minute is for requests, and this host received none."""
     host = serve("-c", config_of(write, silent, 2), FOQS_SERVER__GRACE_MS="60000", FOQS_LOG__LEVEL="debug")
     until(lambda: _connects(host, silent), "its connections")
     host.process.send_signal(signal.SIGINT)

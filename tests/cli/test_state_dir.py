@@ -1,4 +1,4 @@
-"""Where a host without a cluster remembers how far the ids of its shards went."""
+"""The mark files where a host without a cluster stores the highest item id of each shard."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.hosts import HostProcess, dev, foqs
-from tests.service.wire import Wire
+from tests.api.hosts import HostProcess, dev, foqs
+from tests.api.wire import Wire
 
 
 def stored(host: HostProcess) -> set[int]:
@@ -19,7 +19,7 @@ def stored(host: HostProcess) -> set[int]:
 
 
 def copied(database: Path, to: Path) -> None:
-    """With its journal. No host has the shard."""
+    """Copy the database and its journal, while no host has the shard."""
     to.mkdir(exist_ok=True)
     for file in database.parent.glob(database.name + "*"):
         if not file.name.endswith(".lock"):
@@ -48,7 +48,7 @@ def test_an_older_file_under_dev_gives_no_id_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["", "elsewhere"])
-def test_serve_keeps_marks_beside_its_file_or_where_told(
+def test_serve_keeps_marks_beside_its_file_or_elsewhere(
     tmp_path: Path, wanted: str, serve: Callable[..., HostProcess]
 ) -> None:
     config = tmp_path / "foqs.toml"

@@ -1,4 +1,4 @@
-"""`foqs serve` with TLS, as the commands and the client library meet it."""
+"""`foqs serve` with TLS, used by commands and by the client library."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from foqs.client import Client, OutcomeUnknown, Tls, Unavailable
 from foqs.client.wrong_peer import WrongPeer
 from foqs.store.schema import create_schema
-from tests.certificates import Authority
-from tests.service.hosts import HostProcess, foqs
+from tests.api.hosts import HostProcess, foqs
+from tests.support.certificates import Authority
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_mutual_tls_from_the_command_line_to_the_shard(tmp_path: Path, authority
         assert host.faults() == []
 
 
-def test_wrong_files_are_told_in_one_line(tmp_path: Path, authority: Authority) -> None:
+def test_wrong_files_are_one_line(tmp_path: Path, authority: Authority) -> None:
     pair, other = authority.issue("127.0.0.1"), authority.issue("other.test")
     done = foqs("serve", "--config", config(tmp_path, {"cert_file": pair.cert_file, "key_file": other.key_file}))
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""`foqs cluster up` as a command: a cluster that one can use, and that leaves nothing behind."""
+"""`foqs cluster up` starts a usable cluster, and leaves no process and no file behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from foqs.lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from tests.api.hosts import environment, foqs, until
 from tests.conftest import required
-from tests.service.hosts import environment, foqs, until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(300)]
 
@@ -28,7 +28,7 @@ def programs() -> None:
 
 
 def children(pid: int) -> set[int]:
-    """Processes that this one started, and theirs."""
+    """Return all descendants of the process `pid`."""
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

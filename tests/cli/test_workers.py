@@ -1,4 +1,4 @@
-"""`foqs serve --workers`: what it refuses, and how it keeps and ends its processes. No ZooKeeper answers here."""
+"""`foqs serve --workers`: refused options, and how the supervisor restarts and stops workers. No ZooKeeper answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from foqs.cli.supervisor import config_of
-from foqs.config import load
+from foqs.config.load import load
 from foqs.errors import Invalid
 from foqs.lab.servers.process import free_port
-from tests.service.hosts import HostProcess, foqs, until
+from tests.api.hosts import HostProcess, foqs, until
 
 CLUSTER = '[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_credential = "me:hunter2"\n'
 
@@ -26,7 +26,7 @@ def pids(host: HostProcess) -> list[int]:
 
 
 def at_work(host: HostProcess) -> bool:
-    """Both try to reach ZooKeeper, or did."""
+    """Return whether both workers have tried to reach ZooKeeper."""
     return all(re.search(rf"(kazoo\.warned|session\.changed) .*worker=a-{number}\n", host.said()) for number in (1, 2))
 
 
@@ -50,15 +50,17 @@ def refused(config: Path, *options: object) -> str:
         (CLUSTER, ["--workers", 2, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
 )
-def test_what_is_refused_at_once(write: Callable[[str], Path], text: str, options: list[object], word: str) -> None:
-    # Not the default one, which it would listen on for a moment: so may another test.
+def test_wrong_options_are_refused_at_once(
+    write: Callable[[str], Path], text: str, options: list[object], word: str
+) -> None:
+    # The command listens on the port for a moment. Another test may do that with the default port.
     said = refused(write(text.replace("PORT", str(free_port()))), *options)
     assert re.fullmatch(r"(\S+ \[warning  \] host\.not_secure [^\n]+\n)*foqs: [^\n]+\n", said)
     assert word in said
 
 
 def test_the_shared_port_is_taken(write: Callable[[str], Path]) -> None:
-    """Also by somebody who would share it."""
+    """The command refuses the port even if the other program shares it."""
     for shared in (False, True):
         with closing(socket.socket()) as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
@@ -69,7 +71,7 @@ def test_the_shared_port_is_taken(write: Callable[[str], Path]) -> None:
 
 
 def test_a_workers_own_port_is_taken(write: Callable[[str], Path]) -> None:
-    """That ends them all, with the reason."""
+    """The supervisor stops all workers and prints the reason."""
     port = free_port(above=2)
     with socket.create_server(("127.0.0.1", port + 2)):
         said = refused(write(f'[server]\nid = "a"\n{CLUSTER}'), "--workers", 2, "--port", port)
@@ -79,7 +81,7 @@ def test_a_workers_own_port_is_taken(write: Callable[[str], Path]) -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in re.findall(r"pid=(\d+)", said))
 
 
-def test_who_dies_is_started_again_ever_later(write: Callable[[str], Path], serve: Callable[..., HostProcess]) -> None:
+def test_a_dead_worker_restarts_ever_later(write: Callable[[str], Path], serve: Callable[..., HostProcess]) -> None:
     host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--workers", 2)
     killed: list[int] = []
     for _ in range(3):
@@ -111,7 +113,7 @@ def test_signals_end_all_also_before_they_listen(
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids(host))
 
 
-def test_a_worker_is_told_its_name_and_ports() -> None:
+def test_a_worker_gets_its_name_and_ports() -> None:
     def server(**keys: object) -> dict[str, object]:
         config = load(server=keys, zookeeper={"hosts": "z:1"})
         made = config_of(config, 3)
@@ -136,7 +138,7 @@ def test_each_worker_has_an_admin_port_of_its_own() -> None:
 
 
 def test_a_workers_configuration_comes_through_unchanged() -> None:
-    """It is handed over as JSON."""
+    """The supervisor passes the configuration to a worker as JSON."""
     config = load(
         server={"id": "a-1", "port": 1, "advertise": "q:1"},
         limits={"payload_bytes": 5},

@@ -1,4 +1,4 @@
-"""A small foqs server on a real socket with the real IDL, which misbehaves when it is told to.
+"""A small foqs server on a real socket with the real IDL, which misbehaves on demand.
 
 It keeps items in memory; `meddle` is asked before every request is carried out and after, and may change what happens.
 """
@@ -17,27 +17,19 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TMemoryBuffer
 
 from foqs.idl import idl
-from foqs.rpc.encode import Encoder
-from tests.ports import held_port
+from foqs.wire.reply_encoder import ReplyEncoder
+from tests.support.ports import held_port
+from tests.support.waiting import wait_until as eventually  # noqa: F401 - for the tests
 
 LATER = 30.0
 """Seconds until a test gives up waiting."""
 
 
-def eventually(condition: Callable[[], Any], seconds: float = LATER) -> Any:
-    """The first true value of `condition`; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
-    return value
-
-
 class Act(Enum):
     SERVE = "carry it out and answer"
     CLOSE_BEFORE = "close the connection instead of carrying it out"
-    LAST = "carry it out, answer, and say goodbye behind it"
-    GOODBYE = "say goodbye instead of carrying it out, and let the client close"
+    LAST = "carry it out, answer, and send GOAWAY behind the reply"
+    GOAWAY = "send GOAWAY instead of carrying it out, and let the client close"
     CLOSE_AFTER = "carry it out, then close without an answer"
     HALF = "carry it out, then send half of the answer and close"
     SILENT = "carry it out, never answer"
@@ -82,7 +74,7 @@ class Peer:
         self._ids_of_routing = itertools.count(2)
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
-        # Clients go on trying a peer that is closed, and some are started again: nobody else is to be found there.
+        # Clients go on trying a peer that is closed, and some are started again: no other server may take its port.
         self._held = held_port(port)
         self.port = self._held.getsockname()[1]
         self._listener = socket.create_server(("127.0.0.1", self.port))
@@ -96,7 +88,7 @@ class Peer:
         self._ids = itertools.count(item_id)
 
     def take_over(self, item_id: int) -> None:
-        """Somebody else has the item now, for longer than a test takes."""
+        """Another consumer has the item now, for longer than a test takes."""
         with self._lock:
             item = self.items[item_id]
             item.lease, item.lease_expires_at_ms = 77, int((time.time() + 3_600) * 1000)
@@ -155,7 +147,7 @@ class Peer:
                 self._open.discard(connection)
 
     def _tell_routing(self, connection: socket.socket, frame: bytes) -> None:
-        """Not one of `calls`: a client asks by itself. Who knows `routing` waits for another."""
+        """Not one of `calls`: a client asks by itself. A client that knows `routing` waits for another one."""
         protocol = TCyBinaryProtocol(TCyBufferedTransport(TMemoryBuffer(frame)))
         name, _, number = protocol.read_message_begin()
         args = idl.Foqs.GetRouting_args()
@@ -196,9 +188,9 @@ class Peer:
         act = self.meddle(name, args.request)
         if act is Act.CLOSE_BEFORE:
             return False
-        if act is Act.GOODBYE:
-            connection.sendall(Encoder(1000).goodbye())
-            connection.recv(1)  # as a server does: what comes now is not read
+        if act is Act.GOAWAY:
+            connection.sendall(ReplyEncoder(1000).goaway())
+            connection.recv(1)  # as a server does: bytes received from now on are not read
             return False
         if act is Act.IGNORE:
             return bool(connection.recv(1))
@@ -214,7 +206,7 @@ class Peer:
             connection.sendall(reply[: len(reply) // 2])
             return False
         if act is Act.LAST:
-            reply += Encoder(1000).goodbye()
+            reply += ReplyEncoder(1000).goaway()
         connection.sendall(reply)
         return act is not Act.LAST
 
@@ -340,7 +332,7 @@ def _ends(item: Any) -> float:
 
 
 def _read_frame(stream: Any) -> bytes:
-    """Empty at the end, and for what is no frame, as a TLS handshake."""
+    """Empty at the end, and for bytes that are not a frame, as a TLS handshake."""
     head = stream.read(4)
     length = int.from_bytes(head, "big") if len(head) == 4 else 0
     if length > 64 << 20:

@@ -72,8 +72,8 @@ def test_the_error_of_a_number_out_of_range_names_line_and_range(foqs, peer):
     assert done.returncode == 1
     assert [line.get("message") for line in lines(done)] == [
         None,
-        "line 3: priority is 99999999999: it has to be an integer from -2147483648 to 2147483647",
-        "line 4: ttl_ms is 1000.0: it has to be an integer",
+        "line 3: priority is 99999999999: it must be an integer from -2147483648 to 2147483647",
+        "line 4: ttl_ms is 1000.0: it must be an integer",
     ]
     assert len(peer.items) == 1
     done = foqs("enqueue", "t", "--priority", "99999999999")

@@ -15,7 +15,7 @@ from foqs.client import Delivery, ItemSpec
 from foqs.idl import idl
 from tests.client.peer import Act, failed
 from tests.client.test_cli_items import APP
-from tests.ports import held_port
+from tests.support.ports import held_port
 
 PATH = ":".join(filter(None, sys.path))
 
@@ -67,9 +67,7 @@ def test_an_interrupted_write_gives_back_the_rest(peer, leased, monkeypatch):
 def test_at_most_once_items_that_were_not_written_are_named(peer, leased, monkeypatch, capsys):
     write(monkeypatch, *leased(peer, Delivery.AT_MOST_ONCE), BrokenPipeError())
     assert [entry.id for entry in peer.nacked] == [3, 4, 5, 6]
-    assert capsys.readouterr().err == (
-        "foqs: at-most-once items that were not written, and were given back: 3, 4, 5, 6\n"
-    )
+    assert capsys.readouterr().err == ("foqs: at-most-once items given back without being written: 3, 4, 5, 6\n")
 
 
 def refuses_some(name, request):
@@ -81,14 +79,14 @@ def refuses_some(name, request):
 def test_at_most_once_items_that_cannot_be_given_back_are_named(new_peer, leased, monkeypatch, capsys):
     write(monkeypatch, *leased(new_peer(refuses_some), Delivery.AT_MOST_ONCE), BrokenPipeError())
     given_back, lost = capsys.readouterr().err.splitlines()
-    assert given_back.endswith("given back: 3")
-    assert "lost, neither written nor given back (STALE_LEASE: no): 4, 5, 6" in lost
+    assert given_back.endswith("given back without being written: 3")
+    assert "lost: neither written nor given back (STALE_LEASE: no): 4, 5, 6" in lost
 
 
 def test_items_that_cannot_be_given_back_are_counted(new_peer, leased, monkeypatch, capsys):
     write(monkeypatch, *leased(new_peer(refuses_some)), BrokenPipeError())
     (line,) = capsys.readouterr().err.splitlines()
-    assert "3 items, not written, are delivered again when their leases end" in line
+    assert line.startswith("foqs: 3 items neither written nor given back (") and "delivered again" in line
 
 
 def test_written_items_are_not_acked_for_a_reader_that_left(peer, leased, monkeypatch, capsys):
@@ -115,7 +113,7 @@ def test_a_reader_of_one_line_costs_no_other_item_its_lease(peer, client_of):
     assert running.wait(60) == 1
     assert running.stderr.read() == b""
     written = [item.id for item in peer.items.values() if item.lease]
-    assert written == list(range(1, len(written) + 1)), "the first ones, and no others, are still leased"
+    assert written == list(range(1, len(written) + 1)), "only the first ones are still leased"
     assert len(written) < 1_000
     assert {item.attempt for item in peer.items.values() if not item.lease} == {0}
 

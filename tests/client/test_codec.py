@@ -8,12 +8,12 @@ from foqs.client import Invalid, ItemSpec
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"priority": 1 << 31}, "priority is 2147483648: it has to be an integer from -2147483648 to 2147483647"),
-        ({"priority": "secret"}, "priority is of type str: it has to be an integer from -2147483648 to 2147483647"),
-        ({"delay_ms": -(1 << 63) - 1}, "delay_ms is -9223372036854775809: it has to be an integer from .*"),
-        ({"ttl_ms": 10**5000}, "ttl_ms has 16610 bits: it has to be an integer from .*"),
-        ({"headers": {"a": 1}}, "headers .* has to be a mapping of texts to texts"),
-        ({"topic": "\ud800"}, "topic .* has to be text .*"),
+        ({"priority": 1 << 31}, "priority is 2147483648: it must be an integer from -2147483648 to 2147483647"),
+        ({"priority": "secret"}, "priority is of type str: it must be an integer from -2147483648 to 2147483647"),
+        ({"delay_ms": -(1 << 63) - 1}, "delay_ms is -9223372036854775809: it must be an integer from .*"),
+        ({"ttl_ms": 10**5000}, "ttl_ms has 16610 bits: it must be an integer from .*"),
+        ({"headers": {"a": 1}}, "headers .* must be a mapping of texts to texts"),
+        ({"topic": "\ud800"}, "topic .* must be text .*"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_range(peer, client_of, fields, problem):

@@ -1,4 +1,4 @@
-"""One socket: what is there in time, though whoever asked looks late."""
+"""One socket: a reply received in time is read also by a late reader."""
 
 import socket
 import threading
@@ -7,7 +7,8 @@ from time import monotonic
 
 import pytest
 
-from foqs.client.connection import Address, Connection, LostReply
+from foqs.client.connection import Address, Connection
+from foqs.errors import LostReply
 from tests.client.peer import LATER, eventually
 
 
@@ -21,7 +22,7 @@ def ends() -> Iterator[tuple[Connection, socket.socket]]:
         connection.close()
 
 
-def test_a_reply_that_came_in_time_is_read_by_who_looks_late(ends):
+def test_a_reply_received_in_time_is_read_late(ends):
     """It was stopped in between, or had to connect to a silent host for another part of its call."""
     connection, other = ends
     connection.send(b"hello", monotonic() + LATER)

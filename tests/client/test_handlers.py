@@ -1,4 +1,4 @@
-"""Which handlers a Worker accepts, and what becomes of work that a handler only returns."""
+"""Which handlers a Worker accepts, and the outcome of work that a handler only returns."""
 
 import asyncio
 import functools

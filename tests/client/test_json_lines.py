@@ -44,7 +44,7 @@ def test_what_a_line_leaves_out_comes_from_the_command():
         '{"nope": 1}', '{"delivery": "TWICE"}', '{"delivery": 1}', '{"payload": "\\ud800"}',
     ],
 )  # fmt: skip
-def test_what_is_no_item(line):
+def test_a_line_that_is_not_an_item(line):
     with pytest.raises(Invalid):
         spec(line)
 
@@ -52,10 +52,10 @@ def test_what_is_no_item(line):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"priority": "high"}', 'priority is "high": it has to be an integer'),
-        ('{"priority": 1.5}', "priority is 1.5: it has to be an integer"),
-        ('{"delay_ms": true}', "delay_ms is true: it has to be an integer"),
-        ('{"ttl_ms": {"a": 1}}', "ttl_ms is .*: it has to be an integer"),
+        ('{"priority": "high"}', 'priority is "high": it must be an integer'),
+        ('{"priority": 1.5}', "priority is 1.5: it must be an integer"),
+        ('{"delay_ms": true}', "delay_ms is true: it must be an integer"),
+        ('{"ttl_ms": {"a": 1}}', "ttl_ms is .*: it must be an integer"),
     ],
 )
 def test_numbers_that_are_no_integers_are_refused(line, problem):
@@ -65,7 +65,7 @@ def test_numbers_that_are_no_integers_are_refused(line, problem):
 
 
 @pytest.mark.parametrize("line", [b"{}", b"1", b'{"id": "x", "lease": "1"}', b'{"id": [], "lease": 1}', b"\xff"])
-def test_what_is_no_lease(line):
+def test_a_line_that_is_not_a_lease(line):
     with pytest.raises(Invalid, match="line 4"):
         lease_of_line(line, 4)
 

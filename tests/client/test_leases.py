@@ -17,14 +17,14 @@ LEASE_MS = 600_000
 
 
 class Service:
-    """Carries out what is asked; `meanwhile` is what else happens before an extension by the handler is answered."""
+    """Carries out requests; `before_reply` runs before an extension by the handler is answered."""
 
     def __init__(self) -> None:
-        self.meanwhile: Any = None
+        self.before_reply: Any = None
 
     def extend(self, item: Item, lease_ms: int) -> None:
-        if self.meanwhile is not None:
-            self.meanwhile()
+        if self.before_reply is not None:
+            self.before_reply()
 
     def extend_many(self, items: list[Item], lease_ms: int, *, timeout_ms: int) -> list[None]:
         return [None] * len(items)
@@ -54,7 +54,7 @@ def test_an_item_that_comes_again_has_lost_its_earlier_lease(leases):
     assert len(leases) == 1
 
 
-def test_what_became_of_an_item_that_comes_again_is_told_by_its_own_outcome(leases):
+def test_an_item_delivered_again_has_an_outcome_of_its_own(leases):
     (first,) = leases.add([Item(id=1, lease=1)])
     first.settling = True
     leases.add([Item(id=1, lease=2)])
@@ -62,27 +62,27 @@ def test_what_became_of_an_item_that_comes_again_is_told_by_its_own_outcome(leas
 
 
 @pytest.mark.parametrize("asked_ms", [LEASE_MS // 10, LEASE_MS * 10])
-def test_of_two_extensions_under_way_the_shorter_one_may_be_the_last(leases, service, asked_ms):
+def test_of_two_extensions_in_flight_the_shorter_one_counts(leases, service, asked_ms):
     (held,) = leases.add([Item(id=1, lease=1)])
-    service.meanwhile = lambda: leases._extend_many([held], monotonic())
+    service.before_reply = lambda: leases._extend_many([held], monotonic())
     leases.extend(held, asked_ms)
     shorter_s = min(asked_ms, LEASE_MS) / 1000
     assert held.expires <= monotonic() + shorter_s
     assert held.extend_at <= monotonic() + shorter_s / 2
-    service.meanwhile = None
+    service.before_reply = None
     leases.extend(held, 10 * LEASE_MS)
     assert held.expires > monotonic() + LEASE_MS / 1000
 
 
 def test_an_extension_that_may_have_been_made_late_is_believed(leases, service):
-    """The worker's own, of which nobody knows what became, may be the last that the server carried out."""
+    """The worker's own, of unknown outcome, may be the last that the server carried out."""
     (held,) = leases.add([Item(id=1, lease=1)])
 
     def lost() -> None:
         service.extend_many = lambda items, *_, **__: [OutcomeUnknown("lost")]
         leases._extend_many([held], monotonic())
 
-    service.meanwhile = lost
+    service.before_reply = lost
     leases.extend(held, 10 * LEASE_MS)
     assert held.extend_at <= monotonic() + LEASE_MS / 1000
 

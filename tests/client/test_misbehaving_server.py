@@ -1,5 +1,5 @@
 """What the client does when the server does not do its part. The promise behind it: an enqueue is stored at most
-once, and its caller is never told more than what is known."""
+once, and its caller never hears more than the client knows."""
 
 import socket
 import time
@@ -80,13 +80,13 @@ def test_only_those_with_keys_are_repeated(new_peer, client_of):
     assert len(peer.items) == 3
 
 
-def test_an_enqueue_that_meets_a_goodbye_was_not_begun_and_is_sent_again(new_peer, client_of):
-    peer = new_peer(script("Enqueue", Act.GOODBYE))
+def test_an_enqueue_that_meets_goaway_is_sent_again(new_peer, client_of):
+    peer = new_peer(script("Enqueue", Act.GOAWAY))
     assert client_of(peer).enqueue("t", b"x") == 1
     assert len(peer.named("Enqueue")) == 2
 
 
-def test_a_goodbye_behind_an_answer_costs_the_connection_alone(new_peer, client_of):
+def test_goaway_behind_an_answer_costs_the_connection_alone(new_peer, client_of):
     peer = new_peer(script("Enqueue", Act.LAST, Act.LAST))
     client = client_of(peer)
     assert [client.enqueue("t", b"x") for _ in range(3)] == [1, 2, 3]
@@ -94,7 +94,7 @@ def test_a_goodbye_behind_an_answer_costs_the_connection_alone(new_peer, client_
 
 
 @pytest.mark.parametrize("act", LOST)
-def test_an_ack_is_repeated_and_finding_its_item_gone_is_a_success(act, new_peer, client_of):
+def test_a_repeated_ack_that_finds_its_item_gone_is_a_success(act, new_peer, client_of):
     peer = new_peer(script("Ack", act))
     client = client_of(peer, **short(act, "attempt_timeout_ms"))
     client.enqueue("t", b"x")
@@ -106,7 +106,7 @@ def test_an_ack_is_repeated_and_finding_its_item_gone_is_a_success(act, new_peer
         client.ack(item)
 
 
-def test_an_ack_that_was_lost_before_it_was_done_does_not_hide_that_another_has_the_item(new_peer, client_of):
+def test_a_lost_ack_does_not_hide_a_newer_lease(new_peer, client_of):
     peer = new_peer(script("Ack", Act.CLOSE_BEFORE, idl.AckResponse(outcomes=[idl.ItemOutcome(error=failed(3))])))
     client = client_of(peer)
     client.enqueue("t", b"x")
@@ -127,7 +127,7 @@ def test_only_the_ack_that_was_in_doubt_may_find_its_item_gone(new_peer, client_
     assert [len(request.items) for request in peer.named("Ack")] == [3, 2]
 
 
-def test_after_a_lost_reply_a_nack_is_in_doubt_and_a_release_is_done(new_peer, client_of):
+def test_after_a_lost_reply_a_nack_is_doubtful_a_release_done(new_peer, client_of):
     peer = new_peer(script("Nack", Act.CLOSE_AFTER, Act.SERVE, Act.CLOSE_AFTER))
     client = client_of(peer)
     client.enqueue_many([ItemSpec("t", b"x")] * 2)
@@ -163,7 +163,7 @@ def test_a_dequeue_is_repeated_within_its_wait(new_peer, client_of):
     assert waits[1] == 0
 
 
-def test_a_read_without_any_reply_is_unavailable_and_takes_its_time_only(new_peer, client_of):
+def test_a_read_without_any_reply_is_unavailable_in_time(new_peer, client_of):
     client = client_of(new_peer(lambda name, request: Act.IGNORE), timeout_ms=500, attempt_timeout_ms=100)
     started = time.monotonic()
     with pytest.raises(Unavailable):
@@ -171,7 +171,7 @@ def test_a_read_without_any_reply_is_unavailable_and_takes_its_time_only(new_pee
     assert 0.3 < time.monotonic() - started < 15
 
 
-def test_only_overloaded_items_are_enqueued_again_and_after_the_time_asked_for(new_peer, client_of):
+def test_only_overloaded_items_are_retried_after_the_hint(new_peer, client_of):
     busy = idl.EnqueueResponse(
         outcomes=[
             idl.EnqueueOutcome(id=70),
@@ -192,7 +192,7 @@ def test_only_overloaded_items_are_enqueued_again_and_after_the_time_asked_for(n
     assert sent[1:] == [[b"\1", b"\3"]] * 3
 
 
-def test_overloaded_for_too_long_is_what_the_caller_is_told(new_peer, client_of):
+def test_overloaded_for_too_long_reaches_the_caller(new_peer, client_of):
     peer = new_peer(lambda name, request: refused(4, retry_after_ms=60_000))
     client = client_of(peer, timeout_ms=50_000)
     started = time.monotonic()
@@ -262,7 +262,7 @@ def test_a_request_that_was_never_whole_is_sent_again(new_peer):
             assert len(peer.items) == 1
 
 
-def test_a_server_that_went_away_while_the_connection_was_idle_loses_no_enqueue(new_peer, client_of):
+def test_an_idle_connection_closed_by_the_server_loses_nothing(new_peer, client_of):
     peer = new_peer()
     client = client_of(peer)
     client.enqueue("t", b"x")
@@ -301,7 +301,7 @@ def test_bad_values_are_found_before_anything_is_sent(peer, client_of):
     assert isinstance(client.nack_many([Nack(1, "no lease")])[0], Invalid)
 
 
-def test_a_request_too_large_for_a_frame_is_invalid_and_others_are_split(peer, client_of):
+def test_a_request_above_a_frame_is_invalid_batches_are_split(peer, client_of):
     client = client_of(peer, max_frame_bytes=100_000)
     outcomes = client.enqueue_many([ItemSpec("t", b"x" * size) for size in (40_000, 60_000, 20_000, 200_000, 1)])
     assert [type(outcome) is int for outcome in outcomes] == [True, True, True, False, True]
@@ -309,7 +309,7 @@ def test_a_request_too_large_for_a_frame_is_invalid_and_others_are_split(peer, c
     assert all(sum(len(i.payload) for i in request.items) < 100_000 for request in peer.named("Enqueue"))
 
 
-def test_what_the_server_is_told_of_time_and_token(peer, client_of):
+def test_the_server_gets_the_time_out_and_the_token(peer, client_of):
     client_of(peer, token="secret").enqueue("t", b"x", timeout_ms=40_000)
     (request,) = peer.named("Enqueue")
     assert request.context.token == "secret"

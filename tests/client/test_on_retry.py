@@ -6,7 +6,7 @@ import pytest
 
 from foqs.client import Client, ItemSpec, caller
 from tests.client.peer import LATER, Act, eventually, refused, script
-from tests.ports import held_port
+from tests.support.ports import held_port
 
 
 @pytest.fixture

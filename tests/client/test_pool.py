@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import Client, ClientClosed, FoqsError, Invalid, ItemSpec, Unavailable
-from foqs.client.codec import SERVER_INFO
 from foqs.client.connection import Address, parse_addresses
+from foqs.client.methods import SERVER_INFO
 from foqs.client.tasks import requests_of
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually
@@ -33,7 +33,7 @@ def test_addresses(text, parsed):
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:b", ":1", "a:0", "a:65536", "[::1]x", "a:-1", "a:٣"])
-def test_what_is_no_address(text):
+def test_a_text_that_is_not_an_address(text):
     with pytest.raises(Invalid):
         parse_addresses(text)
 
@@ -43,7 +43,7 @@ def test_an_address_reads_as_it_is_written(host, port):
     assert parse_addresses(str(Address(host, port))) == [(host, port)]
 
 
-def test_what_cannot_be_the_name_of_a_host_cannot_be_connected_to():
+def test_an_invalid_host_name_cannot_be_connected_to():
     with Client("a..b:1", routing=False) as client, pytest.raises(Unavailable, match="not the name"):
         client._caller.ask(SERVER_INFO, idl.GetServerInfoRequest(), monotonic() + LATER, repeatable=True)
 
@@ -70,8 +70,8 @@ def test_never_more_connections_than_the_pool_may_hold(new_peer, client_of):
     assert len(peer.calls) == 10
 
 
-def test_a_connection_that_is_given_back_as_the_wait_for_it_ends_is_taken(peer, client_of):
-    """Who is notified when its time is over has taken the notification from those who go on waiting."""
+def test_a_connection_given_back_as_the_wait_ends_is_taken(peer, client_of):
+    """A thread notified when its time is over has taken the notification from the waiting threads."""
     pool = client_of(peer, pool_size=1)._caller.pool
     lent = pool.take(monotonic() + LATER)
 
@@ -86,7 +86,7 @@ def test_a_connection_that_is_given_back_as_the_wait_for_it_ends_is_taken(peer, 
     assert pool.take(deadline) is lent
 
 
-def test_hosts_that_are_gone_are_forgotten_also_when_a_call_to_them_ends_late(peer, client_of):
+def test_gone_hosts_are_forgotten_when_a_call_ends_late(peer, client_of):
     client = client_of(peer, routing=False)
     pool = client._caller.pool
     for port in range(1, 10):
@@ -98,7 +98,7 @@ def test_hosts_that_are_gone_are_forgotten_also_when_a_call_to_them_ends_late(pe
     assert len(pool._refused) <= 2
 
 
-def test_a_closed_client_says_so_and_wakes_who_waits(new_peer, client_of):
+def test_a_closed_client_says_so_and_wakes_waiting_threads(new_peer, client_of):
     peer = new_peer(lambda name, request: Act.CLOSE_BEFORE)
     client = client_of(peer, timeout_ms=60_000)
     errors = []
@@ -152,7 +152,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(peer, client_of):
 
 
 @given(st.lists(st.integers(0, 400), max_size=50), st.integers(200, 1_000))
-def test_requests_hold_every_item_once_and_no_more_bytes_than_fit(sizes, max_bytes):
+def test_requests_hold_every_item_once_within_their_bytes(sizes, max_bytes):
     items = [ItemSpec("t", b"x" * size) for size in sizes]
     requests = list(requests_of(items, max_bytes))
     assert [item for request in requests for item in request] == items

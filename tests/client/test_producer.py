@@ -32,7 +32,7 @@ def test_a_lone_item_leaves_after_its_linger(peer, client_of):
         assert producer.enqueue("t", b"x").result(LATER) == 1
 
 
-def test_flush_does_not_linger_and_waits_for_what_was_taken_before(peer, client_of):
+def test_flush_does_not_linger_and_waits_for_earlier_items(peer, client_of):
     with Producer(client_of(peer), linger_ms=3_600_000) as producer:
         future = producer.enqueue("t", b"x")
         assert producer.flush(timeout_ms=LATER * 1000)
@@ -134,7 +134,7 @@ def test_a_batch_of_nothing_but_cancelled_items_asks_for_nothing(peer, client_of
     assert peer.calls == []
 
 
-def test_close_sends_what_was_taken_and_takes_no_more(peer, client_of):
+def test_close_sends_the_taken_items_and_takes_no_more(peer, client_of):
     producer = Producer(client_of(peer), linger_ms=3_600_000)
     future = producer.enqueue("t", b"x")
     assert producer.close()
@@ -144,7 +144,7 @@ def test_close_sends_what_was_taken_and_takes_no_more(peer, client_of):
     assert producer.close()
 
 
-def test_close_gives_up_what_it_had_no_time_for(new_peer, client_of, gate):
+def test_close_gives_up_items_it_has_no_time_for(new_peer, client_of, gate):
     def hold(name, request):
         gate.wait(LATER)
         return Act.SERVE
@@ -159,7 +159,7 @@ def test_close_gives_up_what_it_had_no_time_for(new_peer, client_of, gate):
     assert under_way.result(LATER) == 1
 
 
-def test_a_forked_child_is_told_to_make_its_own(peer, client_of):
+def test_a_forked_child_must_make_its_own(peer, client_of):
     with Producer(client_of(peer), linger_ms=3_600_000) as producer:
         future = producer.enqueue("t", b"x")
         child = os.fork()
@@ -175,7 +175,7 @@ def test_a_forked_child_is_told_to_make_its_own(peer, client_of):
     assert len(peer.items) == 1
 
 
-def test_who_waits_for_what_was_not_sent_hears_that_it_is_cancelled(new_peer, client_of, gate):
+def test_a_future_of_an_unsent_item_is_cancelled(new_peer, client_of, gate):
     def hold(name, request):
         gate.wait(LATER)
         return Act.SERVE

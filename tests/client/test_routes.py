@@ -1,4 +1,4 @@
-"""Who is asked for what: pure."""
+"""Which host is asked for which items: pure."""
 
 import random
 
@@ -40,15 +40,15 @@ def test_items_go_to_their_owners_and_the_rest_to_anyone():
     assert by_owner(TWO.owner, ids, [0, 1, 2], {0: A, 1: A}) == {None: [0], B: [1], A: [2]}
 
 
-def test_who_has_no_choice_is_asked_as_before():
-    """A host that is alone may be known by another name here; and the only one left of several has to be found."""
+def test_a_single_host_is_asked_as_before():
+    """A host that is alone may be known by another name here; and the only one left of several must be found."""
     assert order(Routes(), [A, B], random.sample) == ()
     assert order(Routes(1, {1: A}, (A,)), [A], random.sample) == ()
     assert order(Routes(1, {1: C}, (C,)), [A, B], random.sample) == (A, B, C)
     assert Routes(1, {1: A}, (A,)).owner(make_id(1, 1)) is None
 
 
-def test_a_host_without_shards_is_asked_for_nothing_as_long_as_there_are_others():
+def test_a_host_without_shards_is_asked_last():
     for _ in range(50):
         assert set(order(TWO, [D], random.sample)[:2]) == {A, B}
         assert C not in order(TWO, [D], random.sample)
@@ -62,7 +62,7 @@ def test_the_choice_is_random_among_those_that_have_the_topic():
     assert {order(routes, [D], random.sample, among=(D,))[0] for _ in range(100)} == {A, B, C}, "it is gone"
 
 
-def test_who_does_not_serve_it_is_asked_last():
+def test_a_host_that_refused_the_shard_is_asked_last():
     for _ in range(50):
         assert order(TWO, [A], random.sample, last={A}) == (B, A)
 

@@ -1,4 +1,4 @@
-"""A client among several hosts: peers that say who serves what."""
+"""A client among several hosts: peers that return a routing."""
 
 import gc
 import os
@@ -88,7 +88,7 @@ def test_a_bad_item_fails_no_neighbour_of_any_owner(hosts, client_of):
     assert isinstance(outcomes[1], Invalid) and isinstance(outcomes[3], Invalid)
 
 
-def test_a_silent_owner_holds_up_nobody_elses_acks(hosts, client_of):
+def test_a_silent_owner_holds_up_only_its_own_acks(hosts, client_of):
     client = knowing(client_of(hosts[0], timeout_ms=60_000, attempt_timeout_ms=60_000))
     items = leases(hosts, 1)
     hosts[0].meddle = script("Ack", Act.SILENT)
@@ -126,7 +126,7 @@ def test_dequeues_go_to_hosts_that_have_the_topic(hosts, client_of):
     assert [len(peer.named("Dequeue")) > 2 for peer in hosts] == [False, True, True]
 
 
-def test_a_moved_shard_is_looked_for_elsewhere_then_where_the_routing_says(hosts, client_of):
+def test_a_moved_shard_is_found_elsewhere_then_by_the_routing(hosts, client_of):
     client = knowing(client_of(hosts[0]))
     (lease, *_) = leases(hosts[1:2])
     away = idl.ItemOutcome(error=failed(5, 0, "not served here"))
@@ -171,7 +171,7 @@ def test_other_hosts_serve_when_the_given_one_is_gone(hosts, client_of):
     assert sum(len(peer.items) for peer in hosts[1:]) == 25
 
 
-def test_the_given_address_is_used_when_the_told_ones_lead_nowhere(new_peer, client_of):
+def test_the_given_address_is_used_when_learned_ones_fail(new_peer, client_of):
     peer, gone, gone_too = new_peer(), new_peer(), new_peer()
     peer.tell([gone, gone_too], {1: gone, 2: gone_too})
     gone.close()

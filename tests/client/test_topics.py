@@ -1,4 +1,4 @@
-"""Which hosts have which topics, as long as somebody wants to know."""
+"""Which hosts have which topics, while a consumer uses the answer."""
 
 import itertools
 import threading
@@ -11,11 +11,11 @@ from foqs.idl import idl
 from tests.client.peer import LATER, eventually
 
 
-def test_a_thread_that_ends_does_not_forget_what_the_next_one_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asks, ended = itertools.count(1), list[threading.Thread]()
 
     class Wanted(Topics):
-        """Again, in the moment in which nobody wanted it any more."""
+        """Again, in the moment in which no consumer used it any more."""
 
         def _still_wanted(self) -> bool:
             still = super()._still_wanted()
@@ -34,7 +34,7 @@ def test_a_thread_that_ends_does_not_forget_what_the_next_one_learned(monkeypatc
     wanted.close()
 
 
-def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(peer, client_of, monkeypatch):
+def test_a_thread_that_did_not_start_starts_with_the_next_call(peer, client_of, monkeypatch):
     client = client_of(peer)
 
     def none_left(_thread: threading.Thread) -> None:

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
-from foqs.client.leases import Held
+from foqs.client.held import Held
 from foqs.idl import idl
+from tests.api.hosts import HostProcess, dev, environment, locked
 from tests.client.peer import LATER, Act, Peer, eventually, failed, refused, script
-from tests.service.hosts import HostProcess, dev, environment, locked
 
 NewPeer = Callable[..., Peer]
 ClientOf = Callable[..., Client]
@@ -182,7 +182,7 @@ def test_a_lower_limit_of_the_server_is_learned(new_peer: NewPeer, client_of: Cl
     assert {span.status.status_code for span in ended("enqueue a")} == {StatusCode.UNSET}
 
 
-def test_items_of_a_producer_carry_the_context_of_who_gave_them(
+def test_items_of_a_producer_carry_the_context_of_its_caller(
     peer: Peer, client_of: ClientOf, ended: Ended, tracer: trace.Tracer
 ) -> None:
     with Producer(client_of(peer, tracing=True), linger_ms=60_000) as producer:
@@ -235,7 +235,7 @@ def failing(item: Any) -> None:
 
 
 def test_a_handler_that_fails(peer: Peer, client_of: ClientOf, ended: Ended) -> None:
-    """Each attempt is a span; who asks for another one did not fail."""
+    """Each attempt is a span; a handler that asks for another one did not fail."""
     client = client_of(peer, tracing=True)
     client.enqueue("a", b"1")
     with Worker(client, "a", failing, wait_ms=100, backoff=Backoff(first_ms=1)) as worker:
@@ -249,7 +249,7 @@ def test_a_handler_that_fails(peer: Peer, client_of: ClientOf, ended: Ended) -> 
 
 
 class Loses:
-    """Works until somebody else has its item."""
+    """Works until another consumer has its item."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -264,7 +264,7 @@ def names(spans: Sequence[ReadableSpan]) -> list[list[tuple[str, Any]]]:
 
 
 def test_a_lease_that_is_lost(new_peer: NewPeer, client_of: ClientOf, ended: Ended) -> None:
-    """Told while the handler works, or by its ack."""
+    """Noted while the handler works, or by its ack."""
     peer = new_peer()
     client = client_of(peer, tracing=True)
     client.enqueue("a", b"1")
@@ -282,7 +282,7 @@ def test_a_lease_that_is_lost(new_peer: NewPeer, client_of: ClientOf, ended: End
 
 def test_a_loss_is_in_the_span_before_the_handler_hears_of_it(ended: Ended, tracer: trace.Tracer) -> None:
     held = Held(Item(), inf, inf)
-    held.traced = tracing.Traced(tracer.start_span("work"))
+    held.traced = tracing.WorkSpan(tracer.start_span("work"))
 
     class Returns(threading.Event):
         def set(self) -> None:
@@ -295,7 +295,7 @@ def test_a_loss_is_in_the_span_before_the_handler_hears_of_it(ended: Ended, trac
 
 
 def test_a_lease_that_cannot_be_extended_in_time(new_peer: NewPeer, client_of: ClientOf, ended: Ended) -> None:
-    """Told once, however often that is tried."""
+    """Noted once, however often that is tried."""
     peer = new_peer(lambda name, request: refused(5) if name == "ExtendLease" else Act.SERVE)
     client = client_of(peer, tracing=True)
     client.enqueue("a", b"1")
@@ -332,7 +332,7 @@ def test_a_handler_that_outlives_the_grace(
     assert (names([span]), span.status.status_code) == ([[]], StatusCode.UNSET), "it has ended with the worker"
 
 
-def test_nothing_is_told_without_being_asked(
+def test_there_are_no_spans_without_tracing(
     peer: Peer, client_of: ClientOf, ended: Ended, tracer: trace.Tracer
 ) -> None:
     client = client_of(peer)

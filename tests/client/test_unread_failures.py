@@ -15,7 +15,7 @@ from foqs.client import Invalid, OutcomeUnknown, Producer, Unavailable, UnreadFa
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
-from tests.ports import held_port
+from tests.support.ports import held_port
 
 
 def refuse(name, request):
@@ -40,7 +40,7 @@ def test_leaving_the_block_raises_if_no_future_was_read(new_peer, client_of, lin
     assert "on_error" in str(raised.value) and "may be stored" not in str(raised.value)
     (line,) = lines()
     assert line.levelno == logging.ERROR
-    assert producer.close(), "what was reported once is not reported again"
+    assert producer.close(), "a failure reported once is not reported again"
 
 
 def test_close_counts_only_the_items_that_failed(new_peer, client_of):
@@ -209,8 +209,8 @@ def test_on_error_gets_items_that_close_had_no_time_for(stuck, lines):
     assert lines() == []
 
 
-def test_counts_hold_while_others_read_and_items_fail():
-    """The count is what was not read, in every order of the two."""
+def test_counts_hold_while_threads_read_and_items_fail():
+    """The count is that of the unread failures, in every order of the two."""
     unread = Unread()
     futures = [ItemFuture() for _ in range(2_000)]
 

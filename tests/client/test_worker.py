@@ -86,7 +86,7 @@ def test_a_handler_may_say_when_and_leave_its_progress(peer, client_of, work):
     assert states == [None, b"one", b"two"]
 
 
-def test_a_class_is_made_once_for_each_thread_and_an_object_is_shared(peer, client_of, work):
+def test_a_class_is_made_once_per_thread_an_object_is_shared(peer, client_of, work):
     made: list[object] = []
 
     class Handler:
@@ -142,7 +142,7 @@ def test_one_extender_for_all_workers(peer, client_of, work, gate):
     eventually(lambda: sum(thread.name == "foqs-extender" for thread in threading.enumerate()) == 1)
 
 
-def test_a_lost_lease_is_told_to_the_handler_and_not_acked(peer, client_of, work):
+def test_a_lost_lease_reaches_the_handler_and_is_not_acked(peer, client_of, work):
     client = client_of(peer)
     enqueue(client, 1)
     told = threading.Event()
@@ -159,7 +159,7 @@ def test_a_lost_lease_is_told_to_the_handler_and_not_acked(peer, client_of, work
     assert peer.named("Ack") == []
 
 
-def test_a_lease_that_cannot_be_extended_in_time_is_told_but_still_acked(new_peer, client_of, work):
+def test_a_lease_not_extended_in_time_is_still_acked(new_peer, client_of, work):
     peer = new_peer(lambda name, request: refused(5) if name == "ExtendLease" else Act.SERVE)
     client = client_of(peer)
     enqueue(client, 1)
@@ -172,7 +172,7 @@ def test_a_lease_that_cannot_be_extended_in_time_is_told_but_still_acked(new_pee
     eventually(lambda: worker.counts.done == 1)
 
 
-def test_an_item_whose_lease_ran_out_before_its_turn_is_not_begun(new_peer, client_of, work, gate):
+def test_an_item_whose_lease_ended_before_its_turn_is_not_begun(new_peer, client_of, work, gate):
     peer = new_peer(script("ExtendLease", *[refused(5)] * 1_000))
     client = client_of(peer)
     enqueue(client, 2, delivery=Delivery.AT_MOST_ONCE)
@@ -207,7 +207,7 @@ def test_a_job_may_ask_for_a_longer_lease(peer, client_of, work):
     assert [entry.lease_ms for request in peer.named("ExtendLease") for entry in request.items] == [60_000]
 
 
-def test_acks_are_told_again_through_an_outage(new_peer, client_of, work):
+def test_acks_are_sent_again_through_an_outage(new_peer, client_of, work):
     peer = new_peer(script("Ack", Act.CLOSE_AFTER, refused(5), refused(4, 10), Act.CLOSE_BEFORE))
     client = client_of(peer)
     enqueue(client, 5)
@@ -216,7 +216,7 @@ def test_acks_are_told_again_through_an_outage(new_peer, client_of, work):
     assert sorted(peer.acked) == [1, 2, 3, 4, 5]
 
 
-def test_an_ack_in_doubt_over_several_calls_that_finds_its_item_gone_is_done(new_peer, client_of, work):
+def test_a_doubtful_ack_that_finds_its_item_gone_is_done(new_peer, client_of, work):
     unknown = idl.AckResponse(outcomes=[idl.ItemOutcome(error=failed(6))])
     peer = new_peer(lambda name, request: unknown if name == "Ack" and not peer.acked else Act.SERVE)
     client = client_of(peer)
@@ -251,7 +251,7 @@ def test_what_cannot_get_better_ends_the_worker(new_peer, client_of):
         worker.run()
 
 
-def test_a_stop_gives_back_what_was_not_begun_and_waits_for_the_rest(peer, client_of, work, gate):
+def test_a_stop_gives_back_unstarted_items_and_waits(peer, client_of, work, gate):
     client = client_of(peer)
     enqueue(client, 10)
     begun = threading.Semaphore(0)
@@ -276,7 +276,7 @@ def test_a_stop_gives_back_what_was_not_begun_and_waits_for_the_rest(peer, clien
     assert [(item.lease, item.attempt) for item in peer.items.values()] == [(0, 0)] * 8
 
 
-def test_a_stop_waits_for_nothing_that_a_handler_took_meanwhile(peer, client_of, gate):
+def test_a_stop_waits_for_no_item_that_a_handler_took(peer, client_of, gate):
     client = client_of(peer)
     enqueue(client, 2)
 

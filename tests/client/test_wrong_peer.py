@@ -11,12 +11,13 @@ import pytest
 from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Tls, Worker
-from foqs.client.connection import Connection, NotSent, parse_addresses
+from foqs.client.connection import Connection, parse_addresses
 from foqs.client.tls import Securing
 from foqs.client.wrong_peer import Speaks, WrongPeer, spoken, why_no_handshake
+from foqs.errors import NotSent
 from foqs.idl import idl
-from tests.certificates import Authority
 from tests.client.peer import LATER, Act, encode_reply, script
+from tests.support.certificates import Authority
 
 PATIENT_MS = int(LATER * 1000)
 
@@ -167,6 +168,6 @@ def test_a_handshake_that_failed_otherwise_asks_nothing(error):
         ("a:b:c", "neither host:port nor an IPv6 address"),
     ],
 )
-def test_a_url_is_no_address_and_the_error_says_what_is(text, advice):
+def test_a_url_is_no_address_and_the_error_shows_one(text, advice):
     with pytest.raises(Invalid, match=advice):
         parse_addresses(text)

@@ -24,8 +24,8 @@ UNHURRIED: Settings = {
         "balance_every_ms": 3_600_000,
     },
 }
-"""Of all hosts here: processes and databases that get no processor for seconds lose nothing, and nobody is refused.
-Shards stay where they were placed."""
+"""Settings of all hosts: a process or database without processor time for seconds loses nothing, and no request is
+refused. Shards stay where they were placed."""
 MISSED: Settings = {"host": {"confirm_ms": 1_000}, "zookeeper": {"session_timeout_ms": 5_000}}
 """For tests in which hosts die: they are missed soon, and not at the first stall."""
 _numbers = count(1)

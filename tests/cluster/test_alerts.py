@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from foqs.client.connection import LostReply, NotSent
 from foqs.client.items import ItemSpec
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind
+from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.conftest import NewServer
 from tests.deploy.prometheus import Prometheus, program_or_skip
 from tests.deploy.promql import RULES, alert_rules, dashboard_queries, selectors
-from tests.service.hosts import until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
@@ -58,7 +57,7 @@ def test_alerts_fire_when_parts_die(watched: Path, new_server: NewServer, new_cl
         cluster.zookeeper.kill()
         comes_to(prometheus, {("FoqsZookeeperLost", target) for target in targets.values()})
 
-        # Nobody takes its shards over, as that is ZooKeeper's to say.
+        # No host takes its shards over, as ZooKeeper is down.
         victim = cluster.registry.facts.owners[1].host
         left = ({"a", "b"} - {victim}).pop()
         cluster.hosts[victim].kill()
@@ -88,7 +87,7 @@ def impatient(rules: str) -> str:
 
 @contextmanager
 def load(cluster: LocalCluster) -> Iterator[None]:
-    """A client of each host that enqueues, takes and acks, whatever fails meanwhile."""
+    """Start a client for each host that enqueues, dequeues and acks, whatever fails."""
     stop = threading.Event()
     threads = [threading.Thread(target=_work, args=(host.port, stop)) for host in cluster.hosts.values()]
     for thread in threads:

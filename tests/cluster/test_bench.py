@@ -1,4 +1,4 @@
-"""`foqs bench cluster` measures what it says; how fast that is no test asks."""
+"""`foqs bench cluster` prints its measurements. No test checks the speed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pytest
 
 from foqs.lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from tests.api.hosts import foqs
 from tests.conftest import required
-from tests.service.hosts import foqs
 
 
 @pytest.mark.server

@@ -45,7 +45,7 @@ def test_one_epoch_served_twice_is_found() -> None:
     assert epochs_twice([first + second, second]) == ["shard 3 was served twice with epoch 2"]
 
 
-def test_an_owner_that_is_replaced_after_the_fault_counts_as_lost(tmp_path: Path) -> None:
+def test_an_owner_replaced_after_the_fault_counts_as_lost(tmp_path: Path) -> None:
     said: Counter[str] = Counter()
     now_ns = count(1)
     log = Log(tmp_path / "crashes.jsonl")
@@ -63,7 +63,7 @@ def test_an_owner_that_is_replaced_after_the_fault_counts_as_lost(tmp_path: Path
 
 
 class Echo:
-    """Sends back what it gets."""
+    """Echo every byte."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The client library on a cluster of real processes: it knows who serves what, and no call fails in a restart."""
+"""The client library on a cluster of real processes: it routes to each shard's host, and no call fails in a restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACKED_AT_ONCE = 20
 
 
 def client_of(cluster: LocalCluster, *names: str) -> Client:
-    """It is told the addresses of `names` only."""
+    """Return a client that gets the addresses of `names` only."""
     return Client(",".join(f"127.0.0.1:{cluster.hosts[name].port}" for name in names))
 
 
@@ -93,7 +93,7 @@ def test_a_rolling_restart_of_all_hosts_fails_no_call(new_cluster: NewCluster) -
 
 
 class Load:
-    """Producers and consumers in threads, and what they were told."""
+    """Producers and consumers in threads, and their replies."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

@@ -9,9 +9,9 @@ import pytest
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.servers import Kind
 from tests.admin.scraping import Scrape, missing
+from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.conftest import NewServer
-from tests.service.hosts import until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 

@@ -39,7 +39,7 @@ def stored(client: Client, items: list[ItemSpec]) -> list[int]:
 
 @contextmanager
 def enqueuing(client: Client, goes_on: Callable[[int], bool]) -> Iterator[list[Future[Ids]]]:
-    """Three threads that enqueue as long as `goes_on(request)`; each keeps what it got. Entered when something is
+    """Run three threads that enqueue while `goes_on(request)` and keep the ids they got. Enter once an item is
     stored."""
     begun = Event()
 
@@ -60,7 +60,7 @@ def enqueuing(client: Client, goes_on: Callable[[int], bool]) -> Iterator[list[F
 
 
 def everything_is_there_once(cluster: LocalCluster, client: Client, ids: Ids) -> None:
-    """By what is stored: an item whose ack was lost may well come twice."""
+    """Check the stored rows: an item whose ack was lost may be delivered twice."""
     assert len(set(ids.values())) == len(ids)
     got: set[tuple[bytes, int]] = set()
 
@@ -78,7 +78,7 @@ def addresses(cluster: LocalCluster) -> str:
     return ",".join(f"127.0.0.1:{host.port}" for host in cluster.hosts.values())
 
 
-def test_what_is_asked_again_is_stored_once(new_cluster: NewCluster) -> None:
+def test_repeated_enqueues_are_stored_once(new_cluster: NewCluster) -> None:
     cluster = new_cluster("a", "b", "c", settings=MISSED)
     with Client(addresses(cluster), timeout_ms=5_000) as client:
         with enqueuing(client, lambda request: request < REQUESTS) as parts:
@@ -94,8 +94,8 @@ def test_what_is_asked_again_is_stored_once(new_cluster: NewCluster) -> None:
         everything_is_there_once(cluster, client, ids)
 
 
-def test_slots_move_with_what_is_remembered_while_hosts_die(new_cluster: NewCluster) -> None:
-    """A shard comes, another one is drained, hosts are killed meanwhile."""
+def test_slots_move_with_their_keys_while_hosts_die(new_cluster: NewCluster) -> None:
+    """One shard is added and another one drained while hosts are killed."""
     cluster = new_cluster("a", "b", "c", settings=MISSED)
     use(cluster, 4, ShardUse.DRAINING)
     ended = Event()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from foqs.config.schema import ZookeeperSection
 from foqs.lab.registry import Registry
 from foqs.lab.servers import ZookeeperServer
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import ShardFact
+from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster
-from tests.service.hosts import until
 
 
-def test_facts_that_were_read_before_the_connection_was_lost_are_not_taken_for_new(
+def test_facts_from_before_a_lost_connection_are_not_new(
     own_zookeeper: ZookeeperServer,
 ) -> None:
     with Registry(ZookeeperSection(hosts=own_zookeeper.hosts, root="/foqs")) as registry:

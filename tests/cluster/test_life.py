@@ -27,14 +27,14 @@ from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
 from tests.admin.scraping import missing
+from tests.api.hosts import HostProcess, foqs, until
 from tests.cluster.conftest import MISSED, NewCluster
-from tests.service.hosts import HostProcess, foqs, until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
 CREW = Load(producers=3, consumers=3)
 PATIENT = Load(producers=3, consumers=3, timeout_ms=30_000)
-"""No request is given up because the machine is slow."""
+"""No request times out because the machine is slow."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def wires(cluster: LocalCluster) -> Iterator[dict[str, Wire]]:
 
 
 def ended_well(cluster: LocalCluster, folder: Path) -> list[Event]:
-    """What is left is acked, all databases are empty, and no promise was broken; the whole history."""
+    """Ack all remaining items, check that all databases are empty and no promise was broken, and return the history."""
     port = next(host.port for host in cluster.hosts.values() if host.alive)
     assert drain(port, folder, lambda: not rows(cluster), 120)
     events = read(folder)
@@ -76,7 +76,7 @@ def served_by(cluster: LocalCluster, name: str) -> list[Shard]:
 
 
 def untold(events: list[Event]) -> list[Event]:
-    """Requests that failed as a whole, or of which nobody knows what became."""
+    """Return the requests that failed as a whole, or whose outcome is unknown."""
     return [
         event
         for event in events
@@ -107,7 +107,7 @@ def test_any_host_takes_any_request(new_cluster: NewCluster) -> None:
 
 
 def test_hosts_that_stop_in_turn_cost_no_request(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """A rolling restart: each host is told to stop, is gone, and comes back, while clients of another are at work."""
+    """A rolling restart: each host stops and starts again while clients of another host are at work."""
     cluster = new_cluster("a", "b", "c")
     with Crew([cluster.hosts["c"].port], tmp_path, "rolling", PATIENT) as crew:
         for name in ("a", "b", "a"):
@@ -136,7 +136,7 @@ def test_a_killed_host_is_taken_over_from(new_cluster: NewCluster, tmp_path: Pat
 
 
 def test_a_host_that_was_frozen_for_longer_than_its_session(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """Its shards are others' when it wakes up. It changes no row of theirs, and is a host of the cluster again."""
+    """Other hosts own its shards when it wakes up. It changes no row of those shards, and joins the cluster again."""
     cluster = new_cluster("a", "b", settings=MISSED)
     before = cluster.registry.facts
     log = Log(tmp_path / "crashes.jsonl")
@@ -172,8 +172,8 @@ def test_traffic_goes_on_without_zookeeper(new_cluster: NewCluster, tmp_path: Pa
 
 
 def test_owners_stay_when_all_sessions_have_expired(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """Nobody was there to take over: each host goes on with its shards and their epochs."""
-    # Who comes back last has so long before the first one takes its shards.
+    """No host was there to take over: each host continues with its shards and their epochs."""
+    # The last host to come back has this time before the first one takes its shards.
     cluster = new_cluster("a", "b", settings={"zookeeper": {"session_timeout_ms": 10_000}})
     before = cluster.registry.facts
     with Crew([host.port for host in cluster.hosts.values()], tmp_path, "expired", CREW) as crew:
@@ -189,7 +189,7 @@ def test_owners_stay_when_all_sessions_have_expired(new_cluster: NewCluster, tmp
     ended_well(cluster, tmp_path)
 
 
-def test_a_shard_that_is_disabled_is_closed_and_one_that_drains_takes_nothing_new(new_cluster: NewCluster) -> None:
+def test_disabled_shards_close_and_draining_ones_take_nothing(new_cluster: NewCluster) -> None:
     cluster = new_cluster("a", "b", shards=2)
     first, second = (ShardFact(shard.number, shard.url) for shard in cluster.shards)
     registry = cluster.registry
@@ -202,12 +202,12 @@ def test_a_shard_that_is_disabled_is_closed_and_one_that_drains_takes_nothing_ne
         registry.wait_for(lambda facts: 2 not in facts.owners and 1 in facts.owners)
 
         def taken() -> list[int]:
-            """Hosts hear of the facts in their own time."""
+            """Enqueue through every host: each sees the facts at its own time."""
             outcomes = [wire.enqueue([ItemSpec("t", b"x")])[0] for wire in by.values()]
             ids.extend(found := [outcome for outcome in outcomes if isinstance(outcome, int)])
             return found
 
-        until(lambda: not taken(), "that nobody takes new items")
+        until(lambda: not taken(), "every host to refuse new items for the shard")
         assert not taken()
         items = everything(by, {item_id for item_id in ids if shard_of(item_id) == 1})
         assert by["a"].ack([Lease(item.id, item.lease) for item in items]) == [None] * len(items)
@@ -231,7 +231,7 @@ def everything(by: Mapping[str, Wire], wanted: set[int]) -> list[Item]:
 
 
 def test_a_second_process_with_the_same_id_waits(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """It says so in one line, serves nothing, and takes over when the first one has ended."""
+    """The second process logs one line, serves nothing, and takes over once the first one has ended."""
     cluster = new_cluster("a", shards=2)
     config, log = tmp_path / "a.toml", tmp_path / "second.log"
     before = cluster.registry.facts
@@ -243,7 +243,7 @@ def test_a_second_process_with_the_same_id_waits(new_cluster: NewCluster, tmp_pa
         found = re.search(r"admin.listening +address=([\d.]+):(\d+)\s", log.read_text())
         assert found is not None
         address = before.hosts["a"].address
-        waiting = f"waiting for another host a, at {address}, to end: give each host its own server.id"
+        waiting = f"another host at {address} has the same id a: stop it, or give each host its own server.id"
         assert missing((found[1], int(found[2]))) == ["not listening yet", waiting]
         cluster.hosts["a"].kill()
         cluster.start("a")  # long before the session of the one before ends
@@ -264,7 +264,7 @@ def test_a_second_process_with_the_same_id_waits(new_cluster: NewCluster, tmp_pa
 
 
 def test_busy_shards_are_spread(new_cluster: NewCluster, tmp_path: Path) -> None:
-    """By what is measured: each host has as many shards as the other, and one has all the traffic."""
+    """Balance by measured load: both hosts have the same number of shards, and one has all the traffic."""
     cluster = new_cluster("a", "b", settings={"zookeeper": {"balance_every_ms": 1_500}})
     busy = owned_by(cluster.registry.facts, "a")
     assert len(busy) == 2
@@ -276,7 +276,7 @@ def test_busy_shards_are_spread(new_cluster: NewCluster, tmp_path: Path) -> None
     ended_well(cluster, tmp_path)
 
 
-def test_a_host_waits_for_zookeeper_and_can_be_stopped_meanwhile(tmp_path: Path) -> None:
+def test_a_host_that_waits_for_zookeeper_can_be_stopped(tmp_path: Path) -> None:
     config = tmp_path / "foqs.toml"
     config.write_text('[server]\nport = 0\n[zookeeper]\nhosts = "127.0.0.1:1"\n')
     with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
@@ -290,7 +290,7 @@ def test_a_host_waits_for_zookeeper_and_can_be_stopped_meanwhile(tmp_path: Path)
     ("text", "words"),
     [
         ('[zookeeper]\nhosts = "127.0.0.1:1"\n', "--take-over"),
-        ("[server]\nport = 0\n", "no [[shards]]"),
+        ("[server]\nport = 0\n", "neither [[shards]] nor [zookeeper]"),
     ],
 )
 def test_what_serve_refuses(tmp_path: Path, text: str, words: str) -> None:

@@ -15,9 +15,9 @@ from foqs.idl import idl
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.servers import ZookeeperServer
 from foqs.store.schema import create_schema
+from tests.api.hosts import until
+from tests.api.wire import Code, Wire, spec
 from tests.cluster.conftest import UNHURRIED
-from tests.service.hosts import until
-from tests.service.wire import Code, Wire, spec
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.process]
 
@@ -47,7 +47,7 @@ def slow_ids(cluster: LocalCluster, name: str) -> list[str]:
 def test_one_request_is_found_on_both_hosts_and_no_secret_on_any(
     own_zookeeper: ZookeeperServer, tmp_path: Path
 ) -> None:
-    """One shard can be served. The URLs of the others, of which one cannot even be read, have passwords."""
+    """One shard can be served. The other shards' URLs have passwords, and one of them cannot be parsed."""
     shard = tmp_path / "shard.db"
     create_schema(f"sqlite:///{shard}", 1)
     places = [
@@ -74,7 +74,7 @@ def test_one_request_is_found_on_both_hosts_and_no_secret_on_any(
         with Wire(("127.0.0.1", cluster.hosts[other].port)) as wire:
             until(
                 lambda: wire.outcomes(spec("t", SECRET.encode()))[0].error is None,
-                "the other host to hear who serves it",
+                "the other host to learn the shard's owner",
             )
             with closing(sqlite3.connect(shard, timeout=30, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -85,7 +85,7 @@ def test_one_request_is_found_on_both_hosts_and_no_secret_on_any(
                 connection.execute("ROLLBACK")
     finally:
         cluster.stop()
-    # What came before may have been slow as well.
+    # Earlier requests may have been slow as well.
     *_, given, made = slow_ids(cluster, other)
     assert given == "find-me-42"
     assert {given, made} <= set(slow_ids(cluster, owner))

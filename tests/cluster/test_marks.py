@@ -8,8 +8,8 @@ from foqs.client.items import ItemSpec
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.clients import NAMESPACE
 from foqs.lab.crash.wire import Wire
+from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
-from tests.service.hosts import until
 from tests.store.copies import dump, restore
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]

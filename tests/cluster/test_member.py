@@ -1,4 +1,4 @@
-"""What a host makes of what ZooKeeper tells, without one."""
+"""Reactions of a host to facts from ZooKeeper, without a ZooKeeper."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from foqs.config import Config, load
-from foqs.host.member import Member
-from foqs.running import change
+from foqs.config.live import change
+from foqs.config.load import Config, load
+from foqs.server.cluster_node import ClusterNode
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact
+from foqs.shardmgr.session import Session
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
-from foqs.zk.protocol import Session
+from tests.support.waiting import wait_until_on_loop as until
 
 DEADLINE_S = 30
 
 
 class Told:
-    """A FactStore that tells what the test says, and remembers what it was asked for."""
+    """A FactStore that passes on the test's facts and records the host's requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -44,23 +45,17 @@ class Told:
         return lambda *args, **_: self.asked.append((name, *args))
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not reached():  # noqa: ASYNC110 - whatever the test waits for
-            await asyncio.sleep(0.005)
-
-
 def configured(**zookeeper: int) -> Config:
     return load(server={"id": "a", "port": 0}, zookeeper={"hosts": "h:1", "session_timeout_ms": 1_000, **zookeeper})
 
 
-async def started(folder: Path, store: Told) -> tuple[Member, Facts, list[str]]:
-    """A host `a` that is told of one shard, which is not assigned yet."""
+async def started(folder: Path, store: Told) -> tuple[ClusterNode, Facts, list[str]]:
+    """Start host `a` with the facts of one shard, which is not assigned yet."""
     url, why = f"sqlite:///{folder}/1.db", []
     create_schema(url, 1)
     config = configured()
     assert config.zookeeper is not None
-    member = Member(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), why.append)  # type: ignore[arg-type]
+    member = ClusterNode(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), why.append)  # type: ignore[arg-type]
     starting = asyncio.ensure_future(member.start())
     await until(lambda: store.started)
     facts = Facts(shards={1: ShardFact(1, url)})
@@ -76,7 +71,7 @@ def assigned(facts: Facts) -> Facts:
 
 
 def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None:
-    """Also when facts that were read before are told after it."""
+    """Facts that were read before the suspension may arrive after it."""
 
     async def run() -> None:
         store = Told()
@@ -85,11 +80,11 @@ def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None
         store.changed(assigned(facts))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert (member.seat.fresh, dict(member.node.host.shards)) == (False, {})
+        assert (member.seat.fresh, dict(member.node.engine.shards)) == (False, {})
         store.session(Session.CONNECTED)
         assert not member.seat.fresh
         store.changed(assigned(facts))
-        await until(lambda: bool(member.node.host.serving))
+        await until(lambda: bool(member.node.engine.serving))
         assert await member.stop()
 
     asyncio.run(run())
@@ -101,7 +96,7 @@ def test_a_host_whose_id_is_taken_begins_nothing(tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/1.db"
         create_schema(url, 1)
         assert config.zookeeper is not None
-        member = Member(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), print)  # type: ignore[arg-type]
+        member = ClusterNode(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), print)  # type: ignore[arg-type]
         starting = asyncio.ensure_future(member.start())
         await until(lambda: store.started)
         shards = {1: ShardFact(1, url)}
@@ -111,20 +106,20 @@ def test_a_host_whose_id_is_taken_begins_nothing(tmp_path: Path) -> None:
             store.changed(facts)
             for _ in range(3):
                 await asyncio.sleep(0)
-        assert (store.asked, dict(member.node.host.shards), member.node.server.serves) == ([], {}, False)
+        assert (store.asked, dict(member.node.engine.shards), member.node.server.serves) == ([], {}, False)
         store.changed(Facts(shards=shards))
         await starting
         assert [what for what, *_ in store.asked] == ["join"]
         store.changed(taken)  # another newcomer was faster: its record stands, and the shards are its own
         for _ in range(3):
             await asyncio.sleep(0)
-        assert dict(member.node.host.shards) == {}
+        assert dict(member.node.engine.shards) == {}
         assert await member.stop()
 
     asyncio.run(run())
 
 
-def test_who_sees_another_process_in_its_place_ends_and_says_nothing_more(tmp_path: Path) -> None:
+def test_a_host_whose_id_another_process_takes_ends_silently(tmp_path: Path) -> None:
     async def run() -> None:
         store = Told()
         member, facts, why = await started(tmp_path, store)
@@ -140,7 +135,7 @@ def test_who_sees_another_process_in_its_place_ends_and_says_nothing_more(tmp_pa
     asyncio.run(run())
 
 
-def test_whoever_balances_takes_over_how_often(tmp_path: Path) -> None:
+def test_a_controller_uses_a_new_balance_interval(tmp_path: Path) -> None:
     async def run() -> None:
         store = Told()
         member, facts, _ = await started(tmp_path, store)

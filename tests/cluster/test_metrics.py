@@ -1,4 +1,4 @@
-"""What hosts of a cluster say on their admin ports: owners, epochs, the session, and whether they are ready."""
+"""The admin ports of a cluster's hosts: owners, epochs, the session, and whether the hosts are ready."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
+from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster
-from tests.service.hosts import until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
@@ -58,7 +58,7 @@ def _both_serve(cluster: LocalCluster) -> None:
     facts = cluster.registry.facts
 
     def up_to_date() -> bool:
-        """Hosts hear of the facts in their own time."""
+        """Check every host: each sees the facts at its own time."""
         told = [Scrape(admin(cluster, name)) for name in cluster.hosts]
         return all(
             scrape.sum("foqs_assignment_version") == facts.assignment.version
@@ -67,7 +67,7 @@ def _both_serve(cluster: LocalCluster) -> None:
             for scrape in told
         ) and [scrape.sum("foqs_controller") for scrape in told] == [facts.controller == name for name in cluster.hosts]
 
-    until(up_to_date, "all hosts to have heard of all others")
+    until(up_to_date, "every host to know all hosts")
     scrapes = {name: Scrape(admin(cluster, name)) for name in cluster.hosts}
     told = {(name, shard): epoch for name, scrape in scrapes.items() for shard, epoch in epochs(scrape).items()}
     assert told == {(owner.host, shard): owner.epoch for shard, owner in facts.owners.items()}
@@ -95,8 +95,7 @@ def _both_serve(cluster: LocalCluster) -> None:
 
 
 def _one_hands_over(cluster: LocalCluster, left: str, taker: str) -> None:
-    """Its shards cannot go anywhere as long as the other host, which assigns them, is stopped: until then it is alive
-    and not ready."""
+    """Its shards stay while the other host, which assigns them, is stopped: until then it is alive and not ready."""
     opened = Scrape(admin(cluster, taker)).sum("foqs_shard_moves_total", outcome="opened")
     cluster.hosts[taker].pause()
     try:

@@ -1,4 +1,4 @@
-"""A quota of two hosts as processes, under load, while one of them is killed and comes back: by what is stored."""
+"""A quota of two hosts as processes, under load, while one of them is killed and restarted. The stored rows decide."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from foqs.client import Client, FoqsError, ItemSpec
 from foqs.errors import Overloaded
 from foqs.lab.cluster import LocalCluster
+from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
-from tests.service.hosts import until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
@@ -33,7 +33,7 @@ def items(cluster: LocalCluster, ns: str) -> int:
 
 
 class Load:
-    """Clients of one host each, who go on whatever they are told."""
+    """Clients of one host each, which continue after every error."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._ports = [host.port for host in cluster.hosts.values() for _ in range(CLIENTS)]
@@ -65,12 +65,12 @@ class Load:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb)])
-def test_the_rate_and_what_is_stored_keep_to_the_quota_while_a_host_dies(new_cluster: NewCluster) -> None:
+def test_rate_and_stored_items_keep_the_quota_while_a_host_dies(new_cluster: NewCluster) -> None:
     cluster = new_cluster("a", "b", settings=QUOTAS | MISSED)
     load, begun = Load(cluster), monotonic()
 
     def more(count: int) -> None:
-        """Is enqueued, and no more than may be."""
+        """Wait until `count` more items are enqueued, and check the rate."""
         aim = items(cluster, "rated") + count
         until(lambda: items(cluster, "rated") >= aim, f"{aim} items")
         assert items(cluster, "rated") <= BURST + RATE * (monotonic() - begun)
@@ -87,7 +87,7 @@ def test_the_rate_and_what_is_stored_keep_to_the_quota_while_a_host_dies(new_clu
         back, admitted = cluster.hosts["b"].port, Counter(load.admitted)
         until(lambda: load.admitted[back] > admitted[back], "an item through the host that came back")
         more(300)
-        until(lambda: items(cluster, "stored") >= STORED, "as much as may be")
+        until(lambda: items(cluster, "stored") >= STORED, "the quota of stored items")
         refused = dict(load.refused)
         until(lambda: all(load.refused[ns] > refused[ns] for ns in refused), "refusals")
     assert items(cluster, "stored") == STORED

@@ -24,8 +24,8 @@ from foqs.client import (
     Unavailable,
 )
 from foqs.lab.cluster import LocalCluster
-from tests.certificates import Authority
 from tests.cluster.conftest import NewCluster
+from tests.support.certificates import Authority
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
@@ -123,7 +123,9 @@ def test_rights_and_tls_across_hosts_and_workers(new_cluster: NewCluster, tmp_pa
     assert SECRET not in log
     assert "audit.refused" in log
     assert "Traceback" not in log
-    assert sum(int(number) for number in re.findall(r" forwarded=(\d+)", log)) == 0  # it is told at the end only
+    assert (
+        sum(int(number) for number in re.findall(r" forwarded=(\d+)", log)) == 0
+    )  # hosts log the count when they stop
     cluster.stop()
     assert sum(int(number) for number in re.findall(r" forwarded=(\d+)", log_of(cluster))) > 0
 

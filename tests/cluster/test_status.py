@@ -13,8 +13,8 @@ from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.clients import NAMESPACE
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind
+from tests.api.hosts import foqs
 from tests.cluster.conftest import NewCluster
-from tests.service.hosts import foqs
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 

@@ -1,9 +1,10 @@
-"""Consumers anywhere get what is enqueued anywhere, by being woken; and any host answers for the cluster."""
+"""An enqueue at any host wakes a consumer at any other host, and any host answers for the cluster."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -13,9 +14,9 @@ from foqs.client.items import Item, ItemSpec
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.clients import NAMESPACE
 from foqs.lab.crash.wire import Wire
-from foqs.lab.servers.process import wait_until
+from tests.api.wire import Wire as ServiceWire
 from tests.cluster.conftest import NewCluster
-from tests.service.wire import Wire as ServiceWire
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
@@ -54,12 +55,12 @@ def test_a_consumer_is_woken_by_an_item_on_another_host(new_cluster: NewCluster)
 
 
 def test_consumers_of_many_hosts_empty_one_of_another(new_cluster: NewCluster) -> None:
-    """More items than consumers, more consumers than items: each item goes to one, and nobody asks again and again."""
+    """More items than consumers, more consumers than items: each item goes to one consumer, and no host polls."""
     cluster = new_cluster("a", "b", "c", shards=2)
     consumers = [Waiting(cluster, name) for name in ("b", "c") for _ in range(8)]
     at_a = wire_to(cluster, "a")
     ids = at_a.enqueue([ItemSpec("t", b"x") for _ in range(10)])
-    assert wait_until(lambda: sum(bool(consumer.items) for consumer in consumers) == 10, timeout_ms=60_000)
+    wait_until(lambda: sum(bool(consumer.items) for consumer in consumers) == 10, "items for 10 consumers")
     ids += at_a.enqueue([ItemSpec("t", b"x") for _ in range(6)])
     for consumer in consumers:
         consumer.join(60)
@@ -68,7 +69,7 @@ def test_consumers_of_many_hosts_empty_one_of_another(new_cluster: NewCluster) -
     for host in cluster.hosts.values():
         host.stop()
     forwarded = sum(host.counted("forwarded") for host in cluster.hosts.values())
-    assert forwarded <= 16 + 4 * 2 * 16, "an item that is ready wakes those who wait, and nobody polls"
+    assert forwarded <= 16 + 4 * 2 * 16, "a ready item wakes waiting consumers, and no host polls"
 
 
 def test_any_host_tells_the_active_topics_of_all(new_cluster: NewCluster, tmp_path: Path) -> None:
@@ -85,12 +86,12 @@ def test_any_host_tells_the_active_topics_of_all(new_cluster: NewCluster, tmp_pa
     for host in cluster.hosts.values():
         found: list[tuple[str, int, set[str]]] = []
 
-        def told(port: int = host.port, found: list[tuple[str, int, set[str]]] = found) -> bool:
-            """A host hears of the others in its own time, and leaves out who does not answer soon."""
+        def listed(port: int = host.port, found: list[tuple[str, int, set[str]]] = found) -> bool:
+            """A host learns of the other hosts after its start, and leaves out those that do not answer in time."""
             found[:] = active_topics(port)
             return found == wanted
 
-        assert wait_until(told, timeout_ms=60_000), found
+        wait_until(listed, partial(repr, found))
 
 
 def active_topics(port: int) -> list[tuple[str, int, set[str]]]:

@@ -21,15 +21,15 @@ from foqs.lab.crash.history import Crash, Log, read
 from foqs.lab.crash.rig import HostProcess
 from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
-from foqs.lab.servers.process import wait_until
 from tests.cluster.conftest import NewCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
 IDS = ["a-1", "a-2", "a-3"]
 CREW = Load(producers=4, consumers=4)
 MISSED_MS = 6_000
-"""Long enough for who stands still for a while, short enough to wait for when all are killed."""
+"""Longer than a busy machine stalls a process, short enough to wait for when all workers are killed."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def text(host: HostProcess) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Also when nobody has asked yet how it ended."""
+    """A worker counts as ended also before its parent has read its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -135,7 +135,7 @@ def test_a_killed_worker_is_taken_over_from_and_comes_back(
 def test_they_stop_one_after_another_and_nothing_is_lost(
     cluster: LocalCluster, host: HostProcess, tmp_path: Path
 ) -> None:
-    """Each hands its shards over, but the last, which has nobody to hand them to. More signals change nothing."""
+    """Each worker hands its shards over, except the last one, which has no peer left. More signals change nothing."""
     log = Log(tmp_path / "crashes.jsonl")
     started = pids(host)
     with Crew(ports(host), tmp_path, "stopped", CREW) as crew:
@@ -171,6 +171,6 @@ def test_no_worker_outlives_the_supervisor(cluster: LocalCluster, host: HostProc
     workers = pids(host).values()
     assert not any(map(gone, workers))
     host.kill()
-    assert wait_until(lambda: all(map(gone, workers)), timeout_ms=30_000)
+    wait_until(lambda: all(map(gone, workers)), "the end of all workers", 30)
     host.start()
     assert cluster.settled().hosts.keys() == set(IDS)

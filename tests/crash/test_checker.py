@@ -69,8 +69,8 @@ TRUE: dict[str, list[Event]] = {
     "a lease that ended, taken over; the late ack refused": [
         *LIFE[:2], delivered(1_500, "a", 1, 101, 2), acked(1_600, 1, 100, STALE), acked(1_700, 1, 101),
     ],
-    "a late ack that nobody was ahead of": [*LIFE[:2], acked(5_000, 1, 100)],
-    "a late ack after the item was acked by who took it over": [
+    "a late ack without a rival": [*LIFE[:2], acked(5_000, 1, 100)],
+    "a late ack after a second consumer took the item and acked": [
         *LIFE[:2], delivered(1_500, "a", 1, 101, 2), acked(1_600, 1, 101), acked(1_700, 1, 100, NOT_FOUND),
     ],
     "a nack, then another delivery": [
@@ -87,7 +87,7 @@ TRUE: dict[str, list[Event]] = {
     "a wrong token refused": [*LIFE[:2], acked(15, 1, 999, STALE), LIFE[2]],
     "an ack done twice": [*LIFE, acked(30, 1, 100, NOT_FOUND)],
     "an at-most-once item": [enqueued(0, "a", 1, once=True), delivered(10, "a", 1, 100)],
-    "an at-most-once item that nobody heard of": [
+    "an at-most-once item without a delivery": [
         enqueued(0, "a", 1, once=True), Dequeue(*at(5), 1, answered=False),
     ],
     "an at-most-once item that an answer was not sure of": [
@@ -144,11 +144,11 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.DUPLICATE,
         [enqueued(0, "a", 0, UNKNOWN), *LIFE[1:], delivered(10, "a", 2, 200), acked(20, 2, 200)],
     ),
-    "a told enqueue stored twice": (
+    "an acknowledged enqueue stored twice": (
         Rule.DUPLICATE, [*LIFE, delivered(10, "a", 2, 200), acked(20, 2, 200)],
     ),
     "a refused enqueue came": (Rule.REFUSED_STORED, [enqueued(0, "a", 0, REFUSED), *LIFE[1:]]),
-    "nobody's item": (Rule.INVENTED, LIFE[1:]),
+    "an item without an enqueue": (Rule.INVENTED, LIFE[1:]),
     "another id": (Rule.INVENTED, [enqueued(0, "a", 7), *LIFE[1:], acked(50, 7, 1, UNKNOWN)]),
 }  # fmt: skip
 
@@ -187,7 +187,7 @@ def renamed(events: list[Event], number: int) -> list[Event]:
     return made
 
 
-def test_the_tally_counts_what_it_says() -> None:
+def test_the_tally_counts_each_kind() -> None:
     events = [*TRUE["a lease that ended, taken over; the late ack refused"], crashed(0, 1), crashed(0, 1, "database")]
     counts = tally([*events, enqueued(0, "b", 0, UNKNOWN), enqueued(0, "c", 0, REFUSED), acked(0, 9, 9, UNKNOWN)])
     assert counts == (1, 1, 1, 1, 1, 0, 2, 1, 1, 1, 1)

@@ -22,7 +22,7 @@ DATABASE_KILLS = 5
 
 
 @pytest.mark.timeout(600)
-def test_nothing_told_is_untrue_after_crashes(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
+def test_every_reply_stays_true_after_crashes(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
     """FOQS_CRASH_SEED repeats a run's random choices (its timing is the machine's)."""
     seed = int(os.environ.get("FOQS_CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
     server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))

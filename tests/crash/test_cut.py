@@ -40,7 +40,7 @@ def shards(kind: Kind, request: pytest.FixtureRequest) -> Iterator[list[Shard]]:
 def test_cut_connections_lose_and_double_nothing(kind: Kind, shards: list[Shard], tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     rng = random.Random(seed)
-    # Long leases of few items: nothing but a lie brings an item back. A client gives up long after what it waits for.
+    # Long leases of few items: nothing but a lie brings an item back. A client times out long after its reply is due.
     load = Load(forgotten=0, acked_late=0, nacked=0, timeout_ms=30_000)
     with HostProcess("host", shards, tmp_path, SETTINGS) as host:
         with Crew([host.port], tmp_path, str(seed), load) as crew:
@@ -58,11 +58,11 @@ def test_cut_connections_lose_and_double_nothing(kind: Kind, shards: list[Shard]
     print(f"{kind}: seed {seed}: {cuts} cuts, {unsettled} transactions in doubt; {counts}")
     assert check(events) == [], f"seed {seed}"
     assert faults == []
-    assert counts.enqueue_unknown == 0, "what was in doubt is settled long before a client gives up"
+    assert counts.enqueue_unknown == 0, "unknown outcomes are settled long before a client times out"
     assert unsettled > 0, "no cut met a commit"
 
 
-def test_what_is_left_is_told(shards: list[Shard], tmp_path: Path) -> None:
+def test_the_remaining_items_are_reported(shards: list[Shard], tmp_path: Path) -> None:
     first, *others = shards
     with HostProcess("host", [first], tmp_path) as host:
         wire = Wire(host.port, "test", timeout_ms=30_000)
@@ -80,8 +80,8 @@ def in_doubt(host: HostProcess) -> float:
 
 
 def cut(shard: Shard) -> None:
-    """Ends every connection to the shard's database: the owner has one."""
+    """End every connection to the shard's database: the owner has one."""
     rows = shard.server.query("SELECT id FROM information_schema.processlist WHERE db = %s", shard.database)
     for (connection_id,) in rows:
-        with suppress(pymysql.MySQLError):  # gone meanwhile
+        with suppress(pymysql.MySQLError):  # the connection has ended
             shard.server.query(f"KILL {connection_id:d}")

@@ -22,8 +22,8 @@ from foqs.lab.crash.rig import HostProcess, make_shards
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind, ServerSettings
 from foqs.lab.servers.process import wait_until
-from tests.service.wire import Wire as ServiceWire
-from tests.service.wire import spec
+from tests.api.wire import Wire as ServiceWire
+from tests.api.wire import spec
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -32,13 +32,13 @@ HANG_S = 12.0
 NOTICED_MS = 1_500
 """The breaker opens when a trip takes a second; until then an enqueue may be given to a shard that hangs."""
 QUICK_MS = 3_000
-"""What no request to a good shard may take: a quarter of the hang, and as long as a busy machine may stand still."""
+"""Limit for a request to a good shard: a quarter of the hang, which covers the stalls of a busy machine."""
 MOSTLY_MS = 1_000
-"""What nine of ten keep to: typically some milliseconds."""
+"""Limit for nine of ten requests, which typically take some milliseconds."""
 TIMEOUT_MS = 5_000
 LEASE_MS = 600_000
 PROBED_MS = 20_000
-"""The lease of a prober's item: one whose ack was refused in the hang comes again, to whoever drains."""
+"""The lease of a prober's item: an item whose ack was refused in the hang is delivered again, to the final drain."""
 HELD = 30
 ENOUGH = 20
 
@@ -144,7 +144,7 @@ def test_a_hanging_database_holds_up_its_own_shards_only(
 
 @pytest.mark.timeout(300)
 def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
-    """It serves the shards that answer, and the others as soon as they do."""
+    """It serves the shards whose database answers, and each other shard once its database answers."""
     small = ServerSettings(buffer_pool_bytes=64 << 20)
     servers = [new_server(kind, small), new_server(kind, small)]
     shards = make_shards(servers, 1, "start")
@@ -228,7 +228,7 @@ def taken(wire: Wire, log: Log) -> list[Item]:
 
 
 def acks_in_the_hang(wire: Wire, log: Log, on_hung: list[Lease], on_good: list[Lease]) -> list[Ack]:
-    """Acks of items whose database hangs are not answered OK, and in time; the others are done."""
+    """Acks of items whose database hangs get a reply in time that is not OK; all other acks are done."""
     by_shard: dict[int, list[Lease]] = defaultdict(list)
     for lease in on_hung:
         by_shard[shard_of(lease.id)].append(lease)
@@ -255,7 +255,7 @@ def single(wire: Wire, log: Log) -> None:
 
 
 def acked_at_last(wire: Wire, log: Log, asked: dict[Lease, Answer]) -> bool:
-    """Asks again. What was answered "nothing was changed" has to be OK; what was unknown may be gone."""
+    """Ack again. A refused ack changed nothing and must answer OK; an item with an unknown outcome may be gone."""
     left = [lease for lease, answer in asked.items() if answer in (Answer.UNKNOWN, Answer.REFUSED)]
     for lease, event in zip(left, ack(wire, log, left), strict=True):
         if event.answer is Answer.NOT_FOUND:

@@ -18,12 +18,12 @@ from foqs.lab.crash.rig import HostProcess, Shard, make_shards
 from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire, answer_of
 from foqs.lab.servers import Kind, SqlEndpoint
-from foqs.lab.servers.process import wait_until
+from tests.support.waiting import wait_until
 
 SERVES = "shard.serving"
 LOST = "shard.lost"
 AT_ONCE_S = 15.0
-"""A standby asks for the lock five times a second; the rest is for a machine that stands still meanwhile."""
+"""A standby asks for the lock five times a second; the rest allows for a machine that stalls."""
 TIMEOUT_MS = 30_000
 LEASE_MS = 300_000
 TTL_MS = 5_000
@@ -76,7 +76,7 @@ def written_leases(port: int, shards: list[Shard], log: Log) -> list[Lease]:
                 for shard in shards)  # fmt: skip
         return sum(map(len, rows)) == len(items)
 
-    assert wait_until(all_written, timeout_ms=30_000), "leases are not written"
+    wait_until(all_written, "leases in the database", 30)
     return [Lease(item.id, item.lease) for item in items]
 
 
@@ -98,7 +98,7 @@ def everything_refused(port: int, leases: list[Lease]) -> None:
 
 
 def quiet(shards: list[Shard]) -> list[tuple[object, ...]]:
-    """What the shards hold once their owner has nothing more to move by itself."""
+    """Return the shards' rows once their owner has nothing more to move by itself."""
     last: list[tuple[object, ...]] = []
     since = monotonic()
 
@@ -109,7 +109,7 @@ def quiet(shards: list[Shard]) -> list[tuple[object, ...]]:
             last, since = now, monotonic()
         return monotonic() - since > QUIET_S
 
-    assert wait_until(unchanged, timeout_ms=60_000), "the new owner goes on writing"
+    wait_until(unchanged, "a new owner that writes nothing")
     return last
 
 
@@ -161,7 +161,7 @@ def test_a_living_host_loses_its_shards_to_a_take_over_only(
     second.wait_for(SERVES, times=len(shards))
     assert set(told(second.port, leases[1:5])) == {Answer.OK}
     held = quiet(shards)
-    # An owner that is idle does not look; a request makes it, and is told the truth.
+    # An idle owner does not check its epoch. A request makes it check, and gets the right reply.
     first.wait_for(LOST, times=len(shards))
     everything_refused(first.port, leases[5:])
     assert quiet(shards) == held, "the first changed a row"
@@ -173,10 +173,10 @@ def test_a_living_host_loses_its_shards_to_a_take_over_only(
     assert first.faults() == second.faults() == []
 
 
-def test_what_the_owner_before_may_still_hand_out_is_not_removed_by_its_ttl(
+def test_ttl_spares_items_that_the_replaced_owner_may_lease(
     first: HostProcess, shards: list[Shard], tmp_path: Path
 ) -> None:
-    """The first has it in memory, and trusts in its epoch for a while: the second waits as long."""
+    """The first host has the item in memory and trusts its epoch for `confirm_ms`: the second waits for that time."""
     wire = Wire(first.port, NAMESPACE, timeout_ms=TIMEOUT_MS)
     (item_id,) = wire.enqueue([ItemSpec("t", b"x", ttl_ms=TTL_MS)])
     assert isinstance(item_id, int)
@@ -185,7 +185,7 @@ def test_what_the_owner_before_may_still_hand_out_is_not_removed_by_its_ttl(
     second = HostProcess("second", shards, tmp_path, {"host": {"confirm_ms": CONFIRM_MS}})
     second.launch(take_over=True)
     with second:
-        assert wait_until(lambda: not any(shard.rows() for shard in shards), timeout_ms=CONFIRM_MS + 60_000)
+        wait_until(lambda: not any(shard.rows() for shard in shards), "empty shards", CONFIRM_MS / 1000 + 60)
         assert monotonic() - began > CONFIRM_MS / 1000
     first.resume()
     wire.close()

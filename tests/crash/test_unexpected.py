@@ -1,4 +1,4 @@
-"""What nobody foresaw while a shard's transaction was under way: nothing of it is stored a second time elsewhere."""
+"""Unexpected errors during a shard's transaction: no other shard stores its items a second time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import random
 import pytest
 
 from foqs.budget import Budget
-from foqs.buffers.round import Outcome, Round, RoundResult
-from foqs.config import Config
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.config.load import Config
+from foqs.config.schema import ShardSection
+from foqs.engine.engine import Engine
+from foqs.engine.pending import EnqueueCall
+from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.host.host import Host
-from foqs.host.requests import EnqueueCall
-from foqs.host.shard import Shard
-from foqs.host.worker import run
 from foqs.rows import Batch, Holding, NewItem, Opened
-from foqs.sections import ShardSection
+from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import Fenced, RowRejected, ShardStore
 
@@ -38,9 +38,9 @@ class LosesItsShard(ShardStore):
             raise answer
 
 
-def test_a_shard_lost_while_bisecting_keeps_what_was_committed() -> None:
+def test_a_shard_lost_while_bisecting_keeps_committed_items() -> None:
     batch = Batch(inserts=[new_item(n) for n in (1, 2, 3, 4)])
-    result = run(LosesItsShard(), Round(batch=batch))
+    result = run(LosesItsShard(), ShardBatch(transaction=batch))
     assert (result.committed, result.failed) == ({1, 2}, {3, 4})
     assert result.down and not result.fenced, "the outcomes are applied first; the reconnect then finds it fenced"
 
@@ -59,7 +59,7 @@ class Refuses(ShardStore):
 @pytest.mark.parametrize(("refused", "saved"), [((), True), ((1,), True), ((1, 2), False), ((1, 2, 3), False)])
 def test_what_stands_beside_the_items_is_saved_with_one_of_them(refused: tuple[int, ...], saved: bool) -> None:
     items = [new_item(n) for n in ((1, 2) if len(refused) < 3 else (1,))]
-    result = run(Refuses(*refused), Round(batch=Batch(inserts=items, slots=Holding(1, b"x"))))
+    result = run(Refuses(*refused), ShardBatch(transaction=Batch(inserts=items, slots=Holding(1, b"x"))))
     assert result.outcome is Outcome.COMMITTED
     assert result.saved is saved
 
@@ -67,33 +67,33 @@ def test_what_stands_beside_the_items_is_saved_with_one_of_them(refused: tuple[i
 def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     """The worker's `crashed` says fenced and unknown: the transaction may have been committed."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"), ShardSection(id=2, url="sqlite:///2")))
-    sent: list[tuple[Shard, Round]] = []
-    host = Host(config, Budget(1 << 27), random.Random(1), lambda shard, round_: sent.append((shard, round_)))
+    sent: list[tuple[Shard, ShardBatch]] = []
+    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, round_: sent.append((shard, round_)))
     for shard in host.shards.values():
         shard.to(ShardState.OPENING)
         host.opened(shard, Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False), 1 << 20, 0, 0)
     host.pump(0)
     for shard, round_ in sent:
-        host.finished(shard, round_, RoundResult(), 0)
+        host.finished(shard, round_, BatchResult(), 0)
     told: list[int | FoqsError] = []
     call = EnqueueCall(1, told.extend)
     sent.clear()
     host.enqueue(call, [0], [new_item()], [("ns", "topic")], [1], 1, 1_000)
     host.pump(1)
     ((shard, round_),) = [(shard, round_) for shard, round_ in sent if round_.chunks]
-    host.finished(shard, round_, RoundResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
+    host.finished(shard, round_, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
     host.pump(2)
     assert [type(outcome) for outcome in told] == [OutcomeUnknown]
     assert not any(other.chunks for other in host.serving)
 
 
-def test_an_opening_that_took_long_has_to_be_confirmed() -> None:
+def test_a_slow_opening_needs_a_confirmation() -> None:
     """The epoch was taken at its beginning; while the backlog was counted another owner may have come."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"),))
-    host = Host(config, Budget(1 << 27), random.Random(1), lambda shard, round_: None)
+    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, round_: None)
     (shard,) = host.shards.values()
     shard.to(ShardState.OPENING)
     opened = Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False)
     host.opened(shard, opened, 1 << 20, begun_ms=5_000, now_ms=5_001 + config.host.confirm_ms)
-    assert not shard.hands_out(5_001 + config.host.confirm_ms)
+    assert not shard.may_lease(5_001 + config.host.confirm_ms)
     assert shard.confirm_wanted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.config import Config, load
+from foqs.config.load import Config, load
 from tests.conftest import required
 from tests.deploy.manifests import OVERLAYS, Pod, Rendered, find_kubectl, moved, render, setenv
 

@@ -28,7 +28,7 @@ EXPORTED = _exported()
 
 
 def unknown(query: str) -> list[str]:
-    """Metrics, and labels of them, that the query names and nobody exports."""
+    """Metrics, and labels of them, that the query names and no host exports."""
     asked = selectors(query)
     wrong = [one.metric for one in asked if one.metric not in EXPORTED]
     known = [one for one in asked if one.metric in EXPORTED]

@@ -86,8 +86,8 @@ class Rendered:
         return self.pods["foqs"]
 
     def environment(self, pod: Pod, container: str) -> dict[str, str]:
-        """As the first pod would see it. What comes from a Secret is its place, as name:key; `dev` has none
-        of those that a pod can do without."""
+        """Return the variables that the container has in the first pod. A variable from a Secret has its place as
+        value: name:key. The overlay `dev` leaves out variables from Secrets that are optional."""
         one = pod.container(container)
         found: dict[str, str] = {}
         for source in one.get("envFrom", ()):

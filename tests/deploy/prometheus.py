@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from foqs.lab.servers.process import ServerProcess, free_port
+from tests.api.hosts import until
 from tests.conftest import required
-from tests.service.hosts import until
 
 _STOP_MS = 10_000
 _ANSWER_S = 30.0
@@ -33,7 +33,7 @@ def program_or_skip(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> str:
-    """What it says when it finds nothing wrong; otherwise the test fails with that."""
+    """Return the output of promtool. The test fails with that output if promtool finds an error."""
     done = subprocess.run(
         [program_or_skip("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=120
     )

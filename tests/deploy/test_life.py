@@ -16,9 +16,9 @@ import pytest
 
 from foqs.client import Client, FoqsError
 from foqs.lab.servers.process import free_port
-from tests.certificates import Authority
+from tests.api.hosts import HostProcess, foqs, until
 from tests.deploy.manifests import Object, Rendered, moved, render
-from tests.service.hosts import HostProcess, foqs, until
+from tests.support.certificates import Authority
 from tests.zk.rig import ZookeeperRig
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(300)]
@@ -109,7 +109,7 @@ def running(place: Place, name: str) -> Iterator[RunningPod]:
 
 @contextmanager
 def enqueueing(*addresses: str) -> Iterator[list[int]]:
-    """The ids of what a client stores meanwhile, one after the other; it has to succeed with each."""
+    """Run a client that enqueues items, one after the other; yield their ids. The test fails if an enqueue fails."""
     stop, ids, errors = threading.Event(), list[int](), list[FoqsError]()
 
     def work() -> None:
@@ -130,10 +130,10 @@ def enqueueing(*addresses: str) -> Iterator[list[int]]:
     assert not errors
 
 
-def test_hosts_wait_for_the_job_and_one_takes_over_from_the_other(place: Place) -> None:
+def test_hosts_wait_for_the_job_and_hand_over_when_they_stop(place: Place) -> None:
     with RunningPod(place, "init", "shards").process as waiting:
         until(lambda: "waiting: the cluster has no shards" in waiting.said(), "the first container to wait")
-        for outcome in ("is added", "is there already"):
+        for outcome in ("is added", "exists already"):
             job = place.apply()
             assert (job.returncode, job.stdout.count(outcome)) == (0, SHARDS), job
         assert waiting.wait() == 0
@@ -147,7 +147,8 @@ def test_hosts_wait_for_the_job_and_one_takes_over_from_the_other(place: Place) 
                 until(lambda: len(ids) > 20, "the client to be at work")
                 begun = time.monotonic()
                 a.pre_stop()
-                for name in ("readiness", "liveness"):  # it serves as before: who stops is never ready again
+                # A host that has begun to stop is never ready again: the host has not begun yet.
+                for name in ("readiness", "liveness"):
                     a.passes(name)
                 before = len(ids)
                 a.process.send_signal(signal.SIGTERM)
@@ -172,7 +173,7 @@ def test_hosts_wait_for_the_job_and_one_takes_over_from_the_other(place: Place) 
             assert a.process.faults() + b.process.faults() == []
 
 
-def test_prod_s_hosts_ask_who_calls(kubectl: str, zk_rig: ZookeeperRig, tmp_path: Path) -> None:
+def test_hosts_of_prod_authenticate_their_callers(kubectl: str, zk_rig: ZookeeperRig, tmp_path: Path) -> None:
     """With the files of the Secrets: TLS with clients and between hosts, tokens, and a credential for ZooKeeper."""
     place = Place(render(kubectl, "prod"), zk_rig, tmp_path)
     for folder in ("foqs-tls", "foqs-auth"):

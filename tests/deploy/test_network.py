@@ -1,4 +1,4 @@
-"""Who may talk to whom: the policies of an overlay, worked out pod by pod."""
+"""The network policies of an overlay allow only the connections that pods need. The tests check each pair of pods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALLOWED = {
 
 
 def peers(rules: list[Object], pods: dict[str, dict[str, str]], side: str) -> set[tuple[str, int]]:
-    """Whom the rules of one side of a policy name, and the ports; a block of addresses is a peer called `block`."""
+    """Return the pods and ports that `rules` allow on one side. A block of addresses counts as a pod called `block`."""
     found: set[tuple[str, int]] = set()
     for rule in rules:
         for peer in rule[side]:
@@ -31,7 +31,7 @@ def peers(rules: list[Object], pods: dict[str, dict[str, str]], side: str) -> se
     return found
 
 
-def test_only_those_talk_who_must(rendered: Rendered) -> None:
+def test_only_needed_connections_are_allowed(rendered: Rendered) -> None:
     inside = {pod.name: pod.labels for pod in rendered.pods.values()}
     comes: set[tuple[str, str, int]] = set()
     goes: set[tuple[str, str, int]] = set()
@@ -45,7 +45,7 @@ def test_only_those_talk_who_must(rendered: Rendered) -> None:
         for name in chosen:
             comes |= {(peer, name, port) for peer, port in peers(spec.get("ingress", []), inside | OUTSIDE, "from")}
             goes |= {(name, peer, port) for peer, port in peers(spec.get("egress", []), inside, "to")}
-    assert guarded == {"Ingress": set(inside), "Egress": set(inside)}, "what is not allowed is refused"
+    assert guarded == {"Ingress": set(inside), "Egress": set(inside)}, "every pod has a policy for each direction"
     assert comes == {(source, target, port) for source, target, port in ALLOWED if target in inside}
     within = {(source, target, port) for source, target, port in comes if source in inside}
     blocks = {(pod, "block", port) for pod in inside for port in (2181, 3306)} if rendered.overlay == "prod" else set()
@@ -57,6 +57,6 @@ def test_names_are_looked_up(rendered: Rendered) -> None:
     assert {(port["protocol"], port["port"]) for port in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
 
 
-def test_every_port_of_a_container_is_for_somebody(rendered: Rendered) -> None:
+def test_every_port_of_a_container_has_a_client(rendered: Rendered) -> None:
     for pod in rendered.pods.values():
         assert set(pod.ports.values()) == {port for _, target, port in ALLOWED if target == pod.name}

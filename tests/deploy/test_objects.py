@@ -1,4 +1,5 @@
-"""Every object of both overlays: valid for Kubernetes, referring to what is there, confined, and told apart."""
+"""The objects of both overlays are valid for Kubernetes and unique. They refer only to existing objects, and the pods
+have few rights."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def test_images_are_pinned(rendered: Rendered) -> None:
             assert tag not in ("", "latest")
 
 
-# --------------------------------------------------------------------------------- what is named has to be there
+# ----------------------------------------------------------------------------------------- references are valid
 
 
 def test_what_pods_mount_is_there(rendered: Rendered) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from foqs.config import Config
-from foqs.host import member
+from foqs.config.load import Config
+from foqs.server import cluster_node
 from tests.deploy.manifests import Rendered
 
 
@@ -11,7 +11,7 @@ def test_a_pod_has_the_time_that_its_host_may_take(rendered: Rendered, settings:
     host = rendered.host.container("host")
     command, seconds = host["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    takes_s = int(seconds) + 2 * settings.server.grace_ms / 1000 + member._CLOSE_S
+    takes_s = int(seconds) + 2 * settings.server.grace_ms / 1000 + cluster_node._CLOSE_S
     assert rendered.host.spec["terminationGracePeriodSeconds"] >= takes_s + 5
 
 
@@ -48,7 +48,7 @@ def test_the_autoscaler_takes_one_host_away_at_a_time(rendered: Rendered) -> Non
         assert policy["periodSeconds"] > spec["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_a_host_is_asked_for_by_name_while_it_stops_and_by_service_no_more(rendered: Rendered) -> None:
+def test_a_stopping_host_keeps_its_name_but_leaves_the_service(rendered: Rendered) -> None:
     assert rendered.one("Service", "foqs-hosts")["spec"]["publishNotReadyAddresses"] is True
     assert "publishNotReadyAddresses" not in rendered.one("Service", "foqs")["spec"]
 

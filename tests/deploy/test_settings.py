@@ -10,8 +10,8 @@ import pytest
 import typer.main
 
 from foqs.cli.main import app
-from foqs.config import Config
-from foqs.keys import DELIMITER, FILE, PREFIX, secret_mark, section_of
+from foqs.config.fields import DELIMITER, FILE, PREFIX, secret_mark, section_of
+from foqs.config.load import Config
 from tests.deploy.manifests import DEPLOY, Pod, Rendered, setenv
 
 ROOT = DEPLOY.parent
@@ -27,7 +27,7 @@ def ours(rendered: Rendered) -> Iterator[tuple[Pod, str]]:
                 yield pod, container["name"]
 
 
-def test_the_configuration_is_valid_for_all_who_read_it(
+def test_the_configuration_is_valid_for_all_readers(
     rendered: Rendered, configuration: Callable[[Pod, str], Config]
 ) -> None:
     read = [name for _, name in ours(rendered)]
@@ -62,7 +62,7 @@ def test_ports_are_those_of_the_configuration(rendered: Rendered, settings: Conf
         assert set(settings.zookeeper.hosts.split(",")) == names
 
 
-def test_others_are_told_the_name_that_the_headless_service_gives_a_pod(rendered: Rendered, settings: Config) -> None:
+def test_a_host_advertises_the_dns_name_of_its_pod(rendered: Rendered, settings: Config) -> None:
     service = rendered.one("StatefulSet", "foqs")["spec"]["serviceName"]
     port = rendered.host.ports["thrift"]
     assert settings.server.advertise == f"foqs-0.{service}.{rendered.namespace}.svc:{port}"
@@ -81,7 +81,7 @@ def test_command_lines_are_understood(rendered: Rendered, monkeypatch: pytest.Mo
 
 
 def parsed(args: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command that a command line runs, and what it is given. Fails for what there is not."""
+    """Return the command that `args` run and its parameters. Fails for an unknown command or option."""
     command: Any = typer.main.get_command(app)
     words, rest = [], list(args)
     while hasattr(command, "commands"):
@@ -102,8 +102,8 @@ def test_paths_are_mounted(rendered: Rendered) -> None:
             assert any(path == mount or path.startswith(f"{mount}/") for mount in mounts), path
 
 
-def test_the_admin_port_has_what_is_asked_of_it(rendered: Rendered) -> None:
-    """What it answers is asked of a real one in test_life.py."""
+def test_the_admin_port_serves_the_probed_paths(rendered: Rendered) -> None:
+    """This test finds the paths in the source; test_life.py sends the probes to a real host."""
     host = rendered.host.container("host")
     probes = [host[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
     paths = {probe["path"] for probe in probes}

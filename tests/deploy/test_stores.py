@@ -14,10 +14,10 @@ from kazoo.client import KazooClient
 
 from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
 from foqs.lab.servers.process import ServerProcess, free_port
+from tests.api.hosts import foqs, until
 from tests.conftest import NewServer, required
 from tests.deploy.manifests import Rendered
 from tests.deploy.test_life import Place
-from tests.service.hosts import foqs, until
 from tests.zk.rig import ZookeeperRig
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(300)]
@@ -26,7 +26,7 @@ SECRET = "hunter2"
 
 
 @pytest.mark.mysql
-def test_the_job_makes_its_databases_on_mysql_and_no_others(
+def test_the_job_makes_only_its_own_databases(
     dev: Rendered, zk_rig: ZookeeperRig, new_server: NewServer, tmp_path: Path
 ) -> None:
     pod = dev.pods["mysql"]
@@ -78,7 +78,7 @@ def ensemble(dev: Rendered, tmp_path: Path) -> Iterator[dict[int, int]]:
 
 
 def modes(port: int) -> list[str]:
-    """What it says that it is, if it serves."""
+    """Return the mode of the ZooKeeper server at `port`; the list is empty if the server does not serve."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
             client.sendall(b"srvr")

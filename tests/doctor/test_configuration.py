@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and what is dangerous about a valid one."""
+"""Errors of a configuration, and dangers of a valid one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.config import Config, load
+from foqs.config.load import Config, load
 from foqs.doctor.check import Check, Verdict, numbers
 from foqs.doctor.configuration import Machine, dangers, read, this_machine
 

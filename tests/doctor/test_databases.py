@@ -20,9 +20,10 @@ from foqs.doctor.databases import Outcome, Wanted, examine, verdicts
 from foqs.lab.relay import Relay
 from foqs.lab.servers import ServerSettings
 from foqs.store.checkup import Checkup, check_up
-from foqs.store.schema import SCHEMA_VERSION, check_schema, create_schema, metadata
+from foqs.store.schema import check_schema, create_schema
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
+from foqs.store.tables import SCHEMA_VERSION, metadata
 from tests.conftest import NewServer, Server
 from tests.store.test_ownership import SERVERS, run
 
@@ -111,7 +112,7 @@ def test_a_file_stays_as_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_that_this_user_cannot_write() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
@@ -157,7 +158,7 @@ def test_rights(shard_url: str, shard_kind: str, request: pytest.FixtureRequest)
             "the account 'reader'@'127.0.0.1' lacks rights: UPDATE on all tables; DELETE on all tables"
         )
         assert finding.mend == (
-            f"an administrator runs: GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON `{database}`.* "
+            f"an administrator runs: GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX ON `{database}`.* "
             "TO 'reader'@'127.0.0.1';"
         )
         wrong = url.replace("pw@", "hunter2@")
@@ -171,7 +172,7 @@ def test_rights(shard_url: str, shard_kind: str, request: pytest.FixtureRequest)
 def test_an_owner_that_cannot_be_taken_over_from(
     shard_url: str, shard_kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """KILL is for connections of one's own account; for others it needs a right."""
+    """KILL of another account's connections needs a right."""
     server: Server = request.getfixturevalue(shard_kind)
     create_schema(shard_url, 1)
     with (
@@ -182,7 +183,7 @@ def test_an_owner_that_cannot_be_taken_over_from(
         store.open("host-a", take_over=False)
         assert found(url) == []
         (finding,) = look(other).findings
-        assert "another account's" in finding.found
+        assert "belongs to another account" in finding.found
         assert not finding.wrong
         right = "CONNECTION_ADMIN" if shard_kind == "mysql" else "CONNECTION ADMIN"
         server.query(f"GRANT {right} ON *.* TO second@'127.0.0.1'")
@@ -192,7 +193,7 @@ def test_an_owner_that_cannot_be_taken_over_from(
 
 @SERVERS
 def test_settings(shard_url: str, shard_kind: str) -> None:
-    """Those that can be changed while the server runs; the others have one of their own below."""
+    """Those that can be changed while the server runs; the other ones have tests of their own below."""
     create_schema(shard_url, 1)
     unsafe = {"innodb_flush_log_at_trx_commit": (2, 1), "max_allowed_packet": (1 << 20, 64 << 20)}
     for name, (value, _) in unsafe.items():
@@ -252,7 +253,7 @@ def checked(urls: dict[int, str], timeout_s: float = 20) -> list[Check]:
     return asyncio.run(examine(urls, WANTED, timeout_s))
 
 
-def test_shards_that_are_alike_are_told_of_together(tmp_path: Path) -> None:
+def test_shards_with_one_fault_share_a_line(tmp_path: Path) -> None:
     urls = {number: f"sqlite:///{tmp_path}/{number}.db" for number in (1, 2, 3, 5)}
     for number, url in urls.items():
         create_schema(url, number)
@@ -284,7 +285,7 @@ def test_a_server_that_hangs_is_waited_for_once(mariadb: Server, tmp_path: Path)
     assert "hunter2" not in repr([silent, skipped])
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     (silent,) = checked({1: "mysql+pymysql://root:hunter2@127.0.0.1:1/foqs"})
     assert silent.verdict is Verdict.WRONG
     assert silent.found == "shard 1: cannot connect to MySQL at 127.0.0.1:1: connection refused"

@@ -1,11 +1,11 @@
-"""Ports that are free, taken or impossible, and what others are told."""
+"""Ports that are free, taken or impossible, and the advertised address."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-from foqs.config import load
+from foqs.config.load import load
 from foqs.doctor.check import Check, Verdict
 from foqs.doctor.ports import examine
 from foqs.lab.servers.process import free_port
@@ -28,8 +28,8 @@ def test_free_and_taken_ports() -> None:
             pass
     assert [check.verdict for check in checks] == [Verdict.OK, Verdict.WRONG, Verdict.WRONG]
     assert checks[1].name == f"127.0.0.1:{taken}"
-    assert "something that does not answer as foqs" in checks[1].found
-    assert [check.found for check in look(0, 1)] == ["any that is free"]
+    assert "a program that does not answer as foqs" in checks[1].found
+    assert [check.found for check in look(0, 1)] == ["any free port"]
 
 
 def test_the_admin_port() -> None:
@@ -49,16 +49,16 @@ def test_an_address_of_another_machine() -> None:
     assert "0.0.0.0" in check.mend
 
 
-def test_what_others_are_told() -> None:
-    def told(**server: object) -> tuple[Verdict, str]:
+def test_the_advertised_address() -> None:
+    def found(**server: object) -> tuple[Verdict, str]:
         check = look(0, zookeeper=True, **server)[-1]
         assert check.name == "server.advertise"
         return check.verdict, check.found
 
-    assert told()[0] is Verdict.WARNING  # 127.0.0.1
-    assert told(advertise="localhost:7707")[0] is Verdict.WARNING
-    assert told(advertise="192.0.2.1:7707") == (Verdict.OK, "others are told 192.0.2.1")
-    assert told(advertise="[2001:db8::1]:7707") == (Verdict.OK, "others are told 2001:db8::1")
-    assert told(advertise="no.such.name.invalid:7707")[0] is Verdict.WRONG
-    assert told(advertise="192.0.2.1")[0] is Verdict.WRONG
-    assert len(look(0)) == 1  # a host that is alone tells nobody
+    assert found()[0] is Verdict.WARNING  # 127.0.0.1
+    assert found(advertise="localhost:7707")[0] is Verdict.WARNING
+    assert found(advertise="192.0.2.1:7707") == (Verdict.OK, "clients connect to 192.0.2.1")
+    assert found(advertise="[2001:db8::1]:7707") == (Verdict.OK, "clients connect to 2001:db8::1")
+    assert found(advertise="no.such.name.invalid:7707")[0] is Verdict.WRONG
+    assert found(advertise="192.0.2.1")[0] is Verdict.WRONG
+    assert len(look(0)) == 1  # a host without a cluster advertises no address

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from foqs.config import Config, load
+from foqs.config.load import Config, load
+from foqs.config.schema import TlsSection
 from foqs.doctor.check import Check, Verdict
 from foqs.doctor.tls import examine
-from foqs.sections import TlsSection
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 NAME = "queue.example"
 

@@ -10,16 +10,16 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
+from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.examine import examine as examine_all
 from foqs.doctor.zookeeper import examine, of_server
 from foqs.lab.relay import Relay
 from foqs.rpc.tls import server_context
-from foqs.sections import ZookeeperSection
 from foqs.shardmgr.facts import ShardFact, encode_shard
 from foqs.zk.checkup import RootCheckup, ServerCheckup
-from tests.certificates import Authority
 from tests.conftest import sasl_zookeeper
+from tests.support.certificates import Authority
 from tests.zk.rig import ZookeeperRig
 from tests.zk.tls_front import TlsFront
 
@@ -99,7 +99,7 @@ def test_a_mistyped_root(zk_rig: ZookeeperRig, writer: KazooClient) -> None:
     make_cluster(writer, zk_rig.root)
     (_, check), _ = look(zk_rig.config(root=f"{zk_rig.root}/no/such"))
     assert check.verdict is Verdict.WARNING
-    assert "empty cluster; beside it are: assignment, drained, election, hosts, owners, ..." in check.found
+    assert "empty cluster; nodes beside it: assignment, drained, election, hosts, owners, ..." in check.found
     assert not writer.exists(f"{zk_rig.root}/no")
 
 
@@ -127,7 +127,7 @@ def test_a_record_that_cannot_be_read(zk_rig: ZookeeperRig, writer: KazooClient)
     ],
 )
 def test_rights_that_are_missing(zk_rig: ZookeeperRig, writer: KazooClient, path: str, denied: str) -> None:
-    """Of a wrong password ZooKeeper says nothing: it shows in what is denied."""
+    """ZooKeeper accepts a wrong password without an error; only denied rights show it."""
     make_cluster(writer, zk_rig.root)
     wrong = zk_rig.config(auth_scheme="digest", auth_credential=f"operator:{SECRET}")
     right = zk_rig.config(auth_scheme="digest", auth_credential=OPERATOR)
@@ -161,7 +161,7 @@ def test_a_credential_that_is_refused(tmp_path: Path) -> None:
 
 
 def test_servers_that_are_away(zk_rig: ZookeeperRig, writer: KazooClient) -> None:
-    """One that hangs, one that is stopped: each is told of, and the others are used."""
+    """A server that hangs and one that is stopped: each has a check of its own, and the third server is used."""
     make_cluster(writer, zk_rig.root)
     relay = Relay(zk_rig.server.port)
     relay.hold()

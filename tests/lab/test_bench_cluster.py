@@ -37,7 +37,7 @@ class Queue:
     def dequeue(self, topics: object, count: int, **_: object) -> list[ItemSpec]:
         taken, self.ready = self.ready[:count], self.ready[count:]
         self.empty += not taken
-        assert self.empty < 100, "it waits for what was not stored"
+        assert self.empty < 100, "the cycle waits for an item that was not stored"
         return taken
 
     def ack(self, items: Sequence[object]) -> None:

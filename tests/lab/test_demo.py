@@ -1,4 +1,4 @@
-"""`foqs demo`: the real command on some files, what it says when a result is wrong, and what it leaves: nothing."""
+"""`foqs demo` counts some files correctly, reports a wrong result, and leaves no process or file behind."""
 
 import ast
 import dataclasses
@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from foqs.lab.demo.crew import leases_held
 from foqs.lab.demo.files import Measure, find, library, measure, plain_loop
 from foqs.lab.demo.outcome import Killed, Outcome, Queued
 from foqs.lab.demo.tally import Result, Tally, differences, percentile, totals
+from tests.support.waiting import wait_until as eventually
 
 ROOT = Path(__file__).parent.parent.parent
 LATER_S = 60.0
@@ -106,19 +106,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         each.end()
 
 
-def eventually(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LATER_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def figures(table_row: str, text: str) -> list[int]:
     line = next(line for line in text.splitlines() if line.strip().startswith(table_row))
     return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
 
 
-def test_counts_what_a_plain_loop_counts_although_a_worker_is_killed(start: Callable[..., Demo]) -> None:
+def test_a_killed_worker_does_not_change_the_totals(start: Callable[..., Demo]) -> None:
     run = start("--files", "60", "--workers", "2")
     assert run.wait() == 0, run.out + run.err
 
@@ -136,7 +129,7 @@ def test_counts_what_a_plain_loop_counts_although_a_worker_is_killed(start: Call
     assert run.left_behind() == []
 
 
-def test_keeps_shards_and_logs_when_told_to(start: Callable[..., Demo]) -> None:
+def test_keep_leaves_shards_and_logs(start: Callable[..., Demo]) -> None:
     run = start("--files", "10", "--workers", "1", "--keep")
     assert run.wait() == 0, run.out + run.err
     (folder,) = run.folder.iterdir()
@@ -165,7 +158,7 @@ def test_says_so_when_the_host_dies(start: Callable[..., Demo]) -> None:
     assert run.left_behind() == []
 
 
-def test_says_so_when_a_worker_dies_that_nobody_killed_on_purpose(start: Callable[..., Demo]) -> None:
+def test_the_death_of_another_worker_is_reported(start: Callable[..., Demo]) -> None:
     run = start("--workers", "2")
     run.wait_for("was killed at work on")
     os.kill(run.processes("demo.worker")[0], signal.SIGKILL)
@@ -200,7 +193,7 @@ def good_outcome() -> Outcome:
 
 
 def tampered(**changes: Any) -> Outcome:
-    """A good outcome, but for `changes` of what came through the queue."""
+    """Return a good outcome with `changes` to the results of the queue."""
     outcome = good_outcome()
     return dataclasses.replace(outcome, queued=dataclasses.replace(outcome.queued, **changes))
 
@@ -212,25 +205,25 @@ WRONG = {
     ),
     "a lost result": (
         {"tally": tallied(NACKED, result("c.py", 2))},
-        "a.py: no result came through the queue",
+        "a.py: the queue delivered no result",
     ),
     "a result for no file": (
         {"tally": tallied(*good_outcome().queued.tally.results.values(), Result("d.py", 1, 0, 0, True, 1, False, 0))},
-        "d.py: a result came for a file that is not one of them",
+        "d.py: the queue delivered a result for an unknown file",
     ),
     "an item left": ({"left": {"files": 1, "results": 0}}, "1 item is left in topic files"),
     "items left": ({"left": {"files": 0, "results": 1200}}, "1,200 items are left in topic results"),
-    "a nacked file that did not come again": ({"told_to_fail": 2}, "2 files were nacked on purpose, 1 came again"),
+    "a nacked file that did not come again": ({"told_to_fail": 2}, "2 files were nacked on purpose, 1 delivered again"),
     "nothing from the killed worker": (
         {"tally": tallied(result("a.py"), NACKED, result("c.py"))},
-        "what the killed worker held was not delivered again",
+        "the items of the killed worker were not delivered again",
     ),
-    "nobody killed": ({"killed": None}, "no worker held a lease when one was to be killed"),
+    "no worker killed": ({"killed": None}, "no worker was killed at work: none held a lease"),
 }  # fmt: skip
 
 
 def command(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> Any:
-    """The command, with a run that comes to `outcome`."""
+    """Run the command with a stub of the demo that returns `outcome`."""
     monkeypatch.setattr(story, "run", lambda plan, screen: outcome)
     app = Typer()
     lab.register(app)
@@ -285,7 +278,7 @@ def test_leases_held_are_those_that_begin_and_do_not_end() -> None:
     assert leases_held("begin 1\nend 1\n") == set()
 
 
-def test_finds_the_library_from_small_to_large_and_nothing_installed(tmp_path: Path) -> None:
+def test_find_picks_library_files_of_all_sizes_and_no_packages(tmp_path: Path) -> None:
     everything = find(library())
     assert len(everything) > 300
     assert "ast.py" in {source.name for source in everything}

@@ -1,4 +1,4 @@
-"""Ports that are picked before anybody listens on them, by processes that know nothing of each other."""
+"""`free_port` gives each port to one process only, although no server listens on the port yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from foqs.lab.servers import process
 from foqs.lab.servers.process import free_port
-from tests.service.hosts import environment
+from tests.api.hosts import environment
 
 OTHERS = """
 from foqs.lab.servers import process
@@ -21,7 +21,7 @@ print(*(process.free_port() for _ in range(20)))
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> range:
-    """So few to pick from that two who pick without a thought meet soon."""
+    """So few ports that two processes soon pick the same port, unless they reserve it."""
     middle = free_port()
     ports = range(middle - 50, middle + 50)
     monkeypatch.setattr(process, "_PORTS", ports)
@@ -46,7 +46,7 @@ def test_the_ports_above_are_free_as_well(few: range) -> None:
                 socket.create_server(("127.0.0.1", each)).close()
 
 
-def test_what_was_picked_long_ago_may_be_picked_again(few: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_may_be_picked_again_much_later(few: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_MOST_RESERVED", 10)
     assert len({free_port() for _ in range(500)}) > 20
     assert len(process._reserved._held) == 10

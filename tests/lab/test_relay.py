@@ -7,7 +7,7 @@ import pytest
 from foqs.lab.relay import Relay
 
 
-def test_one_that_is_closed_takes_nobody() -> None:
+def test_a_closed_relay_accepts_no_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as target:
         relay = Relay(target.getsockname()[1])
         with socket.create_connection(("127.0.0.1", relay.port), timeout=60) as client, target.accept()[0] as server:

@@ -1,4 +1,4 @@
-"""The scripts on machines that are not this one: stubs stand for what is installed there."""
+"""script/mysql on simulated machines: stubs stand for the programs that each machine has."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.servers.process import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPTS = Path(__file__).parent.parent.parent / "script"
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -58,7 +58,7 @@ class Machine:
         )
 
     def run(self) -> tuple[int, str]:
-        """Exit status and what it said."""
+        """Run the script; return its exit status and its stderr."""
         with self.popen() as process:
             _, said = process.communicate(timeout=60)
         return process.returncode, said
@@ -91,7 +91,7 @@ def test_an_installed_mysql_is_used_as_it_is(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("version", ["8.0.42-0ubuntu0.24.04.1", "11.4.2-MariaDB"])
-def test_what_is_too_old_or_no_mysql_is_not_taken(machine: Machine, version: str) -> None:
+def test_an_old_mysql_or_a_mariadb_is_not_used(machine: Machine, version: str) -> None:
     machine.unpack_tree("mysql-old", version)
     status, said = machine.run()
     assert status == 1
@@ -125,7 +125,7 @@ def test_a_failed_download_leaves_nothing(machine: Machine) -> None:
 def test_an_interrupted_one_leaves_nothing_that_is_taken_as_good(machine: Machine, number: signal.Signals) -> None:
     machine.stub("debootstrap", 'echo "$@" >>calls; exec sleep 30')
     with machine.popen() as process:
-        assert wait_until(lambda: bool(machine.downloads), timeout_ms=30_000)
+        wait_until(lambda: machine.downloads, "a download")
         os.killpg(process.pid, number)
         assert process.wait(60) != 0
     assert not list(machine.cache.glob("mysql-*"))

@@ -1,4 +1,4 @@
-"""Private servers: what is committed survives a kill, a pause hangs, and nothing is left behind."""
+"""A private server keeps committed rows after a kill and hangs during a pause. It leaves no process or file behind."""
 
 import os
 import signal
@@ -30,8 +30,9 @@ from foqs.lab.servers import (
     find_zookeeper,
 )
 from foqs.lab.servers import databases as databases_module
-from foqs.lab.servers.process import free_port, wait_until
+from foqs.lab.servers.process import free_port
 from tests.conftest import NewServer, required, start_or_skip
+from tests.support.waiting import wait_until
 
 SMALL = ServerSettings(buffer_pool_bytes=64 << 20)
 
@@ -64,7 +65,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
         yield process_of(started)
 
 
-def test_a_killed_server_restarts_with_what_was_committed(server: DatabaseServer) -> None:
+def test_a_killed_server_restarts_with_committed_rows(server: DatabaseServer) -> None:
     url = server.url(server.create_database("kept"))
     server.query("CREATE TABLE t (n INT PRIMARY KEY) ENGINE=InnoDB", database="kept")
     first_pid, port = server.pid, server.port
@@ -92,7 +93,7 @@ def test_a_paused_server_hangs_and_goes_on(server: DatabaseServer) -> None:
     connection = pymysql.connect(host="127.0.0.1", port=server.port, user="root")
     server.pause()
     assert server.alive
-    connection._read_timeout = 1  # to connect took as long as it took
+    connection._read_timeout = 1  # only now, because a busy machine may connect slowly
     with pytest.raises(pymysql.MySQLError), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     with pytest.raises(pymysql.MySQLError):
@@ -194,7 +195,7 @@ def test_it_dies_with_the_process_that_started_it(kind: Kind, tmp_path: Path) ->
     if words[:1] == ["unavailable"]:
         pytest.skip(" ".join(words[1:]))
     assert len(words) == 1
-    assert wait_until(lambda: not exists(int(words[0])), timeout_ms=60_000)
+    wait_until(lambda: not exists(int(words[0])), "the end of the process")
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_a_program_that_does_not_work_is_named(lonely_machine: Path, monkeypatch
         find_mysql()
 
 
-def test_beanstalkd_reserves_what_was_put() -> None:
+def test_beanstalkd_reserves_a_put_job() -> None:
     try:
         find_beanstalkd()
     except ServerUnavailable as error:
@@ -308,7 +309,7 @@ def test_a_zookeeper_that_has_answered_is_up(zookeeper: ZookeeperServer, monkeyp
     monkeypatch.setattr(ZookeeperServer, "answers", lambda _: bool(answers) and answers.pop(0))
     zookeeper.start()
     monkeypatch.undo()
-    assert wait_until(zookeeper.answers, timeout_ms=60_000)
+    wait_until(zookeeper.answers, "an answer of ZooKeeper")
 
 
 @pytest.mark.server
@@ -318,7 +319,7 @@ def test_a_paused_zookeeper_hangs_and_leaves_nothing_when_closed(zookeeper: Zook
     assert zookeeper.alive
     assert not zookeeper.answers()
     zookeeper.resume()
-    assert wait_until(zookeeper.answers, timeout_ms=30_000)
+    wait_until(zookeeper.answers, "an answer of ZooKeeper")
     with ZookeeperServer(parent=tmp_path) as other:
         pid = other.pid
         assert list(tmp_path.iterdir())

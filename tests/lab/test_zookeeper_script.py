@@ -18,8 +18,8 @@ NEEDED = [
 
 
 class Machine:
-    """A home, and an interpreter that looks for pyspark in `installed`; its `pip download` puts `archive` where it is
-    told to."""
+    """A home, and a stub of Python that looks for pyspark in `installed`. Its `pip download` copies `archive` to the
+    folder after --dest."""
 
     def __init__(self, folder: Path) -> None:
         self.cache = folder / ".cache" / "foqs"
@@ -42,7 +42,7 @@ class Machine:
                 source.addfile(member, io.BytesIO(data))
 
     def run(self, **environment: str) -> tuple[int, str]:
-        """Exit status and what it said."""
+        """Run the script; return its exit status and its stderr."""
         python = self.folder / "python"
         python.write_text(
             f"""#!/bin/sh

@@ -12,7 +12,7 @@ LIMIT = 3
 
 
 class ScanWithCheckpoint(RuleBasedStateMachine):
-    """`rows` is the index: id -> time. A scan reads, then its rows are handled one by one while others come in."""
+    """`rows` is the index: id -> time. A scan reads, then its rows are handled one by one while rows are inserted."""
 
     def __init__(self) -> None:
         super().__init__()

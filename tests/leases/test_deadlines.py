@@ -1,4 +1,4 @@
-"""Deadlines: what is due comes in order, what ended does not, and the dead take no room."""
+"""Deadlines: due requests come in order, ended ones do not, and the dead take no room."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Waiting:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=60), st.integers(0, 100))
-def test_what_is_due_and_alive_comes_earliest_first(found: list[tuple[int, bool]], now_ms: int) -> None:
+def test_due_requests_come_earliest_first(found: list[tuple[int, bool]], now_ms: int) -> None:
     deadlines: Deadlines[Waiting] = Deadlines()
     alive = []
     for at_ms, done in found:

@@ -12,15 +12,15 @@ from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key
 
-LANE = Lane(("ns", "topic"), 1, Namespace())
+LANE: Lane[Item] = Lane(("ns", "topic"), 1, Namespace())
 keys = st.tuples(st.integers(-3, 3), st.integers(0, 4), st.integers(1, 10_000))
 shards = st.lists(st.lists(keys, max_size=30), min_size=1, max_size=5)
 
 
-def window_of(found: list[Key]) -> Window:
-    window = Window(complete=True, page_rows=8)
+def window_of(found: list[Key]) -> Window[Item]:
+    window: Window[Item] = Window(complete=True, page_rows=8)
     for priority, at, item_id in found:
-        window.add(Item(item_id, LANE, priority, at, 0, 0, 0, None))
+        window.add(Item(item_id, LANE, priority, at, 0, 0, 0, None).entry)
     return window
 
 
@@ -32,7 +32,7 @@ def distinct(found: list[list[Key]]) -> list[list[Key]]:
     ]
 
 
-def keys_of(entries: list[Entry]) -> list[Key]:
+def keys_of(entries: list[Entry[Item]]) -> list[Key]:
     return [entry[:3] for entry in entries]
 
 
@@ -60,7 +60,7 @@ def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> 
 
 
 @given(shards, st.data())
-def test_nothing_behind_what_is_known_of_every_window(found: list[list[Key]], data: st.DataObject) -> None:
+def test_nothing_behind_the_known_part_of_each_window(found: list[list[Key]], data: st.DataObject) -> None:
     windows = [window_of(part) for part in distinct(found)]
     for window in windows:
         if window.entries and data.draw(st.booleans()):

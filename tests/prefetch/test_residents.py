@@ -23,19 +23,19 @@ class Rig:
         self.residents = Residents(self.budget, self.waiting, lambda: self.now_ms)
         self.lanes = [self.lane(number) for number in range(lanes)]
 
-    def lane(self, number: int) -> Lane:
-        lane = Lane(("ns", f"topic-{number}"), number, Namespace())
+    def lane(self, number: int) -> Lane[Item]:
+        lane: Lane[Item] = Lane(("ns", f"topic-{number}"), number, Namespace())
         lane.window = Window(complete=True, page_rows=ROWS)
         for at in range(ROWS):
-            lane.window.add(Item(number * 1_000 + at, lane, 0, 0, 0, 0, 0, None))
+            lane.window.add(Item(number * 1_000 + at, lane, 0, 0, 0, 0, 0, None).entry)
         self.budget.take(ROWS * ITEM_BYTES)
         self.residents.add(lane, self)
         return lane
 
-    def cut_window(self, window: Window, keep: int) -> None:
+    def cut_window(self, window: Window[Item], keep: int) -> None:
         self.budget.give(ITEM_BYTES * len(window.cut(keep)))
 
-    def drop_window(self, lane: Lane) -> None:
+    def drop_window(self, lane: Lane[Item]) -> None:
         assert lane.window is not None
         self.cut_window(lane.window, 0)
         lane.window = None
@@ -76,7 +76,7 @@ def test_a_window_with_a_waiting_consumer_stays() -> None:
     rig.waiting |= {lane.key for lane in rig.lanes[:5]}
     for _ in range(20):
         rig.now_ms += 1
-        rig.budget.take(1_000)  # others of the host fill the budget
+        rig.budget.take(1_000)  # other parts of the host fill the budget
         rig.residents.relieve()
     assert rig.rows() == [ROWS] * 5 + [0] * 25
 
@@ -100,7 +100,7 @@ def test_a_read_always_has_some_room() -> None:
 
 
 def test_steps_of_one_call_are_bounded() -> None:
-    """The hand goes on where it stopped, so windows behind very many others with a consumer are reached, too."""
+    """The hand goes on where it stopped, so windows behind many windows with a consumer are reached, too."""
     rig = Rig(2_500)
     rig.waiting |= {lane.key for lane in rig.lanes[:2_400]}
     calls = 0

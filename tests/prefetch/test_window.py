@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from foqs.counters import Namespace
-from foqs.item import Item, Phase
+from foqs.item import Item
+from foqs.item_states import Phase
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
 from foqs.rows import Key
@@ -36,14 +37,14 @@ class WindowAndPages(RuleBasedStateMachine):
         if self.window.covers(key):
             item = self.known[key[2]] = self.item(key)
             item.phase = Phase.WINDOW
-            self.window.add(item)
+            self.window.add(item.entry)
             if len(self.window) > CAPACITY:
                 for gone in self.window.cut(CAPACITY):
                     del self.known[gone.id]
         else:
             self.known.pop(key[2], None)
 
-    @precondition(lambda self: self.read is None)  # a commit and a page are trips of one worker, in order
+    @precondition(lambda self: self.read is None)  # a commit and a page are batches of one thread, in order
     @rule(priority=st.integers(0, 3), at=st.integers(0, 3))
     def insert(self, priority: int, at: int) -> None:
         key = (priority, at, self.next_id)
@@ -99,13 +100,13 @@ class WindowAndPages(RuleBasedStateMachine):
         for item in items:
             item.phase = Phase.WINDOW
             self.known[item.id] = item
-        self.window.extend(items, rows[-1] if rows else None, more=len(rows) == PAGE)
+        self.window.extend([item.entry for item in items], rows[-1] if rows else None, more=len(rows) == PAGE)
 
     @invariant()
     def the_window_holds_all_up_to_its_end(self) -> None:
         ready = sorted(key for item_id, key in self.table.items() if not self.leased(item_id))
         if self.read is not None:
-            return  # what came back behind the page's bound meanwhile comes with it
+            return  # items that came back behind the page's bound since then are in the page
         covered = [key for key in ready if self.window.covers(key)]
         assert [entry[:3] for entry in self.window.entries] == covered
 

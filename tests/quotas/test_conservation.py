@@ -13,7 +13,7 @@ import pytest
 from foqs.quota import Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import TTL_MS, Ask, Grant
-from foqs.quotas.home import Home
+from foqs.quotas.namespace_tokens import NamespaceTokens
 
 ANSWER_MS = 1_000
 
@@ -51,7 +51,7 @@ def new_host(name: str, now_ms: int) -> Host:
 
 
 def worst(spent: list[Spent], quota: Quota) -> float:
-    """The most tokens, less what came in the time, of any stretch of time."""
+    """Return the most tokens that hosts spent beyond the rate, in any stretch of time."""
     assert quota.per_second is not None
     debt, most, last_ms = 0.0, 0.0, 0
     for one in spent:
@@ -97,9 +97,9 @@ class Tokens:
         self.now += self.rng.choice(steps) if ms is None else ms
 
     def moved(self) -> None:
-        """Questions to the old home may reach the new one: it has the same name to those who ask."""
+        """Questions to the old home may reach the new one, because hosts know both by the same name."""
         self.since = self.now
-        self.home = Home(self.quota, self.now + TTL_MS)
+        self.home = NamespaceTokens(self.quota, self.now + TTL_MS)
 
     def comes(self) -> None:
         self.names += 1
@@ -117,7 +117,7 @@ class Tokens:
             if self.now - host.asked_ms < ANSWER_MS:
                 return
             allowance.answered(allowance.asked[0].number, None, self.now)
-        elif allowance.idle():  # forgotten, and made anew
+        elif allowance.idle():  # the host forgets it and makes a new one
             allowance = host.allowance = Allowance(self.now, host.numbers)
         host.asked_ms = self.now
         need = rng.choice([0, 1, self.quota.burst // 2, self.quota.burst])
@@ -165,19 +165,19 @@ BURST = 100
 QUOTA = Quota(100, BURST, None)
 
 
-def granted(home: Home, holder: str, ask: Ask, now_ms: int) -> Grant:
+def granted(home: NamespaceTokens, holder: str, ask: Ask, now_ms: int) -> Grant:
     return home.grant(holder, ask, (), now_ms, kept=home.report(holder, ask, now_ms))
 
 
-def test_what_a_host_may_spend_until_its_tokens_end_leaves_no_room_before() -> None:
-    home = Home(QUOTA, 0)
+def test_unspent_tokens_of_a_host_leave_no_room_until_they_end() -> None:
+    home = NamespaceTokens(QUOTA, 0)
     assert granted(home, "a", Ask(1, BURST, 0, 0), 10_000) == (BURST, True, 0)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000 + TTL_MS + 20).granted == 2
     assert granted(home, "b", Ask(2, BURST, 2, 0), 10_000 + TTL_MS + 20).granted == 0
 
 
-def test_what_is_given_back_too_late_is_lost() -> None:
-    home = Home(QUOTA, 0)
+def test_tokens_that_a_host_gives_back_too_late_are_lost() -> None:
+    home = NamespaceTokens(QUOTA, 0)
     granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
     late_ms = 10_000 + TTL_MS + 1_000
     assert granted(home, "b", Ask(1, BURST, 0, 0), late_ms).granted == BURST
@@ -187,21 +187,21 @@ def test_what_is_given_back_too_late_is_lost() -> None:
 
 
 def test_a_question_that_was_overtaken_changes_nothing() -> None:
-    home = Home(QUOTA, 0)
+    home = NamespaceTokens(QUOTA, 0)
     assert granted(home, "a", Ask(2, BURST, 0, 0), 10_000).granted == BURST
     assert not granted(home, "a", Ask(1, BURST, 0, 0), 10_000).kept
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_900).granted == 0  # a's are still out
 
 
 def test_an_allowance_that_was_forgotten_is_heard_again_at_once() -> None:
-    home, host = Home(Quota(1, 1, None), 0), new_host("a", 0)
+    home, host = NamespaceTokens(Quota(1, 1, None), 0), new_host("a", 0)
     assert granted(home, "a", host.allowance.ask(1, 100, ahead=False), 100).granted == 0
     again = Allowance(1_000, host.numbers)
     assert granted(home, "a", again.ask(1, 1_000, ahead=False), 1_000).granted == 1
 
 
-def test_what_is_given_back_is_there_for_others_at_once() -> None:
-    home = Home(QUOTA, 0)
+def test_other_hosts_can_use_returned_tokens_at_once() -> None:
+    home = NamespaceTokens(QUOTA, 0)
     granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
     assert granted(home, "a", Ask(2, 0, 30, 70), 10_000) == (0, True, 0)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000) == (70, True, 300)
@@ -218,9 +218,9 @@ def test_tokens_are_conserved() -> None:
 @pytest.mark.parametrize("per_second", [20, 1_000, 50_000])
 @pytest.mark.parametrize("hosts", [1, 2, 8])
 def test_hosts_that_have_enough_to_do_use_the_rate(per_second: int, hosts: int) -> None:
-    """Also when most of them fall silent and others go on: nothing rots where nobody needs it."""
+    """This holds also when most hosts fall silent: their tokens reach the hosts that still need them."""
     rng, quota, home = random.Random(per_second + hosts), Quota(per_second, per_second, None), None
-    home = Home(quota, 0)
+    home = NamespaceTokens(quota, 0)
     members = [new_host(str(n), 0) for n in range(hosts)]
     answers: list[tuple[int, Host, Ask, Grant]] = []
     stored = 0
@@ -251,11 +251,11 @@ def test_hosts_that_have_enough_to_do_use_the_rate(per_second: int, hosts: int) 
 
 
 def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
-    """A bound on what is stored holds with counts of any age, taken at any time."""
+    """A bound on stored items holds with counts of any age, taken at any time."""
     rng = random.Random(7)
     for _ in range(300):
         quota = Quota(None, 0, rng.randrange(1, 60))
-        home, shards = Home(quota, 0), {1: 0, 2: 0, 3: 0}
+        home, shards = NamespaceTokens(quota, 0), {1: 0, 2: 0, 3: 0}
         hosts = [new_host(str(n), 0) for n in range(2)]
         open_: list[tuple[Host, int]] = []
         marks: list[tuple[int, int]] = []  # shard, mark: counts that were begun

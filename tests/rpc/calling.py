@@ -1,10 +1,9 @@
-"""A Caller on a loop of its own, asked from a test's thread; and a peer that answers with the bytes it is told."""
+"""A PeerCaller on a loop of its own, asked from a test's thread; and a peer that answers with given bytes."""
 
 import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -14,14 +13,15 @@ import uvloop
 from foqs.budget import Budget
 from foqs.errors import FoqsError
 from foqs.limits import Limits
-from foqs.rpc.client import Caller
+from foqs.rpc.peer_caller import PeerCaller
 from tests.rpc.serving import PATIENCE_S
+from tests.support.waiting import wait_until
 
 TIMEOUT_MS = 60_000
 
 
 class Calling:
-    """`budget` has to be empty at the end. A connection has as much time as a call, unless `options` say otherwise."""
+    """`budget` must be empty at the end. A connection has the time of a call, unless `options` say otherwise."""
 
     def __init__(self, limits: Limits | None = None, budget: Budget | None = None, **options: Any) -> None:
         options = {"connect_timeout_ms": TIMEOUT_MS} | options
@@ -33,8 +33,10 @@ class Calling:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
-        def make() -> Caller:
-            return Caller(limits or Limits(), self.budget, report=lambda *seen: self.reported.append(seen), **options)
+        def make() -> PeerCaller:
+            return PeerCaller(
+                limits or Limits(), self.budget, report=lambda *seen: self.reported.append(seen), **options
+            )
 
         self.caller = self.on_loop(make)
 
@@ -62,14 +64,11 @@ class Calling:
 
     def until(self, state: Callable[[], bool]) -> None:
         """Returns as soon as `state`, asked on the loop, holds."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.on_loop(state):
-            assert time.monotonic() < deadline, f"never came: {self.caller!r} {self.budget!r}"
-            time.sleep(0.002)
+        wait_until(lambda: self.on_loop(state), lambda: f"{self.caller!r} {self.budget!r}", PATIENCE_S)
 
     def is_empty(self) -> bool:
         """Nothing is kept of any peer."""
-        return repr(self.caller) == "Caller(0 peers, 0 connections)" and self.budget.used_bytes == 0
+        return repr(self.caller) == "PeerCaller(0 peers, 0 connections)" and self.budget.used_bytes == 0
 
     def stop(self) -> None:
         self.on_loop(self.caller.close)

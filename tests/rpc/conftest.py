@@ -6,9 +6,9 @@ import pytest
 from foqs.budget import Budget
 from foqs.limits import Limits
 from foqs.rpc.tls import server_context
-from tests.certificates import Authority
 from tests.rpc.calling import Calling
 from tests.rpc.serving import Served
+from tests.support.certificates import Authority
 
 BUDGET_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ def encryption() -> bool:
 @pytest.fixture
 def serve(encryption: bool, authority: Authority) -> Iterator[Callable[..., Served]]:
     """`serve(limits=..., budget=..., max_connections=..., **options)` starts a server; at the end of the test
-    all that was taken from the budget has to be given back."""
+    all that was taken from the budget must be given back."""
     started: list[Served] = []
 
     def start(
@@ -58,7 +58,7 @@ def served(serve: Callable[..., Served]) -> Served:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Calling]]:
-    """`start(limits, budget, **options)` makes a Caller; at the end nothing may be left of what it asked."""
+    """`start(limits, budget, **options)` makes a Caller; at the end none of its calls may be left."""
     started: list[Calling] = []
 
     def start(*args: Any, **options: Any) -> Calling:

@@ -5,7 +5,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,8 @@ from foqs.errors import NotFound
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rpc import Call, ThriftServer
-from tests.ports import held_port
+from tests.support.ports import held_port
+from tests.support.waiting import wait_until_on_loop
 
 PATIENCE_S = 60.0
 ENQUEUE_HEAD = b"\x80\x01\x00\x01\x00\x00\x00\x07Enqueue\x00\x00\x00\x07"
@@ -135,7 +135,7 @@ class Peer:
 class Served:
     """The server, its loop, and what its service does:
 
-    Enqueue says of each item the length of its payload; ListItems gives back what it was asked with; GetItem
+    Enqueue says of each item the length of its payload; ListItems returns the fields of its request; GetItem
     is not found; Ack raises what `raises` holds; Dequeue waits in `held` until the test answers; DeleteItems
     answers with something that cannot be encoded; ExtendLease with something that does not fit a frame.
     """
@@ -178,7 +178,7 @@ class Served:
         self.loop.set_exception_handler(lambda _, context: self.loop_errors.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._held = held_port()  # nobody else is to be found there when the server has stopped
+        self._held = held_port()  # no other server may take its port when the server has stopped
         self.address = self.wait(self.server.listen(*self._held.getsockname()))
 
     def wait(self, work: Any) -> Any:
@@ -192,14 +192,7 @@ class Served:
 
     def until(self, state: Callable[[], bool]) -> None:
         """Returns as soon as `state`, asked on the loop between its events, holds."""
-
-        async def work() -> None:
-            deadline = time.monotonic() + PATIENCE_S
-            while not state():
-                assert time.monotonic() < deadline, f"never came: {self.server!r} {self.budget!r}"
-                await asyncio.sleep(0)
-
-        self.wait(work())
+        self.wait(wait_until_on_loop(state, lambda: f"{self.server!r} {self.budget!r}", pause_s=0))
 
     def stop_clock(self) -> None:
         """From now on time passes for the server's time-outs in `advance` alone, however long a test takes."""
@@ -237,7 +230,7 @@ class Served:
         self.held.append(call)
 
     def release(self, payload_bytes: int = 0) -> bool:
-        """Answers the oldest Dequeue in hand. On the loop."""
+        """Answers the oldest Dequeue in progress. On the loop."""
         call = self.held.pop(0)
         payload = b"p" * payload_bytes
         return call.reply(idl.DequeueResponse([idl.Item(ns=call.request.ns, payload=payload)]))

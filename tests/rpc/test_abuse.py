@@ -18,7 +18,7 @@ COUNT = 10_000
 
 
 class Neighbour:
-    """Goes on enqueueing payloads full of SECRET; every answer has to be the right one."""
+    """Goes on enqueueing payloads full of SECRET; every answer must be the right one."""
 
     def __init__(self, served: Served) -> None:
         self.calls = 0
@@ -39,7 +39,7 @@ class Neighbour:
                     assert [outcome.id for outcome in peer.call("Enqueue", request).outcomes] == sizes
                     self.calls += 1
                     self._begun.set()
-        except BaseException as failure:  # noqa: BLE001 - told by stop()
+        except BaseException as failure:  # noqa: BLE001 - raised by stop()
             self._failure = failure
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ class Thrower:
         self.answered = 0
 
     def throw(self, data: bytes) -> bytes | None:
-        """One frame or what is left of one; the answer, or None when the server closed. Ends this
+        """One frame or the rest of one; the answer, or None when the server closed. Ends this
         connection's input when the frame is shorter than it says."""
         peer = self._peer = self._peer or self._served.peer()
         whole = len(data) >= 4 and 0 < struct.unpack_from(">i", data)[0] <= len(data) - 4

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from foqs.idl import IDL_PATH
-from tests.certificates import Authority
 from tests.rpc.serving import Served
+from tests.support.certificates import Authority
 
 
 @pytest.fixture(scope="module")

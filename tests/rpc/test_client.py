@@ -1,4 +1,4 @@
-"""Calls from host to host: what is answered, what is lost, what is bounded, and that nothing is left behind."""
+"""Calls from host to host: replies, lost replies and bounds; and that nothing is left behind."""
 
 import contextlib
 import socket
@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from foqs.budget import Budget
-from foqs.errors import Invalid, NotFound, OutcomeUnknown, Overloaded
+from foqs.errors import Invalid, LostReply, NotFound, NotSent, OutcomeUnknown, Overloaded, RequestTooLarge
 from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.rpc.outgoing import RequestTooLarge
-from foqs.rpc.peer import LostReply, NotSent
 from tests.client.peer import Act, Meddle, Peer, encode_reply, script
-from tests.ports import held_port
 from tests.rpc.calling import Calling, RawPeer
 from tests.rpc.serving import PATIENCE_S, Served
+from tests.support.ports import held_port
 
 MB = 1 << 20
 
@@ -66,8 +64,8 @@ def test_answers_of_a_real_server(calling: Calling, served: Served) -> None:
     assert served.server.counters.connections_accepted == 1
 
 
-def test_calls_in_hand_have_a_connection_each(calling: Calling, served: Served) -> None:
-    """A call that is held does not hold up the others; afterwards the connections are used again."""
+def test_calls_in_progress_have_a_connection_each(calling: Calling, served: Served) -> None:
+    """A call that is held does not hold up the other calls; afterwards the connections are used again."""
     held = [calling.begin(of(served), "Dequeue", idl.DequeueRequest(f"n{n}")) for n in range(5)]
     served.until(lambda: len(served.held) == 5)
     assert ids(calling.ask(of(served), "Enqueue", enqueue(1))) == [1]
@@ -80,9 +78,7 @@ def test_calls_in_hand_have_a_connection_each(calling: Calling, served: Served) 
     assert served.server.counters.connections_accepted == 6
 
 
-def test_beyond_its_connections_calls_wait_and_beyond_that_they_are_refused(
-    start: Callable[..., Calling], served: Served
-) -> None:
+def test_calls_beyond_the_connections_wait_then_are_refused(start: Callable[..., Calling], served: Served) -> None:
     calling = start(connections=2, waiting=3)
     held = [calling.begin(of(served), "Dequeue", idl.DequeueRequest(f"n{n}")) for n in range(2)]
     served.until(lambda: len(served.held) == 2)
@@ -111,7 +107,7 @@ def test_what_does_not_fit_a_frame_is_not_sent(start: Callable[..., Calling], se
     assert ids(calling.ask(of(served), "Enqueue", enqueue(99_000))) == [99_000]
 
 
-def test_a_fault_of_the_receiver_costs_nobody_else(calling: Calling, served: Served) -> None:
+def test_a_fault_of_one_receiver_costs_no_other_call(calling: Calling, served: Served) -> None:
     def faulty(response: Any, error: Any) -> None:
         raise RuntimeError("a fault")
 
@@ -124,7 +120,7 @@ def test_a_fault_of_the_receiver_costs_nobody_else(calling: Calling, served: Ser
 # ------------------------------------------------------------------------------------------------ lost
 
 
-def test_nobody_listens(calling: Calling) -> None:
+def test_no_server_listens(calling: Calling) -> None:
     with held_port() as nobody:
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         futures = [calling.begin(address, "Enqueue", enqueue(1)) for _ in range(100)]
@@ -144,7 +140,7 @@ def test_a_peer_that_does_not_take_the_connection_in_time(start: Callable[..., C
     calling = start(connect_timeout_ms=200)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
         port = listener.getsockname()[1]
-        for _ in range(4):  # the backlog is full: what comes now gets no answer
+        for _ in range(4):  # the backlog is full: a new connection gets no answer
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
@@ -154,7 +150,7 @@ def test_a_peer_that_does_not_take_the_connection_in_time(start: Callable[..., C
 
 @pytest.mark.parametrize("act", [Act.CLOSE_BEFORE, Act.CLOSE_AFTER, Act.HALF, Act.JUNK, Act.WRONG_NUMBER])
 def test_a_reply_that_is_lost_or_none(calling: Calling, meddling: Callable[[Meddle], Peer], act: Act) -> None:
-    """Nobody knows then; that connection is closed and the next call takes another."""
+    """The outcome is unknown then; that connection is closed and the next call takes another."""
     peer = meddling(script("Enqueue", act))
     assert len(calling.ask(peer.address, "GetServerInfo", idl.GetServerInfoRequest()).limits) == 1
     with pytest.raises(LostReply):
@@ -171,7 +167,7 @@ def test_a_silent_peer(calling: Calling, meddling: Callable[[Meddle], Peer]) -> 
     assert calling.ask(peer.address, "Enqueue", enqueue(1)).outcomes[0].id > 0
 
 
-def test_a_reply_to_a_call_that_was_given_up_reaches_nobody(calling: Calling, served: Served) -> None:
+def test_a_reply_to_a_call_that_was_given_up_is_dropped(calling: Calling, served: Served) -> None:
     connect(calling, of(served), "Enqueue", enqueue(1))
     late = calling.begin(of(served), "Dequeue", idl.DequeueRequest("late"), timeout_ms=300)
     served.until(lambda: len(served.held) == 1)
@@ -184,7 +180,7 @@ def test_a_reply_to_a_call_that_was_given_up_reaches_nobody(calling: Calling, se
     assert held.result(PATIENCE_S).items[0].ns == "next"
 
 
-def test_a_connection_that_was_not_made_is_tried_again_while_another_is_busy(
+def test_a_failed_connection_is_tried_again_while_one_is_busy(
     calling: Calling, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question may wait for half a minute there: an ack must not wait for that."""
@@ -203,7 +199,7 @@ def test_a_connection_that_was_not_made_is_tried_again_while_another_is_busy(
     served.on_loop(served.release)
 
 
-def test_what_waits_for_a_connection_was_not_sent(start: Callable[..., Calling], served: Served) -> None:
+def test_a_call_that_waits_for_a_connection_was_not_sent(start: Callable[..., Calling], served: Served) -> None:
     calling = start(connections=1)
     calling.begin(of(served), "Dequeue", idl.DequeueRequest("n"))
     served.until(lambda: len(served.held) == 1)
@@ -246,7 +242,7 @@ def test_a_server_that_stops(calling: Calling, serve: Callable[..., Served]) -> 
     calling.until(calling.is_empty)
 
 
-def test_a_call_that_meets_a_goodbye_was_not_begun(start: Callable[..., Calling], served: Served) -> None:
+def test_a_call_that_meets_goaway_was_not_started(start: Callable[..., Calling], served: Served) -> None:
     def stop() -> Any:
         sent = calling.begin(of(served), "Enqueue", enqueue(1))
         waits = calling.begin(of(served), "Enqueue", enqueue(2))
@@ -262,7 +258,7 @@ def test_a_call_that_meets_a_goodbye_was_not_begun(start: Callable[..., Calling]
 
 
 @pytest.mark.parametrize("payload_bytes", [1, MB])
-def test_a_goodbye_behind_a_reply_costs_the_connection_alone(
+def test_goaway_behind_a_reply_costs_the_connection_alone(
     start: Callable[..., Calling], served: Served, payload_bytes: int
 ) -> None:
     def stop() -> None:
@@ -320,7 +316,7 @@ def test_garbage(calling: Calling, what: str) -> None:
 
 
 @pytest.mark.parametrize("behind", [b"\0", framed(b"x")])
-def test_what_comes_behind_a_reply_costs_the_connection_alone(calling: Calling, behind: bytes) -> None:
+def test_bytes_behind_a_reply_cost_the_connection_alone(calling: Calling, behind: bytes) -> None:
     with RawPeer(lambda frame: encode_reply("Enqueue", RESPONSE, seqid_of(frame)) + behind) as peer:
         assert ids(calling.ask(peer.address, "Enqueue", enqueue(1, 1))) == [5, None]
         calling.until(calling.is_empty)
@@ -340,7 +336,7 @@ def test_every_truncation_of_a_reply(calling: Calling) -> None:
         assert ids(calling.ask(peer.address, "Enqueue", enqueue(1, 1))) == [5, None]
 
 
-def test_bytes_that_nobody_asked_for_close_an_idle_connection(calling: Calling) -> None:
+def test_unrequested_bytes_close_an_idle_connection(calling: Calling) -> None:
     with RawPeer(lambda frame: encode_reply("Enqueue", RESPONSE, seqid_of(frame))) as peer:
         assert ids(calling.ask(peer.address, "Enqueue", enqueue(1, 1))) == [5, None]
         peer.open[0].sendall(encode_reply("Enqueue", RESPONSE, 2))
@@ -376,7 +372,7 @@ def test_a_large_reply_waits_for_room(start: Callable[..., Calling], served: Ser
     served.until(lambda: len(served.held) == 1)
     calling.on_loop(lambda: calling.budget.take(2 * MB - 1000))
     served.on_loop(lambda: served.release(MB))
-    # A small one passes meanwhile.
+    # A small one passes in that time.
     assert ids(calling.ask(of(served), "Enqueue", enqueue(5))) == [5]
     assert not future.done()
     calling.on_loop(lambda: calling.budget.give(2 * MB - 1000))

@@ -43,7 +43,7 @@ def test_a_frame_that_does_not_come_whole_in_its_time(serve: Serve) -> None:
     assert served.server.counters.closed == {"slow frame": 2}
 
 
-def test_times_that_are_changed_count_for_frames_on_their_way(serve: Serve) -> None:
+def test_changed_times_count_for_frames_in_flight(serve: Serve) -> None:
     served = serve(frame_timeout_s=3600.0, idle_timeout_s=3600.0)
     with served.peer() as part:
         part.send(enqueue(100_000)[:-1])
@@ -71,7 +71,7 @@ def test_every_frame_has_its_own_time(serve: Serve, cut: int) -> None:
     assert served.server.counters.closed == {"slow frame": 1}
 
 
-def test_a_frame_is_charged_for_what_came_of_it(served: Served) -> None:
+def test_a_frame_is_charged_for_its_received_bytes(served: Served) -> None:
     frame = enqueue(9 * MB)
     with served.peer() as peer:
         sent = 0
@@ -108,7 +108,7 @@ def test_large_frames_from_many_clients_all_finish(serve: Serve) -> None:
     assert len(served.server.frames) == served.server.frames.waiting == 0
 
 
-def test_a_budget_that_others_have_taken_whole(serve: Serve, encryption: bool) -> None:
+def test_a_budget_without_room(serve: Serve, encryption: bool) -> None:
     budget = Budget(20 * MB)
     served = serve(budget=budget)
     served.on_loop(lambda: budget.take(20 * MB))
@@ -116,7 +116,7 @@ def test_a_budget_that_others_have_taken_whole(serve: Serve, encryption: bool) -
     for peer in peers:
         peer.send(enqueue(100_000) + enqueue(10))
     served.until(lambda: served.server.counters.budget_waits == 3)
-    # The lengths; and under TLS what came in one read with the end of the handshake.
+    # The lengths; and under TLS the bytes read together with the end of the handshake.
     assert budget.used_bytes <= 20 * MB + 3 * (4 + 64 * 1024 * encryption)
     served.on_loop(lambda: budget.give(20 * MB))
     for peer in peers:
@@ -125,7 +125,7 @@ def test_a_budget_that_others_have_taken_whole(serve: Serve, encryption: bool) -
         peer.close()
 
 
-def test_who_is_closed_while_waiting_for_the_budget_waits_no_more(serve: Serve) -> None:
+def test_a_connection_closed_while_it_waits_waits_no_more(serve: Serve) -> None:
     budget = Budget(20 * MB)
     served = serve(budget=budget)
     served.on_loop(lambda: budget.take(20 * MB))
@@ -149,7 +149,7 @@ def send_until_full(peer: Peer, data: bytes) -> int:
     return sent
 
 
-def test_what_comes_behind_a_call_in_hand_is_bounded(served: Served, encryption: bool) -> None:
+def test_frames_behind_a_call_in_progress_are_bounded(served: Served, encryption: bool) -> None:
     with served.peer() as peer:
         peer.send(dequeue("first"))
         served.until(lambda: len(served.held) == 1)
@@ -163,7 +163,7 @@ def test_what_comes_behind_a_call_in_hand_is_bounded(served: Served, encryption:
             assert peer.answer("Enqueue")[1].outcomes[0].id == 1000
 
 
-def test_a_slow_reader_gets_everything_and_holds_up_nobody(served: Served) -> None:
+def test_a_slow_reader_gets_everything_and_blocks_no_peer(served: Served) -> None:
     with served.peer() as peer, served.peer() as neighbour:
         peer.send(dequeue("a") + dequeue("b"))
         served.until(lambda: len(served.held) == 1)
@@ -195,7 +195,7 @@ def test_a_reader_that_takes_nothing_is_closed(serve: Serve) -> None:
     assert served.budget.used_bytes == 0
 
 
-def test_a_reader_that_goes_away_gives_back_what_was_held(served: Served) -> None:
+def test_a_reader_that_disconnects_gives_back_its_bytes(served: Served) -> None:
     peer = served.peer()
     peer.send(dequeue("a") + enqueue(10))
     served.until(lambda: len(served.held) == 1)
@@ -207,7 +207,7 @@ def test_a_reader_that_goes_away_gives_back_what_was_held(served: Served) -> Non
     assert served.lost == []
 
 
-def test_many_small_calls_leave_turns_to_others(served: Served) -> None:
+def test_many_small_calls_leave_turns_to_other_peers(served: Served) -> None:
     gate = threading.Event()
     with served.peer() as greedy, served.peer() as neighbour:
         small = enqueue(1)

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from foqs.rpc.frames import PATIENCE_S, SMALL_BYTES, Frame, Frames
+from foqs.rpc.frames import PATIENCE_S, Frame, Frames
+from foqs.wire.protocol import SMALL_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20
 TIMEOUT_S = 30.0
@@ -74,7 +75,7 @@ class Room:
         assert self.used_bytes() <= self.frames.limit_bytes
 
     def _receive(self, sender: Sender, frame: Frame) -> None:
-        """As much as came in a tick, and fits what is admitted."""
+        """The bytes of one tick, which fit the admitted room."""
         may = min(sender.pace, sender.stops_at - frame.received_bytes)
         while may > 0 and not frame.wants_bytes:
             room = frame.held_bytes - frame.received_bytes
@@ -100,7 +101,7 @@ def test_a_budget_that_holds_no_frame_is_refused() -> None:
 
 
 def test_frames_that_fill_the_budget_half_received_finish() -> None:
-    """From one address, and from one each: they begin together and are four times what is there."""
+    """From one address, and from one each: they begin together and are four times the room."""
     for addresses in (["a"] * 32, [f"a{number}" for number in range(32)]):
         room = Room(64 * MIB, 16 * MIB)
         for address in addresses:
@@ -135,7 +136,7 @@ def test_a_frame_alone_at_a_small_budget_finishes() -> None:
     assert room.senders[0].answered_at is not None
 
 
-def test_one_address_leaves_room_for_others() -> None:
+def test_one_address_leaves_room_for_other_addresses() -> None:
     room = Room(128 * MIB, 16 * MIB)
     for _ in range(100):
         room.begin(Sender("greedy", 16 * MIB, MIB, stops_at=12 * MIB))
@@ -215,7 +216,7 @@ def test_no_order_of_arrivals_stops_honest_frames(seed: int) -> None:
     room.tick(room.work_s)
     lost = [sender for sender in honest if sender.answered_at is None and not sender.cut]
     assert lost == []
-    # A sender with a pace is cut by nobody; those that wait are not slow.
+    # A sender with a pace is not cut; frames that wait are not slow.
     fast = [sender for sender in honest if sender.pace >= sender.size_bytes]
     assert not any(sender.cut for sender in fast)
     small = [sender for sender in fast if sender.size_bytes <= SMALL_BYTES]

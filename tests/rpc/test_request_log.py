@@ -1,4 +1,4 @@
-"""What is told of single requests, and which ids they may have."""
+"""Log lines about single requests, and which ids they may have."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,14 +10,15 @@ from structlog.testing import capture_logs
 from foqs.errors import Invalid, OutcomeUnknown
 from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.rpc.request_log import RequestLog, request_id_of, trace_of
-from foqs.rpc.server import log_failure
-from foqs.rpc.validate import check_context
+from foqs.request_context import request_id_of, trace_of
+from foqs.rpc.failure_log import log_failure
+from foqs.rpc.request_log import RequestLog
+from foqs.wire.validate import check_context
 from tests.rpc.serving import Served, framed, message
 
 
 class Clock:
-    """Moves when it is told to."""
+    """Moves on demand."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -49,7 +50,7 @@ def test_a_request_without_an_id_gets_one_and_keeps_it() -> None:
     assert (request_id_of(empty), empty.context.timeout_ms) == (second, 5)
 
 
-def test_a_slow_request_is_one_that_took_longer_than_it_asked_to_wait(serve: Callable[..., Served]) -> None:
+def test_a_slow_request_took_longer_than_its_wait(serve: Callable[..., Served]) -> None:
     clock = Clock()
     served = serve(requests=RequestLog(clock, 500))
     with served.peer() as peer, capture_logs() as logs:
@@ -77,10 +78,10 @@ def test_a_slow_request_is_one_that_took_longer_than_it_asked_to_wait(serve: Cal
     ]
 
 
-def test_no_slow_request_is_told_where_that_is_off() -> None:
+def test_no_slow_request_is_logged_where_that_is_off() -> None:
     requests = RequestLog(Clock())
     with capture_logs() as logs:
-        requests.took(call(), 1e9, answered=True)
+        requests.took("Ack", call().request, "", 1e9, answered=True)
     assert logs == []
 
 
@@ -89,10 +90,10 @@ def test_lines_of_a_kind_are_bounded_apart() -> None:
     requests = RequestLog(clock, 1)
     with capture_logs() as logs:
         for _ in range(100):
-            requests.took(call(), 1.0, answered=False)
+            requests.took("Ack", call().request, "", 1.0, answered=False)
         requests.outcome_unknown("Dequeue", dequeue(0), 3, "lost")
         clock.now_s += 1
-        requests.took(call(), 1.0, answered=False)
+        requests.took("Ack", call().request, "", 1.0, answered=False)
     assert [(line["event"], line["left_out"]) for line in logs] == [
         *[("request.slow", 0)] * 5,
         ("outcome.unknown", 0),
@@ -100,12 +101,12 @@ def test_lines_of_a_kind_are_bounded_apart() -> None:
     ]
 
 
-def test_a_caller_that_is_told_of_an_unknown_outcome_finds_it_in_the_log(served: Served) -> None:
-    served.raises = OutcomeUnknown("nobody knows")
+def test_an_unknown_outcome_is_in_the_log(served: Served) -> None:
+    served.raises = OutcomeUnknown("outcome unknown")
     with served.peer() as peer, capture_logs() as logs:
         peer.call("Ack", idl.AckRequest([], context=idl.RequestContext(request_id="r-7")))
     assert [(line["event"], line["request_id"], line["items"], line["reason"]) for line in logs] == [
-        ("outcome.unknown", "r-7", 0, "nobody knows")
+        ("outcome.unknown", "r-7", 0, "outcome unknown")
     ]
 
 
@@ -129,7 +130,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
         f"ff-{TRACE}-{SPAN}-01",
     ],
 )
-def test_what_is_no_trace_context_is_in_no_line(told: str) -> None:
+def test_an_invalid_trace_context_is_in_no_line(told: str) -> None:
     assert trace_of(idl.RequestContext(traceparent=told)) == {}
 
 
@@ -137,7 +138,7 @@ def test_every_line_about_a_request_has_its_trace() -> None:
     context = idl.RequestContext(request_id="r-1", traceparent=f"00-{TRACE}-{SPAN}-00")
     request, requests, error = idl.AckRequest([], context=context), RequestLog(Clock(), 1), OutcomeUnknown("gone")
     with capture_logs() as logs:
-        requests.took(SimpleNamespace(method="Ack", request=request, peer=""), 1.0, answered=True)
+        requests.took("Ack", request, "", 1.0, answered=True)
         requests.reply_lost("Ack", context, "h:1", error)
         requests.not_sent("Ack", context, "h:1", error)
         requests.unrouted("Ack", request, 1)

@@ -35,7 +35,7 @@ def test_one_call_after_the_other(served: Served) -> None:
     assert served.server.counters.calls == 5
 
 
-def test_what_was_asked_comes_back_whole(served: Served) -> None:
+def test_every_request_is_answered_whole(served: Served) -> None:
     with served.peer() as peer:
         response = peer.call("ListItems", idl.ListItemsRequest("ns-ü", "topic-😀", cursor="c" * 300_000))
     assert (response.items[0].ns, response.items[0].topic) == ("ns-ü", "topic-😀")
@@ -133,7 +133,7 @@ def test_a_call_is_answered_once(served: Served) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_lost_connection_is_told_once_to_the_call_in_hand(served: Served, reset: bool) -> None:
+def test_a_call_in_progress_hears_once_of_a_lost_connection(served: Served, reset: bool) -> None:
     with served.peer() as neighbour, served.peer() as peer:
         peer.send(framed(message("Dequeue", idl.DequeueRequest("n"))) + b"\0\0")
         served.until(lambda: bool(served.held))
@@ -188,7 +188,7 @@ def test_two_thousand_idle_connections(served: Served, encryption: bool) -> None
             peer.close()
 
 
-def test_drain_answers_what_is_in_hand_and_begins_nothing(served: Served) -> None:
+def test_drain_answers_calls_in_progress_and_starts_none(served: Served) -> None:
     with served.peer() as idle, served.peer() as partial, served.peer() as peer:
         peer.send(framed(message("Dequeue", idl.DequeueRequest("n"))))
         served.until(lambda: bool(served.held))
@@ -214,8 +214,8 @@ def test_drain_answers_what_is_in_hand_and_begins_nothing(served: Served) -> Non
     assert served.server.counters.calls == 1
 
 
-def test_a_request_that_meets_a_goodbye_is_not_begun(served: Served) -> None:
-    """Closed instead, the connection would be reset, and its sender would not know what was done."""
+def test_a_request_that_meets_goaway_is_not_started(served: Served) -> None:
+    """Closed instead, the connection would be reset, and its sender would not know the outcome."""
 
     def stop() -> None:
         peer.send(framed(message("Enqueue", idl.EnqueueRequest("n", items(1)))))
@@ -232,7 +232,7 @@ def test_a_request_that_meets_a_goodbye_is_not_begun(served: Served) -> None:
     assert served.server.counters.calls == 1
 
 
-def test_drain_waits_for_no_peer_that_leaves_a_goodbye_unread(served: Served) -> None:
+def test_drain_waits_for_no_peer_that_leaves_goaway_unread(served: Served) -> None:
     async def drain() -> bool:
         return await served.server.drain(served.loop.time() + 0.05)
 

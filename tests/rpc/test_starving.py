@@ -12,7 +12,7 @@ from foqs.budget import Budget
 from foqs.errors import Code
 from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.rpc.frames import SMALL_BYTES
+from foqs.wire.protocol import SMALL_BYTES
 from tests.rpc.serving import Peer, Served, framed, message
 
 Serve = Callable[..., Served]
@@ -80,7 +80,7 @@ def test_large_frames_that_stand_still_leave_room(serve: Serve, stack: ExitStack
         assert answered(client)
 
 
-def test_a_frame_that_stands_still_is_cut_for_others(serve: Serve, stack: ExitStack) -> None:
+def test_a_frame_that_stands_still_is_cut_for_waiting_ones(serve: Serve, stack: ExitStack) -> None:
     served = serve(limits=Limits(frame_bytes=4 * MB), budget=Budget(6 * MB))
     served.stop_clock()
     frame = enqueue(3 * MB)
@@ -113,7 +113,7 @@ def test_slow_frames_are_left_alone_while_there_is_room(serve: Serve, stack: Exi
         assert peer.answer("Enqueue")[1].outcomes[0].id == MB
 
 
-def test_a_caller_nobody_knows_sends_small_frames_only(serve: Serve) -> None:
+def test_an_unauthenticated_caller_sends_small_frames_only(serve: Serve) -> None:
     served = serve(trusts=lambda names: False)
     with served.peer() as peer:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""TLS on the port and between hosts: who is let in, who is told no, and what a handshake may cost."""
+"""TLS on the port and between hosts: which peers get in, which are refused, and the cost of a handshake."""
 
 import socket
 import ssl
@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from foqs.budget import Budget
-from foqs.client.connection import Address, Connection, LostReply
-from foqs.client.connection import NotSent as ClientNotSent
+from foqs.client.connection import Address, Connection
 from foqs.client.tls import Securing, Tls
-from foqs.config import TlsSection
-from foqs.errors import Invalid
+from foqs.config.load import TlsSection
+from foqs.errors import Invalid, LostReply, NotSent
 from foqs.idl import idl
-from foqs.rpc.peer import NotSent
 from foqs.rpc.tls import names_of, peer_context, server_context
-from tests.certificates import Authority, Pair
 from tests.rpc.calling import Calling
 from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
+from tests.support.certificates import Authority, Pair
 
 Serve = Callable[..., Served]
 MB = 1 << 20
@@ -46,7 +44,7 @@ def looked(peer: Peer) -> bool:
     return peer.call("GetItem", LOOK).retry_after_ms == 5
 
 
-def test_who_speaks_no_tls_is_closed(serve: Serve, authority: Authority, own: Pair) -> None:
+def test_a_plain_connection_to_a_tls_port_is_closed(serve: Serve, authority: Authority, own: Pair) -> None:
     served = serve(tls=server_context(authority.section(own)), client_tls=authority.client())
     with Peer(served.address) as plain, served.peer() as neighbour:
         plain.send(framed(message("GetItem", LOOK)))
@@ -57,9 +55,7 @@ def test_who_speaks_no_tls_is_closed(serve: Serve, authority: Authority, own: Pa
     assert served.server.counters.closed == {"tls": 1}
 
 
-def test_a_handshake_that_does_not_end_takes_a_place_until_its_time_is_over(
-    serve: Serve, authority: Authority, own: Pair
-) -> None:
+def test_a_silent_handshake_takes_a_place_until_its_time_out(serve: Serve, authority: Authority, own: Pair) -> None:
     served = serve(
         max_connections=2,
         frame_timeout_s=0.5,
@@ -106,8 +102,10 @@ def test_a_client_without_a_good_certificate_is_refused(
     tls = Tls(authority.ca_file, pair and pair.cert_file, pair and pair.key_file)
     connection = Connection(address, PATIENCE_S, Securing(tls))
     try:
-        with pytest.raises(ClientNotSent, match="does not take the client's certificate"):
-            connection.exchange(message("Enqueue", idl.EnqueueRequest("n", [])), mutual.loop.time() + PATIENCE_S)
+        with pytest.raises(NotSent, match="does not take the client's certificate"):
+            connection.exchange(
+                framed(message("Enqueue", idl.EnqueueRequest("n", []))), mutual.loop.time() + PATIENCE_S
+            )
     finally:
         connection.close()
     mutual.until(lambda: mutual.server.counters.connections == 0)
@@ -138,7 +136,7 @@ def test_an_old_version_is_refused(mutual: Served, authority: Authority, own: Pa
     mutual.until(lambda: mutual.server.counters.closed == {"tls": 1})
 
 
-def test_what_is_no_tls_amid_a_connection_ends_it(mutual: Served) -> None:
+def test_plain_bytes_amid_a_tls_connection_end_it(mutual: Served) -> None:
     with mutual.peer() as peer:
         assert looked(peer)
         with socket.socket(fileno=peer.socket.detach()) as raw:
@@ -151,7 +149,7 @@ def test_what_is_no_tls_amid_a_connection_ends_it(mutual: Served) -> None:
 
 
 def test_what_finds_no_room_stays_in_the_socket(serve: Serve, authority: Authority, own: Pair) -> None:
-    """Beyond a little: what was received of connections that wait for the budget is in no budget."""
+    """Beyond a little: bytes received of connections that wait for the budget is in no budget."""
     budget = Budget(20 * MB)
     served = serve(budget=budget, tls=server_context(authority.section(own)), client_tls=authority.client())
     frame = framed(message("Enqueue", idl.EnqueueRequest("n", [idl.ItemSpec("t", b"x" * MB)])))
@@ -193,7 +191,7 @@ def test_calls_between_hosts(start: Callable[..., Calling], mutual: Served, auth
     assert mutual.server.counters.connections_accepted == 1
 
 
-def test_a_peer_that_is_another_than_it_should_be_gets_no_request(
+def test_a_peer_with_a_wrong_certificate_gets_no_request(
     start: Callable[..., Calling], serve: Serve, authority: Authority, foreign: Authority, own: Pair
 ) -> None:
     calling = start(tls=peer_context(authority.section(own)), connect_timeout_ms=500)
@@ -221,11 +219,13 @@ def test_a_connection_between_hosts_that_is_cut(
 # ------------------------------------------------------------------------------------------------ the client
 
 
-def test_the_client_checks_who_answers(mutual: Served, authority: Authority, foreign: Authority, own: Pair) -> None:
+def test_the_client_checks_the_certificate_of_the_host(
+    mutual: Served, authority: Authority, foreign: Authority, own: Pair
+) -> None:
     address = Address(*mutual.address)
     good = Tls(authority.ca_file, *own)
     for tls in (Tls(foreign.ca_file, *own), Tls(authority.ca_file, *own, server_name="elsewhere.test"), Tls()):
-        with pytest.raises(ClientNotSent, match="certificate"):
+        with pytest.raises(NotSent, match="certificate"):
             Connection(address, PATIENCE_S, Securing(tls))
     connection = Connection(address, PATIENCE_S, Securing(good))
     assert connection.usable()
@@ -238,7 +238,7 @@ def test_the_client_checks_who_answers(mutual: Served, authority: Authority, for
 
 def test_a_reply_that_is_lost_stays_a_lost_reply(mutual: Served, authority: Authority, own: Pair) -> None:
     connection = Connection(Address(*mutual.address), PATIENCE_S, Securing(Tls(authority.ca_file, *own)))
-    connection.send(message("Dequeue", idl.DequeueRequest("n")), mutual.loop.time() + PATIENCE_S)
+    connection.send(framed(message("Dequeue", idl.DequeueRequest("n"))), mutual.loop.time() + PATIENCE_S)
     mutual.until(lambda: bool(mutual.held))
     mutual.on_loop(mutual.server.close)
     with pytest.raises(LostReply):
@@ -268,7 +268,7 @@ def test_files_that_are_wrong_are_named(authority: Authority, own: Pair, tmp_pat
             tls.context()
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_asked(own: Pair, authority: Authority, tmp_path: Path) -> None:
+def test_a_key_with_a_password_is_refused_without_a_prompt(own: Pair, authority: Authority, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(own.key_file.read_bytes(), None)

@@ -20,7 +20,7 @@ def host(name: str, *, leaving: bool = False) -> HostFact:
 
 
 def cluster(shards: int, *hosts: str, assigned: dict[int, str] | None = None, version: int = 7) -> Facts:
-    """All shards served by whom they are assigned to, if that host lives."""
+    """A cluster whose shards are served by their assigned hosts, as far as those are alive."""
     served = {shard: at for shard, at in (assigned or {}).items() if at in hosts}
     return Facts(
         shards={n: ShardFact(n, "sqlite://") for n in range(1, shards + 1)},
@@ -45,7 +45,7 @@ def written(facts: Facts, write: Write) -> Facts:
 
 
 def served(facts: Facts) -> Facts:
-    """Every shard has come to where it is assigned."""
+    """Every shard has arrived on its assigned host."""
     hosts = facts.assignment.hosts.items()
     owners = {shard: OwnerFact(shard, at, f"{at}:1", 2) for shard, at in hosts if at in facts.hosts}
     return replace(facts, owners=owners)

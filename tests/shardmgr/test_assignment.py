@@ -87,7 +87,7 @@ def test_a_fresh_cluster_is_even(shards: int, hosts: int) -> None:
 
 @given(situations(st.floats(0.5, 100), min_takers=1))
 def test_orphans_go_to_light_hosts(situation: Situation) -> None:
-    """What is placed from nothing is apart by no more than the heaviest shard."""
+    """In a fresh cluster the loads of hosts differ by at most the heaviest shard."""
     fresh = replace(situation, current={})
     assume(fresh.loads)
     hosts = place_orphans(fresh).hosts
@@ -118,7 +118,7 @@ def test_balance_empties_hosts_first(situation: Situation, bound: int | None) ->
 
 
 @given(situations(min_takers=1))
-def test_a_host_to_be_emptied_takes_nothing_even_if_it_is_named_a_taker(situation: Situation) -> None:
+def test_an_emptied_host_takes_no_shard_even_as_a_taker(situation: Situation) -> None:
     both = replace(situation, takers={*situation.takers, *situation.emptied})
     assert balance(both) == balance(situation)
 
@@ -154,7 +154,7 @@ def test_unequal_shards_are_even_within_a_tenth_or_one_shard(situation: Situatio
 
 @given(situations(min_takers=1), BOUNDS)
 def test_balance_never_makes_it_worse(situation: Situation, bound: int | None) -> None:
-    """Compared with having every shard where it may be: a host that is emptied makes others heavier."""
+    """Compared with the assignment after placement and emptying: an emptied host makes other hosts heavier."""
     placed = place_orphans(replace(situation, current=empty_hosts(situation).hosts)).hosts
     settled = replace(situation, current=placed)
     after = balance(settled, bound).hosts
@@ -163,7 +163,7 @@ def test_balance_never_makes_it_worse(situation: Situation, bound: int | None) -
 
 
 @given(situations(min_takers=1), st.integers(1, 5))
-def test_balance_comes_to_an_end(situation: Situation, bound: int) -> None:
+def test_balance_ends(situation: Situation, bound: int) -> None:
     for _ in range(500):
         decision = balance(situation, bound)
         situation = replace(situation, current=decision.hosts)
@@ -181,14 +181,14 @@ def test_balance_without_a_bound_is_done_at_once(situation: Situation) -> None:
 
 
 @given(situations(min_takers=1), st.sets(SHARDS))
-def test_balance_leaves_what_is_under_way(situation: Situation, under_way: set[int]) -> None:
+def test_balance_leaves_shards_under_way(situation: Situation, under_way: set[int]) -> None:
     decision = balance(replace(situation, under_way=under_way))
     for shard in under_way & set(decision.moved):
         assert situation.current[shard] in situation.emptied
 
 
 @given(situations(min_takers=1), BOUNDS, st.randoms(use_true_random=False))
-def test_the_order_of_what_is_given_does_not_matter(situation: Situation, bound: int | None, rng: Random) -> None:
+def test_the_order_of_the_input_does_not_matter(situation: Situation, bound: int | None, rng: Random) -> None:
     def shuffled(values: Iterable[Any]) -> list[Any]:
         values = sorted(values)
         rng.shuffle(values)
@@ -237,7 +237,7 @@ def test_of_a_host_that_goes_only_its_shards_move(shards: int, hosts: int, data:
 
 @given(situations(st.just(1.0), min_takers=1))
 def test_equal_shards_are_evened_out_with_the_fewest_moves(situation: Situation) -> None:
-    """A host may keep as many as its part: one more than the others for those that have the most."""
+    """A host may keep its share of shards; the hosts with the most may keep one more."""
     situation = replace(situation, emptied=())
     decision = balance(situation)
     have = counts({shard: situation.current.get(shard, "") for shard in situation.loads}, situation.takers)
@@ -260,7 +260,7 @@ def test_of_a_host_to_be_emptied_the_heaviest_go_first() -> None:
     assert empty_hosts(situation, 3).moved == (2, 3, 4)
 
 
-def test_a_shard_heavier_than_all_others_keeps_nobody_from_being_balanced() -> None:
+def test_one_very_heavy_shard_does_not_block_balancing() -> None:
     loads = {1: 100.0} | dict.fromkeys(range(2, 12), 10.0)
     current = {1: "a"} | dict.fromkeys(range(2, 12), "b")
     decision = balance(Situation(loads, current, ["a", "b", "c"]))
@@ -304,7 +304,8 @@ def test_imbalance_is_in_mean_loads() -> None:
 
 
 def test_ten_thousand_shards_on_a_thousand_hosts() -> None:
-    """Its time is measured by `foqs bench assignment`; here, that it is even and moves what it has to."""
+    """`foqs bench assignment` measures its time; this test checks that it is even and moves only the necessary
+    shards."""
     hosts = [f"host-{n:04}" for n in range(1000)]
     situation = even(10_000, hosts)
     joined = balance(replace(situation, takers=[*hosts, "new"]))

@@ -69,7 +69,7 @@ def test_a_pause_does_not_grow_when_the_clock_is_set_back() -> None:
     assert breaker.allows(10_000)
 
 
-def test_a_window_that_was_made_shorter_forgets_what_does_not_fit() -> None:
+def test_a_shortened_window_forgets_its_oldest_trips() -> None:
     breaker = Breaker(SETTINGS)
     for trip in range(10):
         breaker.done(trip, ok=trip >= 4, latency_ms=1.0)

@@ -22,7 +22,7 @@ def controller() -> Controller:
 # ------------------------------------------------------------------------------------------------------ waiting
 
 
-def test_orphans_wait_until_the_cluster_was_watched_for_a_session(controller: Controller) -> None:
+def test_a_new_controller_places_orphans_after_one_session(controller: Controller) -> None:
     """The first host that comes back is not given everything."""
     facts = cluster(4, "a", assigned=EVEN)
     assert controller.decide(facts, 0) == Step(None, 10_000)
@@ -45,7 +45,7 @@ def test_a_host_that_vanishes_later_gets_no_grace(controller: Controller) -> Non
     assert step.write == Write(dict.fromkeys(EVEN, "a"), 7, (2, 4), (), ())
 
 
-def test_who_has_watched_all_along_takes_over_at_once_when_elected(controller: Controller) -> None:
+def test_a_host_that_has_watched_takes_over_at_once(controller: Controller) -> None:
     """A controller that dies costs its shards no second session time-out."""
     facts = cluster(4, "a", "b", assigned=EVEN)
     for now_ms in (0, 20_000):
@@ -56,7 +56,7 @@ def test_who_has_watched_all_along_takes_over_at_once_when_elected(controller: C
 
 
 @pytest.mark.parametrize("elected", [True, False])
-def test_a_lost_session_begins_the_wait_anew(controller: Controller, elected: bool) -> None:
+def test_a_lost_session_restarts_the_wait(controller: Controller, elected: bool) -> None:
     facts = without(cluster(4, "a", "b", assigned=EVEN), "b")
     controller.decide(facts if elected else replace(facts, controller="b"), 0)
     controller.lost()
@@ -64,7 +64,7 @@ def test_a_lost_session_begins_the_wait_anew(controller: Controller, elected: bo
     assert controller.decide(facts, 60_000).write is not None
 
 
-def test_a_fresh_cluster_waits_for_hosts_that_were_started_together(controller: Controller) -> None:
+def test_a_fresh_cluster_waits_for_hosts_started_together(controller: Controller) -> None:
     facts = cluster(4)
     assert controller.decide(replace(facts, hosts={}), 0) == Step(None, None)
     assert controller.decide(cluster(4, "a"), 100_000) == Step(None, 101_000)
@@ -82,8 +82,8 @@ def test_after_a_fresh_start_nothing_more_is_waited_for(controller: Controller) 
     assert step.write.placed == (5,)
 
 
-def test_an_assignment_that_was_deleted_is_made_from_who_serves(controller: Controller) -> None:
-    """And its orphans wait: who served them may come back."""
+def test_a_deleted_assignment_is_made_from_the_owners(controller: Controller) -> None:
+    """Its orphans wait, because their owner may return."""
     facts = replace(cluster(5, "a", "b", assigned={1: "b", 2: "b", 3: "b", 4: "a"}), assignment=Assignment())
     step = controller.decide(facts, 0)
     assert step.write is not None
@@ -91,7 +91,7 @@ def test_an_assignment_that_was_deleted_is_made_from_who_serves(controller: Cont
     assert controller.decide(done(facts, step), 1) == Step(None, 10_000)
 
 
-def test_a_shard_that_was_on_its_way_to_a_dead_host_stays_with_who_serves_it(controller: Controller) -> None:
+def test_a_shard_moving_to_a_dead_host_stays_with_its_owner(controller: Controller) -> None:
     facts = cluster(4, "a", "b", "c", assigned=EVEN)
     controller.decide(facts, 0)
     facts = without(replace(facts, assignment=Assignment(8, EVEN | {2: "c"})), "c")
@@ -111,7 +111,7 @@ def test_a_dead_host_that_still_seems_to_serve_is_not_asked_to(controller: Contr
     assert write.hosts == dict.fromkeys(EVEN, "a")
 
 
-def test_a_move_under_way_is_not_undone_when_something_else_happens(controller: Controller) -> None:
+def test_placing_a_new_shard_does_not_undo_a_move_under_way(controller: Controller) -> None:
     facts = cluster(4, "a", "b", "c", assigned=EVEN)
     facts = replace(facts, assignment=Assignment(8, EVEN | {1: "c"}), shards=cluster(5).shards)
     controller.decide(facts, 0)
@@ -143,14 +143,14 @@ def test_a_controller_that_leaves_empties_itself(controller: Controller) -> None
     assert step.write.moved == (1, 3)
 
 
-def test_nobody_to_take_shards_writes_nothing(controller: Controller) -> None:
+def test_without_takers_nothing_is_written(controller: Controller) -> None:
     facts = replace(cluster(4, "a", "b", assigned=EVEN), drained=frozenset({"a", "b"}))
     for now_ms in (0, 10_000, 100_000):
         assert controller.decide(facts, now_ms) == Step(None, None)
 
 
-def test_the_first_who_may_take_shards_again_is_waited_with(controller: Controller) -> None:
-    """All others were gone while the controller was drained."""
+def test_the_first_taker_after_a_gap_starts_a_new_wait(controller: Controller) -> None:
+    """All other hosts were gone while the controller was drained."""
     facts = cluster(4, "a", "b", assigned=EVEN)
     controller.decide(facts, 0)
     facts = replace(without(facts, "b"), drained=frozenset({"a"}))
@@ -196,7 +196,7 @@ def test_a_write_is_asked_for_once_until_the_facts_show_it(controller: Controlle
     assert controller.decide(done(facts, step), 1_501) == Step(None, 30_000)
 
 
-def test_a_conflict_is_decided_anew_as_soon_as_it_shows(controller: Controller) -> None:
+def test_a_conflict_is_decided_again_at_once(controller: Controller) -> None:
     facts = cluster(4, "a", "b")
     controller.decide(facts, 0)
     assert controller.decide(facts, 1_000).write is not None
@@ -206,7 +206,7 @@ def test_a_conflict_is_decided_anew_as_soon_as_it_shows(controller: Controller) 
     assert (write.version, write.placed) == (3, (4,))
 
 
-def test_who_is_not_elected_writes_nothing(controller: Controller) -> None:
+def test_a_host_that_is_not_elected_writes_nothing(controller: Controller) -> None:
     for elected in (None, "b"):
         facts = replace(cluster(4, "a", "b"), controller=elected)
         for now_ms in (0, 100_000):
@@ -216,7 +216,7 @@ def test_who_is_not_elected_writes_nothing(controller: Controller) -> None:
 # ------------------------------------------------------------------------------------------------------ balance
 
 
-def test_balance_is_bounded_and_comes_again_when_the_moves_are_done(controller: Controller) -> None:
+def test_balance_is_bounded_and_repeats_after_its_moves(controller: Controller) -> None:
     facts = cluster(8, "a", "b", assigned=LOPSIDED)
     assert controller.decide(facts, 0) == Step(None, 10_000)
     assert controller.decide(facts, 29_999) == Step(None, 30_000)
@@ -248,7 +248,7 @@ def test_balance_waits_for_moves_under_way(controller: Controller) -> None:
     assert controller.decide(served(half), 61_000).write is not None
 
 
-def test_a_shard_that_never_opens_does_not_hold_up_balance_for_ever(controller: Controller) -> None:
+def test_a_shard_that_never_opens_delays_balance_once(controller: Controller) -> None:
     facts = cluster(8, "a", "b", assigned=LOPSIDED)
     facts = replace(facts, owners={shard: owner for shard, owner in facts.owners.items() if shard not in (7, 8)})
     controller.decide(facts, 0)
@@ -287,7 +287,7 @@ def test_measured_loads_are_balanced() -> None:
     assert write.hosts[1] != write.hosts[3]
 
 
-def test_load_is_weight_times_what_was_measured() -> None:
+def test_load_is_weight_times_measured_load() -> None:
     facts = cluster(4, "a", assigned=dict.fromkeys(EVEN, "a"))
     facts = replace(facts, shards=facts.shards | {1: ShardFact(1, "sqlite://", weight=3.0)})
     assert situation_of(facts).loads == {1: 3.0, 2: 1.0, 3: 1.0, 4: 1.0}
@@ -332,7 +332,7 @@ def happened(facts: Facts, event: str, number: int) -> Facts:
 
 
 @given(EVENTS)
-def test_whatever_happened_in_the_end_all_is_served_evenly_and_nothing_is_written(
+def test_every_history_ends_even_and_without_writes(
     events: list[tuple[str, int, int]],
 ) -> None:
     controller, facts, now_ms = Controller(ME, SETTINGS), cluster(12, "a"), 0

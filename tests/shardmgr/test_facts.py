@@ -1,4 +1,4 @@
-"""Records of ZooKeeper: what is written can be read again, and what cannot be read is Invalid."""
+"""Records of ZooKeeper: a written record can be read again, and an unreadable one is Invalid."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What an operator's command does to the facts, what it refuses, and when it is done."""
+"""Operators' commands: the change of the facts, refusals, and the condition for the end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_change_is_shown_once_it_was_made_and_holds_no_url(facts: Facts, decid
     assert "\n" not in change.says
 
 
-def test_a_change_that_somebody_else_made_otherwise_is_shown_but_not_made() -> None:
+def test_a_different_change_of_another_operator_is_noticed() -> None:
     change = move_shard(TWO, 1, "b")
     assert change.action is not None
     other = assigned(TWO, {1: "a", 2: "a"})
@@ -119,7 +119,7 @@ def refused(decide: Callable[[], Change], words: str) -> None:
     assert "\n" not in refusal.value.message
 
 
-def test_what_is_refused() -> None:
+def test_refused_changes() -> None:
     refused(lambda: add_shard(TWO, shard(1)), "exists already")
     refused(lambda: add_shard(TWO, replace(shard(1), id=9)), "shard 1 has that URL")
     refused(lambda: add_shard(TWO, shard(0)), "not in 1..32767")
@@ -147,7 +147,7 @@ def test_what_is_refused() -> None:
     refused(lambda: move_shard(TWO, 1, "x\x1b[31m\n"), r"'x\x1b[31m\n'")
 
 
-def test_what_is_so_already_changes_nothing() -> None:
+def test_a_change_that_is_already_made_changes_nothing() -> None:
     for change in (
         use_shard(TWO, 1, ShardUse.ENABLED),
         move_shard(TWO, 1, "a"),
@@ -158,10 +158,10 @@ def test_what_is_so_already_changes_nothing() -> None:
         assert change.missing(TWO) == []
 
 
-def test_a_shard_that_is_to_be_there_is_added_once_and_never_changed() -> None:
+def test_ensure_adds_a_shard_once_and_never_changes_it() -> None:
     assert ensure_shard(TWO, shard(3)).action == PutShard(shard(3), None)
     again = ensure_shard(TWO, replace(shard(2), weight=3.0, use=ShardUse.DISABLED))
-    assert (again.action, again.says) == (None, "shard 2 is there already, with weight 1, which stays")
+    assert (again.action, again.says) == (None, "shard 2 exists already, with weight 1, which stays")
     refused(lambda: ensure_shard(TWO, replace(shard(2), url="sqlite://")), "another URL")
 
 
@@ -172,9 +172,9 @@ def test_a_move_is_done_when_the_new_owner_announces_itself() -> None:
     now = having(TWO, change)
     assert change.missing(now) == ["shard 1 is still served by a"]
     now = owned(now, 1, None)
-    assert change.missing(now) == ["shard 1 is served by nobody yet"]
+    assert change.missing(now) == ["no host serves shard 1 yet"]
     assert change.missing(owned(now, 1, "b")) == []
-    with pytest.raises(Invalid, match="shard 1 was assigned to a meanwhile"):
+    with pytest.raises(Invalid, match="shard 1 was assigned to a during the move"):
         change.missing(assigned(now, {1: "a", 2: "b"}))
     with pytest.raises(Invalid, match="taken out"):
         change.missing(assigned(now, {2: "b"}))
@@ -185,7 +185,7 @@ def test_the_first_assignment_of_all_may_be_a_move() -> None:
     assert move_shard(facts, 1, "a").action == Assign({1: "a"}, -1)
 
 
-def test_an_added_or_enabled_shard_is_waited_for_where_a_host_can_serve_it() -> None:
+def test_adding_or_enabling_ends_when_a_host_serves_it() -> None:
     added = add_shard(TWO, shard(3))
     now = having(TWO, added)
     assert added.missing(now) == ["shard 3 is not served yet"]
@@ -200,7 +200,7 @@ def test_an_added_or_enabled_shard_is_waited_for_where_a_host_can_serve_it() -> 
         use_shard(TWO, 1, ShardUse.ENABLED).missing(having(TWO, use_shard(TWO, 1, ShardUse.DISABLED)))
 
 
-def test_a_disabled_shard_is_waited_for_until_nobody_serves_it_or_may_begin_to() -> None:
+def test_disabling_ends_when_no_host_serves_or_may_open_it() -> None:
     change = use_shard(TWO, 1, ShardUse.DISABLED)
     now = having(TWO, change)
     assert change.missing(now) == ["shard 1 is still served by a"]
@@ -213,7 +213,7 @@ def test_a_disabled_shard_is_waited_for_until_nobody_serves_it_or_may_begin_to()
     assert gone.action == RemoveShard(now.shards[1])
 
 
-def test_draining_a_shard_is_a_mark_and_lasts_until_its_slots_are_gone() -> None:
+def test_draining_a_shard_ends_when_its_slots_are_gone() -> None:
     change = use_shard(TWO, 1, ShardUse.DRAINING)
     now = having(TWO, change)
     assert change.missing(now) == []
@@ -225,13 +225,13 @@ def test_draining_a_shard_is_a_mark_and_lasts_until_its_slots_are_gone() -> None
         change.missing(TWO)
 
 
-def test_removing_a_shard_says_what_is_forgotten() -> None:
+def test_removing_a_shard_names_the_lost_keys() -> None:
     facts = replace(cluster({1: "a"}), shards={1: shard(1, ShardUse.DISABLED)})
     assert "keys" not in remove_shard(facts, 1).says
-    assert "keys (2 slots) is lost" in remove_shard(replace(facts, slots=Slots(0, (1, 2, 1))), 1).says
+    assert "keys (2 slots) are lost" in remove_shard(replace(facts, slots=Slots(0, (1, 2, 1))), 1).says
 
 
-def test_a_host_is_drained_when_it_serves_nothing_and_is_to_serve_nothing() -> None:
+def test_draining_a_host_ends_without_served_and_assigned() -> None:
     change = drain_host(TWO, "a")
     now = having(TWO, change)
     assert change.missing(now) == ["host a still serves 1 shard"]
@@ -246,7 +246,7 @@ def test_a_host_is_drained_when_it_serves_nothing_and_is_to_serve_nothing() -> N
     assert drain_host(cluster({}, "a"), "a").missing(replace(cluster({}, "a"), drained=frozenset("a"))) == []
 
 
-def test_rebalance_moves_few_and_leaves_alone_what_is_under_way() -> None:
+def test_rebalance_moves_few_and_leaves_shards_under_way() -> None:
     facts = cluster(dict.fromkeys(range(1, 7), "a"), "a", "b")
     change = rebalance(facts)
     assert [move[1:] for move in change.moves] == [("a", "b")] * 3
@@ -293,7 +293,7 @@ def test_a_row_for_all_that_is_known_of() -> None:
     assert SECRET not in repr(status)
 
 
-def test_imbalance_is_told_in_mean_loads() -> None:
+def test_imbalance_is_in_mean_loads() -> None:
     assert status_of(cluster(dict.fromkeys(range(1, 5), "a"), "a", "b")).imbalance == 2.0
     assert status_of(TWO).imbalance == 0.0
 

@@ -1,4 +1,4 @@
-"""Routing made from facts: who is asked for an item, and what names the whole of it."""
+"""Routing made from facts: the owner of an item, and the version."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def test_owners_hosts_and_shards() -> None:
     assert routing.hosts == {"a": "a:7707", "b": "b:7707"}
 
 
-def test_disabled_shards_are_told_from_those_that_move() -> None:
+def test_disabled_shards_differ_from_moving_ones() -> None:
     assert routing_of(FACTS).disabled == frozenset()
     shards = {**FACTS.shards, 3: replace(FACTS.shards[3], use=ShardUse.DISABLED)}
     assert routing_of(replace(FACTS, shards=shards)).disabled == {3}
@@ -38,7 +38,7 @@ def test_no_facts() -> None:
 
 
 def test_the_version_names_the_content() -> None:
-    """Equal for equal content however it came about, another one for whatever a client is told."""
+    """Equal for equal content of any origin, different after each change that clients see."""
     version = routing_of(FACTS).version
     assert 0 <= version < 1 << 63
     reordered = replace(FACTS, hosts=dict(reversed(FACTS.hosts.items())), controller="b", drained=frozenset({"a"}))

@@ -18,7 +18,7 @@ def test_slots_are_shared_out_evenly_at_first(shards: set[int]) -> None:
 
 
 @given(SHARDS, SHARDS, st.data())
-def test_no_slot_moves_as_long_as_its_shard_is_there(before: set[int], after: set[int], data: st.DataObject) -> None:
+def test_no_slot_moves_while_its_shard_exists(before: set[int], after: set[int], data: st.DataObject) -> None:
     takers = data.draw(st.sets(st.sampled_from(sorted(after))))
     slots = shared_out((), before)
     again = shared_out(slots, after, takers)
@@ -75,7 +75,7 @@ def cluster(uses: dict[int, ShardUse], slots: Slots) -> Facts:
 
 
 def settled(uses: dict[int, ShardUse], slots: Slots) -> tuple[Slots, int]:
-    """The record when nothing is to be changed any more, and how many slots moved."""
+    """The record when nothing needs a change any more, and the number of slots that moved."""
     count = 0
     for now_ms in range(10_000):
         wanted = planned(cluster(uses, slots), now_ms)

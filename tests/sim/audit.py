@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from foqs.host.host import Host
-from foqs.host.listing import Listing
-from foqs.host.shard import Shard
-from foqs.item import KNOWN_BYTES, Item, Phase, Place
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import Listing
+from foqs.engine.shard import Shard
+from foqs.item import KNOWN_BYTES, Item
+from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
 from tests.sim.memory_database import MemoryDatabase
 
@@ -87,7 +88,7 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
         raise MemoryWrong(f"{item} is known but not in the database")
     _same("row", item, item.place, Place.READY if item.id in db.ready else Place.TIMER)
     _same("key", item, (item.priority, item.deliver_after_ms), (body.priority, body.deliver_after_ms))
-    if item.flying is not None and shard.flight is None:
+    if item.in_flight is not None and shard.in_flight is None:
         raise MemoryWrong(f"{item} has a change under way, but no trip is")
     if item.phase is Phase.IDLE and not item.busy:
         raise MemoryWrong(f"{item} is known for nothing")
@@ -116,19 +117,19 @@ def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
             raise MemoryWrong(f"{what} row at {first_ms} is not waited for by {scan}")
 
 
-def audit_budget(host: Host, listings: list[Listing]) -> None:
-    """Promise 8: what is taken from the budget is what the known items and the open `listings` hold."""
+def audit_budget(host: Engine, listings: list[Listing]) -> None:
+    """Promise 8: the bytes taken from the budget are those that the known items and the open `listings` hold."""
     held = sum(listing._held_bytes for listing in listings)
     held += sum(item.held for shard in host.shards.values() for item in shard.known.values())
     if host.budget.used_bytes != held:
         raise MemoryWrong(f"{host.budget} but known items and lists hold {held}")
 
 
-def audit_bounds(host: Host) -> None:
+def audit_bounds(host: Engine) -> None:
     """Promise 8: every buffer has its bound."""
     for shard in host.shards.values():
         config = shard.config
-        # One request may go over by what it brings, and lease ends and scans come on top of what callers ask.
+        # One request may exceed the bound by its own size; lease ends and scans add to the callers' requests.
         for what, size, most in (
             ("changes", len(shard.changes), config.pending_rows + len(shard.known) + 200),
             ("look-ups", sum(len(waiting) for waiting in shard.looks.values()), config.pending_rows + 200),

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foqs.buffers.keys import Keyed
+from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, bounds_of, content_of, digest_of
+from foqs.engine import dedup, item_ops
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
-from foqs.host import keyed, ops
-from foqs.host.requests import DequeueCall, EnqueueCall, ItemsCall
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
@@ -81,7 +81,7 @@ class Clients:
 
     def any_member(self) -> Member:
         """One that takes requests, if there is one."""
-        taking = [member for member in self.sim.members if not member.host.draining]
+        taking = [member for member in self.sim.members if not member.engine.draining]
         return self.rng.choice(taking or self.sim.members)
 
     def member_for(self, item_id: int) -> Member:
@@ -102,7 +102,7 @@ class Clients:
     def _enqueue(self, count: int, timeout_ms: int) -> int:
         member = self.any_member()
         now_ms = member.now_ms
-        if member.host.draining:
+        if member.engine.draining:
             return count  # the service refuses
         specs, items, keys = [], [], []
         key = self.rng.choice(self.sim.profile.topics)
@@ -123,14 +123,14 @@ class Clients:
 
         sizes = [len(i.payload) + len(i.metadata or b"") + len(i.headers or b"") for i in items]
         self.sim.note("enqueue", member.name, count, "first", specs[0].number)
-        member.host.enqueue(EnqueueCall(count, reply), range(count), items, keys, sizes, now_ms, timeout_ms)
+        member.engine.enqueue(EnqueueCall(count, reply), range(count), items, keys, sizes, now_ms, timeout_ms)
         return count
 
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
         """New keys, and some that were enqueued before, whatever was said of them."""
         member, rng = self.any_member(), self.rng
         now_ms = member.now_ms
-        if member.host.draining:
+        if member.engine.draining:
             return
         specs, parts = [], []
         for at in range(count):
@@ -160,10 +160,10 @@ class Clients:
 
         self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
         call = EnqueueCall(count, reply)
-        member.host.deadlines.push(now_ms + timeout_ms, call)
-        member.host.alarm(now_ms + timeout_ms)
-        for number, part in keyed.by_shard(member.neighbour.view.shards, parts).items():
-            if away := keyed.place(member.host, call, number, part, now_ms):
+        member.engine.deadlines.push(now_ms + timeout_ms, call)
+        member.engine.alarm(now_ms + timeout_ms)
+        for number, part in dedup.by_shard(member.neighbour.view.shards, parts).items():
+            if away := dedup.place(member.engine, call, number, part, now_ms):
                 call.refused([one.at for one in away], NotServed())
                 member.neighbour.moves.adopt()
 
@@ -197,7 +197,7 @@ class Clients:
                 self.sim.soon(500, self._consume)
             return
         rng, member, host_config = self.rng, self.any_member(), self.sim.profile.config.host
-        if member.host.draining:
+        if member.engine.draining:
             self.sim.soon(50, self._consume)
             return
         topics = self.sim.profile.topics
@@ -231,7 +231,7 @@ class Clients:
                 return False
             request.answered()
             leases = [(item.id, item.lease, item.attempt) for item in items]
-            self.sim.note("dequeued", member.name, "by nobody" if lost else "", leases, doubtful)
+            self.sim.note("dequeued", member.name, "reply lost" if lost else "", leases, doubtful)
             self._after(20 if items else 200, self._consume)
             if lost:
                 return False
@@ -239,14 +239,14 @@ class Clients:
             return True
 
         call = DequeueCall(wants, lease_ms, max_bytes, 50, reply)
-        member.host.dequeue(call, member.now_ms, wait_ms)
+        member.engine.dequeue(call, member.now_ms, wait_ms)
         if rng.random() < 0.03 and not request.answers:
 
             def cancel() -> None:
                 nonlocal cancelled
                 if not request.answers and member.alive:
                     cancelled = True
-                    member.host.cancel(call)
+                    member.engine.cancel(call)
                     del self.open[request]
                     self._consume()
 
@@ -285,7 +285,7 @@ class Clients:
             self._after(5, lambda: self._handle(at_once))
 
     def _handle(self, held: list[tuple[int, int]]) -> None:
-        """What a consumer does with what it holds."""
+        """The next request of a consumer for the leases it holds."""
         rng = self.rng
         by_member: dict[Member, list[Op]] = {}
         for item_id, lease in held:
@@ -339,9 +339,9 @@ class Clients:
             sim.ledger.asked(op)
         call = ItemsCall(len(asked), reply)
         if all(op.kind == "ack" for op in asked):
-            member.host.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
+            member.engine.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
         else:
-            member.host.settle(call, [(op.id, _host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
+            member.engine.settle(call, [(op.id, _host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 
     def _current(self, member: Member, item_id: int) -> bool:
         return shard_of(item_id) in self.sim.dbs and member.current(shard_of(item_id))
@@ -370,13 +370,13 @@ class Clients:
         self._after(100, self._operate)
 
 
-def _host_op(op: Op) -> ops.Op:
+def _host_op(op: Op) -> item_ops.Op:
     if op.kind == "ack":
-        return ops.ack(op.token)
+        return item_ops.ack(op.token)
     if op.kind == "nack":
-        return ops.nack(op.token, op.delay_ms, op.metadata)
+        return item_ops.nack(op.token, op.delay_ms, op.metadata)
     if op.kind == "release":
-        return ops.release(op.token)
+        return item_ops.release(op.token)
     if op.kind == "extend":
-        return ops.extend(op.token, op.lease_ms)
-    return ops.delete
+        return item_ops.extend(op.token, op.lease_ms)
+    return item_ops.delete

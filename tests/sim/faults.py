@@ -1,4 +1,4 @@
-"""What goes wrong with one shard's database, and how long a trip to it takes: decided by the run's own random."""
+"""Failures of one shard's database, and how long a trip to it takes: decided by the run's own random."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_rates(rng: random.Random) -> FaultRates:
 
 
 class Faults:
-    """What goes wrong, asked before every use of a connection. This one: nothing."""
+    """The next failure, drawn before every use of a connection. This one: nothing."""
 
     def connecting(self) -> None:
         """May raise StoreDown."""

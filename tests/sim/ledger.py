@@ -1,4 +1,4 @@
-"""What every client was told, and what the database did: the promises are checked against both.
+"""The replies of all clients, and the commits of the database: the promises are checked against both.
 
 Written from the outside: it knows requests, replies, committed rows and when a shard changed its owner, and nothing
 of how a host decides.
@@ -22,7 +22,7 @@ LATE_MS = 2_000
 
 
 class PromiseBroken(AssertionError):
-    """The host did what it must not do."""
+    """The host broke a promise."""
 
 
 @dataclass
@@ -38,26 +38,25 @@ class Spec:
     open: int = 0  # requests for it with a key that were not answered, or answered OUTCOME_UNKNOWN
     remembered_ms: int = 0  # its key, until then
     ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
-    new: set[int] = field(default_factory=set)  # of those that were told as new
+    new: set[int] = field(default_factory=set)  # of those, the items that a reply did not call duplicates
 
 
 @dataclass(eq=False)
 class Delivery:
-    """A lease as it was made. `told`: its consumer got it. `void`: its owner is gone and had not written it.
-    `until_ms` is a lower bound of its end."""
+    """A lease that a host has made. `until_ms` is a lower bound of its end."""
 
     token: int
     lease_ms: int
     until_ms: int
-    told: bool = False
-    void: bool = False
+    told: bool = False  # its consumer got the reply
+    void: bool = False  # its owner is gone and had not written it
 
 
 @dataclass(eq=False)
 class Op:
     """An ack, nack, release, extend or delete. `state`: sent, ok, refused (nothing was changed), unknown.
-    `late`: somebody else had been given the item before it was sent. `contested`: another op that ends the lease was
-    open meanwhile."""
+    `late`: another consumer had been given the item before it was sent. `contested`: another op that ends the lease was
+    open at the same time."""
 
     kind: str
     id: int
@@ -112,7 +111,7 @@ class Ledger:
         self.checks: Counter[str] = Counter()
         self.quiet_ms = 0  # since when nothing fails any more
         self.timed_ms: dict[int, int] = {}  # by item: when its row came into `timer`
-        self.written: set[tuple[int, int]] = set()  # item and lease: what was ever in `timer`
+        self.written: set[tuple[int, int]] = set()  # item and lease of each lease row in `timer`, ever
         self.latest_ms = 0  # the clock before it was set back
         self.dropped: set[tuple[int, int]] = set()  # at-most-once items that ended with a lease: (id, lease)
         self.heard: set[tuple[int, int]] = set()  # at-most-once items that reached a consumer, however late
@@ -238,7 +237,7 @@ class Ledger:
         self.checks["stopped"] += 1
 
     def clock_stepped(self, now_ms: int, to_ms: int) -> None:
-        """What is over by the clock as it was stays so when it is set back. A lease that is not written yet keeps its
+        """A lease that was over before the clock was set back stays over. A lease that is not written yet keeps its
         remaining time; the end of one that is written stays."""
         self.latest_ms = max(self.latest_ms, now_ms)
         for op in self.open_extends:
@@ -392,7 +391,7 @@ class Ledger:
             return  # it is being dropped
         if alive[-1].until_ms <= now_ms and op.kind in ("extend", "release"):
             return
-        broken(7, f"{op} was refused as stale but nobody took the item over: {record}")
+        broken(7, f"{op} was refused as stale but no other consumer got the item: {record}")
 
 
 def spec_number(payload: bytes) -> int:

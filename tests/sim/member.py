@@ -1,23 +1,27 @@
-"""One host process of a simulated run: the production `Host`, its stores, and a timer in place of the event loop."""
+"""One host process of a simulated run: the production engine and shard driver, its stores, and a timer."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from foqs.budget import Budget
-from foqs.buffers.round import Round, RoundResult
-from foqs.host import life, rounds
-from foqs.host.host import Host
-from foqs.host.listing import Listing
-from foqs.host.requests import DequeueCall
-from foqs.host.shard import Shard
-from foqs.host.timekeeper import Timekeeper
-from foqs.host.worker import run
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.engine import batch_build, delivery, shard_open
+from foqs.engine import shard_driver as steps
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import Listing
+from foqs.engine.pending import DequeueCall
+from foqs.engine.shard import Shard
+from foqs.engine.shard_driver import ShardDriver
+from foqs.engine.state import Callbacks, State
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import Opened
+from foqs.server.database_clock import DatabaseClock
+from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import available
@@ -29,23 +33,31 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
+_HANDOVER_MS = 2_000
 _PROMPT_MS = 100
-"""Within this, a host reads what it may hand out: a few trips."""
+"""Within this, a host reads the items that it may lease: a few batches."""
 
 
-class WatchedHost(Host):
-    """The production host; what it leases is checked as it is leased."""
+class WatchedEngine(Engine):
+    """The production engine; its leases are checked as they are made."""
 
     member: Member
 
-    def serve(self, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
-        member = self.member
-        eligible = [shard for shard in self.serving if member.ready_to_hand_out(shard, now_ms)]
-        skipping = set(self.skipping)
-        served = super().serve(call, wants, now_ms)
-        if served:
-            member.check_served(call, eligible, skipping)
-        return served
+
+def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+    if not isinstance(state, WatchedEngine):
+        return _serve(state, call, wants, now_ms)
+    member = state.member
+    eligible = [shard for shard in state.serving if member.ready_to_hand_out(shard, now_ms)]
+    skipping = set(state.skipping)
+    served = _serve(state, call, wants, now_ms)
+    if served:
+        member.check_served(call, eligible, skipping)
+    return served
+
+
+_serve = delivery.serve
+delivery.serve = _watched
 
 
 class MemberClock:
@@ -72,25 +84,30 @@ class Member:
         self.name = name
         self.alive = True
         self.stores: dict[int, MemoryStore] = {}
-        self.flights: dict[int, tuple[Round, RoundResult | None]] = {}
-        self.opening: set[int] = set()
+        self.flights: dict[int, tuple[ShardBatch, BatchResult | None]] = {}
+        self._begun: dict[int, tuple[int, int]] = {}  # when a store was asked to open, and its database's clock
         self.lost_shards = 0
+        self.unheard_removals = 0  # of batches that were in flight when the grace of their shard's hand-over ended
         self.listings: list[Listing] = []
         self.cut_off: set[int] = set()  # shards whose next trip takes long, because another host takes them
         self.served: list[tuple[int, int]] = []  # shard, epoch
         self._pumping = False
         self._tick_at = NEVER_MS
         profile = sim.profile
-        self.host = WatchedHost(
-            profile.config, Budget(profile.budget_bytes), random.Random(sim.rng.getrandbits(64)), self.submit
+        self.engine = WatchedEngine(
+            profile.config.model_copy(update={"shards": ()}),
+            Budget(profile.budget_bytes),
+            random.Random(sim.rng.getrandbits(64)),
+            self.submit,
+            Callbacks(wake=self._wake, alarm=self._alarm),
         )
-        self.host.member = self
-        self.host.alone = False
+        # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
+        self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
+        self.engine.member = self
+        self.engine.alone = False
         self.neighbour = Neighbour(self)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
-        self.timekeeper = Timekeeper(self.host, MemberClock(self))
-        self.host.wake = self._wake
-        self.host.alarm = self._alarm
+        self.timekeeper = DatabaseClock(self.engine, MemberClock(self))
 
     @property
     def now_ms(self) -> int:
@@ -107,11 +124,11 @@ class Member:
     def _pump(self) -> None:
         self._pumping = False
         if self.alive:
-            dirty = list(self.host.dirty)
-            self.host.pump(self.now_ms)
+            dirty = list(self.engine.dirty)
+            self.engine.pump(self.now_ms)
             for shard in dirty:
-                if shard.flight is None:
-                    self._alarm(rounds.next_ms(shard, self.now_ms))
+                if shard.in_flight is None:
+                    self._alarm(batch_build.next_ms(shard, self.now_ms))
 
     def _alarm(self, at_ms: int) -> None:
         wait_ms = max(0, at_ms - self.now_ms)
@@ -121,17 +138,17 @@ class Member:
             self.sim.soon(wait_ms, lambda: self._tick(at))
 
     def arm(self) -> None:
-        self._alarm(self.host.next_ms(self.now_ms))
+        self._alarm(self.engine.next_ms(self.now_ms))
 
     def _tick(self, at: int) -> None:
         if self.alive and at == self._tick_at:
             self._tick_at = NEVER_MS
             self.timekeeper.look()
-            self.host.tick(self.now_ms)
+            self.engine.tick(self.now_ms)
             self.arm()
 
     def clock_stepped(self, by_ms: int) -> None:
-        life.clock_set(self.host, by_ms)
+        shard_open.clock_set(self.engine, by_ms)
         for _, early in self.flights.values():
             if early is not None and early.db_now_ms:  # the database's clock was stepped as well
                 early.db_now_ms += by_ms
@@ -144,118 +161,164 @@ class Member:
 
     # ------------------------------------------------------------------------------------- shards
 
-    def open(self, number: int, *, take_over: bool) -> None:
-        """Tries until it has the shard, or another host is meant to."""
-        shard = self.host.shards[number]
-        if shard.state is ShardState.CLOSED:
-            shard.to(ShardState.ASSIGNED)
-        shard.to(ShardState.OPENING)
-        self.opening.add(number)
-        begun_ms = self.now_ms
-        self.sim.soon(self.sim.faults[number].trip_ms(), lambda: self._open(shard, take_over, begun_ms))
+    def take(self, number: int) -> None:
+        """Open a shard that is assigned to this host, unless the host has it still or again."""
+        if self.alive and self.sim.owners[number] is self and number not in self.engine.shards:
+            self.engine.add(number)
+            self._perform(self.driver.take(number))
 
-    def _open(self, shard: Shard, take_over: bool, begun_ms: int) -> None:
-        sim, number = self.sim, shard.number
-        if not self.alive:
-            return
-        store = MemoryStore(sim.dbs[number], sim.faults[number])
+    def release(self, number: int) -> None:
+        """Give the shard up in order: it is assigned to another host."""
+        self._perform(self.driver.release(number, self.sim.time, _HANDOVER_MS))
+
+    def _perform(self, todo: steps.Steps) -> None:
+        for step in todo:
+            match step:
+                case steps.Prepare(number, attempt):
+                    self.stores[number] = MemoryStore(self.sim.dbs[number], self.sim.faults[number])
+                    self._perform(self.driver.prepared(number, attempt, None))
+                case steps.Open(number):
+                    self._soon(self.sim.faults[number].trip_ms(), partial(self._open, step, self.now_ms))
+                case steps.Serve(number, opened):
+                    self._serve(self.engine.shards[number], opened)
+                case steps.Retire(number):
+                    self.engine.retire(self.engine.shards[number])
+                case steps.Drain(number, attempt, after_ms):
+                    self._soon(after_ms, partial(self._drained, number, attempt))
+                case steps.End(number, in_order):
+                    self._end(self.engine.shards[number], in_order)
+                case steps.Close(number, attempt, clean):
+                    self._soon(self.sim.faults[number].trip_ms(), partial(self._close, number, attempt, clean))
+                case steps.Discard(number):
+                    self.stores.pop(number).close()
+                case steps.Retry(number, attempt, after_ms):
+                    self._soon(after_ms, partial(self._report, self.driver.retry, number, attempt))
+                case steps.Forget(number):
+                    del self.engine.shards[number]
+                    self._soon(0, partial(self.take, number))
+
+    def _soon(self, after_ms: int, what: Callable[[], None]) -> None:
+        self.sim.soon(after_ms, lambda: what() if self.alive else None)
+
+    def _report(self, result: Callable[[int, int], steps.Steps], number: int, attempt: int) -> None:
+        self._perform(result(number, attempt))
+
+    def _open(self, step: steps.Open, begun_ms: int) -> None:
+        sim, number, attempt = self.sim, step.number, step.attempt
         try:
-            opened = store.open(self.name, take_over=take_over)
+            opened = self.stores[number].open(self.name, take_over=step.take_over, epoch_above=step.epoch_above)
         except (ShardRefused, StoreDown) as error:
             sim.note("not opened", self.name, number, error)
-            self.opening.discard(number)
-            shard.to(ShardState.ASSIGNED)
-            again = take_over or isinstance(error, ShardRefused)  # it is the one that is meant to have the shard
-            if sim.owners[number] is self:
-                sim.soon(20, lambda: self.alive and sim.owners[number] is self and self._again(number, again))
+            held, down = isinstance(error, ShardRefused), isinstance(error, StoreDown)
+            self._perform(self.driver.not_opened(number, attempt, str(error), held=held, down=down))
             return
-        self.stores[number] = store
-        self.served.append((number, opened.epoch))
         sim.note("opened", self.name, number, opened.epoch)
         sim.ledger.owner_changed(number, sim.now_ms)
-        # Counting a long backlog takes its time after the epoch was taken; another owner may come meanwhile.
+        self._begun[number] = begun_ms, opened.db_now_ms - sim.now_ms  # of the simulation's clock
+        # Counting a long backlog takes time after the epoch was taken; another host may take the shard in that time.
         late_ms = sim.rng.randint(0, 3_000) if sim.rng.random() < 0.2 and not sim.healing else 0
-        db_ahead_ms = opened.db_now_ms - sim.now_ms  # of the simulation's clock
-        sim.soon(late_ms, lambda: self._opened(shard, opened, begun_ms, db_ahead_ms))
+        self._soon(late_ms, lambda: self._perform(self.driver.opened(number, attempt, opened)))
 
-    def _opened(self, shard: Shard, opened: Opened, begun_ms: int, db_ahead_ms: int) -> None:
-        if self.alive:
-            self.opening.discard(shard.number)
-            ahead_ms = db_ahead_ms - self.skew_ms
-            set_ms = self.timekeeper.opened(ahead_ms)
-            store = self.stores[shard.number]
-            self.host.opened(shard, opened, store.max_batch_bytes, begun_ms + set_ms, self.now_ms)
-            self.timekeeper.served(shard, ahead_ms - set_ms)
-            self.neighbour.moves.changed()
-            self.arm()
+    def _serve(self, shard: Shard, opened: Opened) -> None:
+        begun_ms, db_ahead_ms = self._begun.pop(shard.number)
+        self.served.append((shard.number, opened.epoch))
+        ahead_ms = db_ahead_ms - self.skew_ms
+        set_ms = self.timekeeper.opened(ahead_ms)
+        store = self.stores[shard.number]
+        self.engine.opened(shard, opened, store.max_batch_bytes, begun_ms + set_ms, self.now_ms)
+        self.timekeeper.served(shard, ahead_ms - set_ms)
+        self.neighbour.moves.changed()
+        self.arm()
 
-    def _again(self, number: int, take_over: bool) -> None:
-        if self.host.shards[number].state is ShardState.ASSIGNED and number not in self.opening:
-            self.open(number, take_over=take_over)
+    def _drained(self, number: int, attempt: int) -> None:
+        shard = self.engine.shards.get(number)
+        if shard is not None:
+            in_grace = shard.in_takeover_grace(self.now_ms)
+            self._perform(
+                self.driver.drained(number, attempt, self.sim.time, idle=shard.idle, in_grace=in_grace)
+            )  # fmt: skip
 
-    def submit(self, shard: Shard, round_: Round) -> None:
+    def _end(self, shard: Shard, in_order: bool) -> None:
+        number = shard.number
+        if shard.idle and self.current(number):
+            self.sim.ledger.stopped(number, self.sim.now_ms)
+        self.engine.drained(shard, self.now_ms)
+        self._behind(number)
+        self.sim.note("ended", self.name, number, in_order)
+
+    def _behind(self, number: int) -> None:
+        """Run the batch that was sent to the store, because the store closes only after it."""
+        batch, result = self.flights.pop(number, (None, None))
+        if batch is None:
+            return
+        if result is None:
+            result = run(self.stores[number], batch)
+        if batch.transaction is not None and result.outcome is Outcome.COMMITTED:
+            self.unheard_removals += len(batch.transaction.item_gone)
+
+    def _close(self, number: int, attempt: int, clean: bool) -> None:
+        self.stores.pop(number).close(clean=clean)
+        self._perform(self.driver.closed(number, attempt))
+
+    def submit(self, shard: Shard, batch: ShardBatch) -> None:
         sim, number = self.sim, shard.number
         trip_ms = sim.faults[number].trip_ms()
         if number in self.cut_off:
             self.cut_off.remove(number)
             trip_ms = 2_000
-        # Most trips are carried out when they end, so that memory and database can be compared in between;
-        # some at once, so that their outcome is late: another owner may have come meanwhile.
-        early = run(self.stores[number], round_) if sim.rng.random() < 0.1 else None
-        self.flights[number] = (round_, early)
-        sim.soon(trip_ms, lambda: self._finished(shard, round_, trip_ms))
+        # Most batches are carried out when they end, so that memory and database can be compared in between;
+        # some at once, so that their outcome is late: another owner may have taken the shard before it arrives.
+        early = run(self.stores[number], batch) if sim.rng.random() < 0.1 else None
+        self.flights[number] = (batch, early)
+        sim.soon(trip_ms, lambda: self._finished(shard, batch, trip_ms))
 
-    def _finished(self, shard: Shard, round_: Round, trip_ms: int) -> None:
-        if not self.alive:
-            return
+    def _finished(self, shard: Shard, batch: ShardBatch, trip_ms: int) -> None:
         number, sim = shard.number, self.sim
+        if not self.alive or self.flights.get(number, (None, None))[0] is not batch:
+            return
         _, early = self.flights.pop(number)
-        result = early if early is not None else run(self.stores[number], round_)
+        result = early if early is not None else run(self.stores[number], batch)
         result.latency_ms = float(trip_ms)
-        sim.note("round", self.name, number, round_, result)
+        sim.note("round", self.name, number, batch, result)
         if result.db_now_ms:
-            self.timekeeper.read(shard, round_, result.db_now_ms)
-        self.host.finished(shard, round_, result, self.now_ms)
+            self.timekeeper.read(shard, batch, result.db_now_ms)
+        self.engine.finished(shard, batch, result, self.now_ms)
         if shard.state is ShardState.CLOSED:
             sim.note("lost", self.name, number)
             self.lost_shards += 1
-            self.stores.pop(number).close()
-            if sim.owners[number] is self:
-                self.open(number, take_over=False)
+            self._perform(self.driver.lost(number))
 
     def crash(self) -> None:
-        """All memory is lost; what was on its way to the database may still be carried out."""
+        """All memory is lost; batches in flight may still be carried out."""
         self.alive = False
         self.sim.ledger.crashed = True
-        for number, (round_, early) in self.flights.items():
+        for number, (batch, early) in self.flights.items():
             if early is None and self.sim.rng.random() < 0.5:
-                run(self.stores[number], round_)
+                run(self.stores[number], batch)
         for store in self.stores.values():
             store.cut()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """SIGTERM: what is in hand is committed and pending leases are written, if the grace allows; then `done`."""
-        host, grace_ends = self.host, self.sim.time + 2_000
-        host.drain(self.now_ms)
+        """SIGTERM: open requests are committed and leases are written, if the grace period allows; then `done`."""
+        engine, grace_ends = self.engine, self.sim.time + 2_000
+        self.driver.stop()
+        engine.drain(self.now_ms)
 
         def look() -> None:
             if not self.alive:
                 return
-            if self.sim.time < grace_ends and not all(shard.idle for shard in host.serving):
+            if self.sim.time < grace_ends and not all(shard.idle for shard in engine.serving):
                 self.sim.soon(10, look)
                 return
-            in_order = [shard.number for shard in host.serving if not shard.quiet(self.now_ms)]
-            for shard in list(host.serving):
-                if shard.idle and self.current(shard.number):
-                    self.sim.ledger.stopped(shard.number, self.sim.now_ms)
-                host.drained(shard, self.now_ms)
+            in_grace = {shard.number for shard in engine.serving if shard.in_takeover_grace(self.now_ms)}
+            todo = self.driver.ended(in_grace)
+            for step in todo:
+                if isinstance(step, steps.End):
+                    self._end(engine.shards[step.number], step.in_order)
             self.sim.clients.check_all_answered(self)
-            flights, self.flights = self.flights, {}
-            for number, (round_, early) in flights.items():
-                if early is None:
-                    run(self.stores[number], round_)  # a store is closed behind what was sent to it
-            for number in in_order:
-                self.stores[number].close(clean=True)
+            for step in todo:
+                if isinstance(step, steps.Close):
+                    self.stores[step.number].close(clean=step.clean)
             self.crash()
             done()
 
@@ -263,16 +326,16 @@ class Member:
 
     def current(self, number: int) -> bool:
         """Whether it is the shard's owner."""
-        shard = self.host.shards[number]
-        served = shard.state in (ShardState.SERVING, ShardState.DRAINING)
+        shard = self.engine.shards.get(number)
+        served = shard is not None and shard.state in (ShardState.SERVING, ShardState.DRAINING)
         return served and shard.epoch == self.sim.dbs[number].epoch
 
     def in_step(self, shard: Shard) -> bool:
-        """Whether its memory of the shard is to be what the database says: it was told of all that was done."""
+        """Whether its memory of the shard has to match the database: it has the result of every batch."""
         early = shard.number in self.flights and self.flights[shard.number][1] is not None
         return self.current(shard.number) and shard.unsettled is None and not early
 
-    # ------------------------------------------------------------------------------------- what it hands out
+    # ------------------------------------------------------------------------------------- the items that it leases
 
     def ready_to_hand_out(self, shard: Shard, now_ms: int) -> bool:
         config = shard.config
@@ -281,7 +344,7 @@ class Member:
             self.in_step(shard)
             and shard.healthy(now_ms)
             and now_ms - shard.confirmed_ms <= config.confirm_ms
-            and not shard.quiet(now_ms)
+            and not shard.in_takeover_grace(now_ms)
             and (oldest is None or now_ms - oldest <= config.lease_write_delay_ms)
         )
 
@@ -318,9 +381,9 @@ class Member:
         Not those of a transaction whose outcome the host does not know yet.
         """
         found = {}
-        for shard in self.host.serving:
-            rounds = [round_ for round_ in (shard.flight, shard.unsettled) if round_ is not None]
-            new = {item.id for round_ in rounds for chunk in round_.chunks for item in chunk.items}
+        for shard in self.engine.serving:
+            rounds = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
+            new = {item.id for batch in rounds for chunk in batch.chunks for item in chunk.items}
             for key in keys:
                 lane = shard.lanes.get(key)
                 for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]) if lane is not None else ():
@@ -332,7 +395,7 @@ class Member:
         """Shards of which an earlier owner may still hand out items, and when this host does: they are confirmed and
         read first."""
         return {
-            shard.number: shard.quiet_from_ms + shard.config.confirm_ms + _PROMPT_MS
-            for shard in self.host.serving
-            if shard.quiet_from_ms is not None
+            shard.number: shard.grace_from_ms + shard.config.confirm_ms + _PROMPT_MS
+            for shard in self.engine.serving
+            if shard.grace_from_ms is not None
         }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from foqs.config import Config
-from foqs.sections import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
+from foqs.config.load import Config
+from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
 from tests.sim.faults import NONE, FaultRates, random_rates
 
 _DAY_MS = 86_400_000

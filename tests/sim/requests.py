@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from foqs.engine.inspect import Listed, Listing
+from foqs.engine.pending import LookCall
 from foqs.errors import Code, FoqsError
-from foqs.host.listing import Listing
-from foqs.host.requests import LookCall
 from foqs.ids import shard_of
-from foqs.item import Item, Phase, Place
+from foqs.item import Item
+from foqs.item_states import Phase, Place
 from foqs.rows import Body
 from tests.sim.ledger import broken
 
@@ -21,7 +22,7 @@ _SLACK_MS = 20
 
 
 class Request:
-    """One request on its way: answered once, in time."""
+    """One open request: answered once, in time."""
 
     def __init__(self, clients: Clients, member: Member, what: str, within_ms: int) -> None:
         self.clients, self.member, self.what = clients, member, what
@@ -46,21 +47,17 @@ def list_topic(clients: Clients) -> None:
     timeout_ms = rng.choice(TIMEOUTS_MS)
     request = Request(clients, member, f"list of {key}", timeout_ms)
 
-    class Answer:
-        """In place of the call that the server hands to a listing."""
+    def reply(items: list[Listed], cursor: str | None) -> None:
+        request.answered()
+        if len(items) > limit:
+            broken(8, f"a list of {limit} of {key} gave {len(items)} items")
 
-        def reply(self, response: Any) -> None:
-            request.answered()
-            found = [(item.ns, item.topic) for item in response.items]
-            if len(found) > limit or any(one != key for one in found):
-                broken(8, f"a list of {limit} of {key} gave {found}")
+    def fail(error: FoqsError) -> None:
+        request.answered()
 
-        def fail(self, error: FoqsError) -> None:
-            request.answered()
-
-    listing = Listing(member.host, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, Answer())
+    listing = Listing(member.engine, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, reply, fail)
     member.listings.append(listing)
-    member.host.list(listing, member.now_ms, timeout_ms)
+    member.engine.list(listing, member.now_ms, timeout_ms)
 
 
 def look_at(clients: Clients, item_id: int) -> None:
@@ -83,4 +80,4 @@ def look_at(clients: Clients, item_id: int) -> None:
             if body != db.items[item_id] or delayed != (row is not None and not row.lease):
                 broken(1, f"a look at {item_id} found {item} {body}, the database has {row}")
 
-    member.host.look(item_id, LookCall(reply), member.now_ms, timeout_ms)
+    member.engine.look(item_id, LookCall(reply), member.now_ms, timeout_ms)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from foqs.buffers.keys import Give
+from foqs.buffers.pending_dedup import Give
 from foqs.dedup import bounds_of
 from foqs.errors import FoqsError, Unavailable
-from foqs.host import slot_moves
+from foqs.peers import slot_migration
 from foqs.rows import DedupRow
 from foqs.rpc.peer import Done
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 FEW_SLOTS = 5
-"""All keys of a run are in so few, so that many are on their way when one moves."""
+"""All keys of a run are in so few slots, so that many are pending when one moves."""
 _OLD = 3
 
 
@@ -75,8 +75,13 @@ class Neighbour:
     def __init__(self, member: Member) -> None:
         self.member, self.sim = member, member.sim
         self.view = self.sim.rng.choice(self.sim.record.old)
-        self.moves = slot_moves.SlotMoves(member.host, self._routing, self._ask, self._later)
-        self.moves.arrived = lambda moved: self._later(10, lambda: self.sim.record.arrived(self.view, moved))
+        self.moves = slot_migration.SlotMigration(
+            member.engine,
+            self._routing,
+            self._ask,
+            self._later,
+            lambda moved: self._later(10, lambda: self.sim.record.arrived(self.view, moved)),
+        )
         self._deaf = True  # until it has found its way to the latest
         self._later(self.sim.rng.choice([0, 200, 1_500]), self._hear)
 
@@ -116,12 +121,12 @@ class Neighbour:
         def arrive() -> None:
             owner = next(member for member in sim.members if member.name == address)
             if not owner.alive:
-                reply(Unavailable("nobody there"))
+                reply(Unavailable("the host does not answer"))
                 return
             low = request.low or bounds_of(request.slot)[0]
             wanted = Give(request.slot, request.stamp, low, request.limit, reply)
             try:
-                slot_moves.give(owner.host, owner.neighbour.view, request.shard, wanted)
+                slot_migration.give(owner.engine, owner.neighbour.view, request.shard, wanted)
             except FoqsError as error:
                 reply(error)
 

@@ -8,22 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from foqs.buffers.changes import Change
-from foqs.buffers.keys import Keyed, KeyedRequest, Keys, TakesOutcomes
-from foqs.buffers.round import Outcome, Round, RoundResult
-from foqs.host import consumers, keyed, ops, outcomes, pages, slot_rows, worker
-from foqs.host.host import Host
-from foqs.host.requests import DequeueCall
-from foqs.host.shard import Shard
-from foqs.host.slot_moves import SlotMoves
-from foqs.host.timekeeper import Timekeeper
-from foqs.item import KNOWN_BYTES, Item, Phase
+from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.engine import batch_apply, consumers, dedup, delivery, expiry, item_ops, pages, slot_rows
+from foqs.engine.engine import Engine
+from foqs.engine.pending import DequeueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.item import KNOWN_BYTES, Change, Item
+from foqs.item_states import Phase
 from foqs.leases.checkpoint import Checkpoint
 from foqs.leases.deadlines import NEVER_MS
+from foqs.peers.slot_migration import SlotMigration
 from foqs.prefetch import merge
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch
+from foqs.server import shard_thread
+from foqs.server.database_clock import DatabaseClock
 from foqs.store.protocol import ShardStore
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
@@ -47,46 +49,46 @@ def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @mutant
 def keys_are_not_refused(patch: Patch) -> None:
-    """What was enqueued with a key is stored again when the key comes again."""
+    """An item with a key is stored again when its key is enqueued again."""
     patch.setattr(MemoryDatabase, "has_keys", lambda db, batch: False)
 
 
 @mutant
 def keys_that_are_there_are_taken_for_expired(patch: Patch) -> None:
-    without_known = worker._without_known
+    without_known = shard_thread._without_known
     later = lambda store, batch, now_ms, result: without_known(store, batch, NEVER_MS, result)  # noqa: E731
-    patch.setattr(worker, "_without_known", later)
+    patch.setattr(shard_thread, "_without_known", later)
 
 
 @mutant
 def what_is_known_is_stored_too(patch: Patch) -> None:
     """The item gets a second one, and its key names the first."""
 
-    def all_of_it(store: ShardStore, batch: Batch, now_ms: int, result: RoundResult) -> Batch:
+    def all_of_it(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> Batch:
         left = without_known(store, batch, now_ms, result)
         return replace(left, inserts=batch.inserts)
 
-    without_known = worker._without_known
-    patch.setattr(worker, "_without_known", all_of_it)
+    without_known = shard_thread._without_known
+    patch.setattr(shard_thread, "_without_known", all_of_it)
 
 
 @mutant
 def what_is_known_is_not_settled(patch: Patch) -> None:
     """Its enqueue is answered as if it had been stored."""
-    patch.setattr(keyed, "settle_known", lambda round_, known: None)
+    patch.setattr(dedup, "settle_known", lambda batch, known: None)
 
 
 @mutant
 def one_key_that_is_there_fails_its_neighbours(patch: Patch) -> None:
     """As if the whole transaction had been the item."""
 
-    def everything(store: ShardStore, batch: Batch, now_ms: int, result: RoundResult) -> Batch:
+    def everything(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> Batch:
         left = without_known(store, batch, now_ms, result)
         result.rejected.update((item.id, "a key is there") for item in left.inserts)
         return left.only(set(left.ids()) - result.rejected.keys(), lanes=True)
 
-    without_known = worker._without_known
-    patch.setattr(worker, "_without_known", everything)
+    without_known = shard_thread._without_known
+    patch.setattr(shard_thread, "_without_known", everything)
 
 
 @mutant
@@ -102,7 +104,7 @@ def keys_on_their_way_are_not_known(patch: Patch) -> None:
 
 @mutant
 def withdrawn_keys_stay_queued(patch: Patch) -> None:
-    """The caller was told that nothing was changed."""
+    """The caller got the reply that nothing was changed."""
 
     def withdraw(request: KeyedRequest) -> Sequence[int]:
         indices = original(request)
@@ -118,7 +120,7 @@ def withdrawn_keys_stay_queued(patch: Patch) -> None:
 @mutant
 def a_slot_moves_without_its_rows(patch: Patch) -> None:
     """A key that was stored is new where its slot went."""
-    patch.setattr(SlotMoves, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
+    patch.setattr(SlotMigration, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
 
 
 @mutant
@@ -135,7 +137,7 @@ def no_fence(patch: Patch) -> None:
 
 @mutant
 def no_skip_of_known_page_rows(patch: Patch) -> None:
-    """A page puts into the window what is leased or being changed."""
+    """A page puts items into the window that are leased or being changed."""
 
     class Nothing(dict[int, Item]):
         def __contains__(self, item_id: object) -> bool:
@@ -196,36 +198,36 @@ def _settle_as(patch: Patch, committed: bool) -> None:
 
 @mutant
 def other_rounds_run_before_unknown_is_settled(patch: Patch) -> None:
-    apply = outcomes.apply
+    apply = batch_apply.apply
 
-    def forget(shard: Shard, round_: Round, result: RoundResult, now_ms: int) -> None:
+    def forget(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
         if result.outcome is Outcome.UNKNOWN:
             result.outcome = Outcome.FAILED
-        apply(shard, round_, result, now_ms)
+        apply(shard, batch, result, now_ms)
 
-    patch.setattr(outcomes, "apply", forget)
+    patch.setattr(batch_apply, "apply", forget)
 
 
 @mutant
 def at_most_once_goes_out_before_its_lease_is_committed(patch: Patch) -> None:
-    patch.setattr(ops, "lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
+    patch.setattr(item_ops, "lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
 
 
 @mutant
 def an_answer_does_not_say_what_it_is_not_sure_of(patch: Patch) -> None:
     """At-most-once items whose lease is committed too late, or by an owner that is gone."""
 
-    def deliver(host: Host, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
+    def deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
         call.doubtful = []
-        original(host, call, found)
+        original(state, call, found)
 
-    original = Host._deliver
-    patch.setattr(Host, "_deliver", deliver)
+    original = delivery._deliver
+    patch.setattr(delivery, "_deliver", deliver)
 
 
 @mutant
 def leases_are_never_written(patch: Patch) -> None:
-    patch.setattr("foqs.host.rounds._take_leases", lambda *args: None)
+    patch.setattr("foqs.engine.batch_build._take_leases", lambda *args: None)
 
 
 @mutant
@@ -258,17 +260,17 @@ def an_unconfirmed_owner_hands_out(patch: Patch) -> None:
 
 @mutant
 def a_new_owner_hands_out_at_once(patch: Patch) -> None:
-    patch.setattr(Shard, "quiet", lambda shard, now_ms: False)
+    patch.setattr(Shard, "in_takeover_grace", lambda shard, now_ms: False)
 
 
 @mutant
 def any_lease_will_do(patch: Patch) -> None:
-    patch.setattr(ops, "_holds", lambda item, lease: True)
+    patch.setattr(item_ops, "_holds", lambda item, lease: True)
 
 
 @mutant
 def an_expired_lease_cannot_be_acked(patch: Patch) -> None:
-    patch.setattr("foqs.host.scans._when_due", _without_token(__import__("foqs.host.scans").host.scans._when_due))
+    patch.setattr(expiry, "_when_due", _without_token(expiry._when_due))
 
 
 def _without_token(when_due: Callable[[Item, int], Change]) -> Callable[[Item, int], Change]:
@@ -282,9 +284,8 @@ def _without_token(when_due: Callable[[Item, int], Change]) -> Callable[[Item, i
 
 @mutant
 def ttl_ends_live_leases(patch: Patch) -> None:
-    from foqs.host import scans
 
-    apply = scans.apply_expiring
+    apply = expiry.apply_expiring
 
     def blind(shard: Shard, scan: object, now_ms: int) -> None:
         for item in shard.known.values():
@@ -292,17 +293,17 @@ def ttl_ends_live_leases(patch: Patch) -> None:
                 item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
         apply(shard, scan, now_ms)  # type: ignore[arg-type]
 
-    patch.setattr(outcomes, "apply_expiring", blind)
+    patch.setattr(batch_apply, "apply_expiring", blind)
 
 
 @mutant
 def nobody_is_woken(patch: Patch) -> None:
     """Then a consumer that waits is answered with nothing, and items that are ready are delivered late or never."""
-    patch.setattr(Host, "pump", _half_a_pump(Host.pump))
+    patch.setattr(Engine, "pump", _half_a_pump(Engine.pump))
 
 
-def _half_a_pump(pump: Callable[[Host, int], None]) -> Callable[[Host, int], None]:
-    def every_other(host: Host, now_ms: int) -> None:
+def _half_a_pump(pump: Callable[[Engine, int], None]) -> Callable[[Engine, int], None]:
+    def every_other(host: Engine, now_ms: int) -> None:
         if host.rng.random() < 0.5:
             pump(host, now_ms)
         else:
@@ -313,13 +314,13 @@ def _half_a_pump(pump: Callable[[Host, int], None]) -> Callable[[Host, int], Non
 
 @mutant
 def a_withdrawn_change_stays_queued(patch: Patch) -> None:
-    """The caller was told that nothing was changed."""
+    """The caller got the reply that nothing was changed."""
     patch.setattr(Shard, "withdraw", lambda shard, change, waits: True)
 
 
 @mutant
 def leases_of_a_dead_connection_are_kept(patch: Patch) -> None:
-    patch.setattr(ops, "take_back", lambda shard, item, lease, now_ms: shard.unlease(item))
+    patch.setattr(item_ops, "take_back", lambda shard, item, lease, now_ms: shard.unlease(item))
 
 
 @mutant
@@ -330,17 +331,17 @@ def bodies_are_never_given_back_to_the_budget(patch: Patch) -> None:
 @mutant
 def the_machines_clock_is_trusted(patch: Patch) -> None:
     """Items are removed before their TTL is over, or delivered early."""
-    patch.setattr(Timekeeper, "opened", lambda timekeeper, db_ahead_ms: 0)
-    patch.setattr(Timekeeper, "_read", lambda timekeeper, shard, ahead_ms: None)
+    patch.setattr(DatabaseClock, "opened", lambda timekeeper, db_ahead_ms: 0)
+    patch.setattr(DatabaseClock, "_read", lambda timekeeper, shard, ahead_ms: None)
 
 
 @mutant
 def a_stalled_topic_is_not_tried_again(patch: Patch) -> None:
     """Its consumer goes on waiting when the shard hands out again."""
 
-    def wake(host: Host, shard: Shard, now_ms: int) -> None:
+    def wake(state: State, shard: Shard, now_ms: int) -> None:
         shard.stalled.clear()
-        original(host, shard, now_ms)
+        original(state, shard, now_ms)
 
     original = consumers.wake
     patch.setattr(consumers, "wake", wake)
@@ -357,7 +358,7 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
     add_bodies = pages._add_bodies
     patch.setattr(Residents, "relieve", lambda residents: None)
     patch.setattr(Residents, "room_bytes", room_bytes)
-    patch.setattr(pages, "_add_bodies", lambda shard, round_, room: add_bodies(shard, round_, room) if room else 0)
+    patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
 
 
 def trouble_of(name: str) -> str:
@@ -382,6 +383,8 @@ def test_mutant_is_found(name: str, patch: Patch) -> None:
     for seed in range(MANY):
         try:
             simulate(seed, trouble_of(name))
+        except (AttributeError, NameError):
+            raise  # the mutant itself is broken: it names what the code does not have
         except Exception:  # noqa: BLE001 - a broken promise, or the host's own check that found it first
             return
     pytest.fail(f"no seed below {MANY} fails with {name}")

@@ -21,7 +21,7 @@ def test_promises_hold(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 3])
 def test_many_topics_in_little_memory(seed: int) -> None:
-    """A dequeue that names many topics finds what is ready, whatever little of it memory holds."""
+    """A dequeue that names many topics finds all ready items, however few of them memory holds."""
     simulate(seed, "topics")
 
 
@@ -51,4 +51,4 @@ def test_hosts_with_wrong_clocks_end_nothing_early(seed: int) -> None:
     """Each host starts with its machine's clock right, or two hours ahead or behind the databases'."""
     run = simulate(seed, "skew")
     for member in run.members:
-        assert abs(member.skew_ms) <= member.host.config.host.clock_jump_ms or not member.served
+        assert abs(member.skew_ms) <= member.engine.config.host.clock_jump_ms or not member.served

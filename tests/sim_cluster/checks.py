@@ -1,4 +1,4 @@
-"""What must hold in a simulated cluster. Every check reads what happened, never what the code under test concluded."""
+"""Rules of a simulated cluster. Every check reads recorded events, never conclusions of the code under test."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _KNOWN_MS = 12_000
 
 
 class RuleBroken(AssertionError):
-    """Something that must never happen did."""
+    """A forbidden event happened."""
 
 
 class Stuck(AssertionError):
-    """Something that must come in time did not."""
+    """An expected state did not arrive in time."""
 
 
 def broken(what: str) -> NoReturn:
@@ -35,7 +35,7 @@ def broken(what: str) -> NoReturn:
 
 
 class Row:
-    """The row of a shard in its database. Its epoch is the fence: `write` is refused to everybody else."""
+    """The row of a shard in its database. Its epoch is the fence: only the owner's `write` is accepted."""
 
     def __init__(self, url: str, epoch: int = 0) -> None:
         self.url, self.epoch = url, epoch
@@ -131,7 +131,7 @@ class Checks:
             broken(f"{member} hands over {list(member.given)} at once")
 
     def arrived(self, member: Member) -> None:
-        """The facts of `member` may say so of shards that it gave away."""
+        """Forget the hand-overs that are over by the facts of `member`."""
         member.given = {number: at for number, at in member.given.items() if not self._over(member, number, at)}
 
     def _over(self, member: Member, number: int, at_ms: float) -> bool:
@@ -216,7 +216,10 @@ class Checks:
     # ------------------------------------------------------------------------------------- routing
 
     def routing(self, facts: Facts) -> Routing:
-        """What a host that sees these facts tells its clients; every owner in it did serve with that epoch."""
+        """Return the routing that a host with these facts gives to clients.
+
+        Check that every owner in it served with that epoch.
+        """
         key = id(facts.owners), id(facts.hosts)
         if key not in self._routings:
             routing = routing_of(facts)
@@ -232,7 +235,7 @@ class Checks:
     # ------------------------------------------------------------------------------------- the end
 
     def unsettled(self) -> str:
-        """Why the cluster is not as it should be after all trouble has ended; "" when it is."""
+        """Return why the cluster is not at rest after all trouble has ended, "" if it is."""
         sim = self.sim
         facts = sim.truth()
         living = {member.id: member for member in sim.members}

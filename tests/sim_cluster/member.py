@@ -1,4 +1,4 @@
-"""A simulated process of a host: the real `Seat`, with a model of a node's shards that knows their epochs only."""
+"""A simulated host process: the production membership agent and shard driver, over shards that are only epochs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foqs.host.seat import Seat
+from foqs.engine import shard_driver as steps
+from foqs.engine.shard_driver import ShardDriver
+from foqs.peers.membership_agent import MembershipAgent
+from foqs.rows import Opened
+from foqs.server.fact_writer import LoggedFactWriter
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState, moved
 from foqs.shardmgr.membership import Held
-from foqs.zk.protocol import Done, Session
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import Done
 from tests.sim_cluster.checks import broken
 from tests.zk.memory import MemoryFactStore
 
 if TYPE_CHECKING:
     from tests.sim_cluster.simulation import Simulation
 
-_AGAIN_MS = 1_000
-_LOST_MS = 1_000
 _HANG_MS = 1_500
+_CLOSE_MS = 50
 
 
 class Shard:
     def __init__(self, url: str) -> None:
         self.url, self.state, self.epoch = url, ShardState.ASSIGNED, 0
-        self.unwanted = False  # being opened, and given up meanwhile
         self.sealed = False
         self.lost = False  # its database did not answer the last time
+        self.idle_ms = 0.0  # when a released shard has finished its work
 
     def __repr__(self) -> str:
         return f"{self.url} {self.state.value} {self.epoch}{' sealed' if self.sealed else ''}"
@@ -42,7 +46,7 @@ class Shard:
 
 
 class _Asked:
-    """What the seat asks of ZooKeeper, checked on its way."""
+    """Check each request of the membership agent to ZooKeeper, then pass it on."""
 
     def __init__(self, member: Member) -> None:
         self._member, self._checks, self._store = member, member.sim.checks, member.store
@@ -69,25 +73,32 @@ class _Asked:
 
 
 class Member:
-    """Whatever calls back a frozen process waits until it goes on; a dead one is not called."""
+    """Callbacks to a frozen process wait until it thaws; a dead process gets none."""
 
     def __init__(self, sim: Simulation, host: str, run: int, address: str | None = None) -> None:
         self.sim, self.id, self.run = sim, host, run
         self.address = address or f"{host}:7707"
         self.rng, profile = sim.rng, sim.profile
-        self.alive, self.frozen, self.stopping, self.leaving = True, False, False, False
+        self.alive, self.frozen, self.leaving = True, False, False
         self.awake_since = sim.clock.now_ms
         self.expired_ms = self.connected_ms = -1.0
         self.watched_from = sim.clock.now_ms  # when orphans were first seen by a host that might place them
         self.saw_fresh = False  # a cluster that never had an assignment
         self.shards: dict[int, Shard] = {}
+        self.driver = ShardDriver(self.shards, static=False, take_over=True)
         self.given: dict[int, float] = {}
-        self._not_open: set[int] = set()  # their database did not answer
         self._parked: list[Callable[[], None]] = []
         self._due = False
         self._rings = 0
         self.store = MemoryFactStore(sim.ensemble)
-        self.seat = Seat(host, profile.settings, profile.handover_ms, _Asked(self), self, lambda: int(sim.clock.now_ms))  # type: ignore[arg-type]
+        self.seat = MembershipAgent(
+            host,
+            profile.settings,
+            profile.handover_ms,
+            LoggedFactWriter(_Asked(self)),
+            self,
+            lambda: int(sim.clock.now_ms),
+        )  # type: ignore[arg-type]
         self.store.start(
             lambda facts: self.call(partial(self._changed, facts)),
             lambda session: self.call(partial(self._session, session)),
@@ -96,6 +107,10 @@ class Member:
 
     def __repr__(self) -> str:
         return f"{self.id}/{self.run}"
+
+    @property
+    def stopping(self) -> bool:
+        return self.driver.stopping
 
     def call(self, what: Callable[[], None]) -> None:
         if self.frozen:
@@ -122,7 +137,7 @@ class Member:
         self.store.cut()
 
     def thaw(self) -> None:
-        """It goes on with what it was at, and learns later that the world has moved."""
+        """Continue with the work that was parked. The facts are stale until the connection is mended."""
         if not self.frozen:
             return
         self.frozen, self.awake_since = False, self.sim.clock.now_ms
@@ -132,7 +147,7 @@ class Member:
         self.store.mend()
 
     def leave(self) -> None:
-        """As on SIGTERM."""
+        """Leave the cluster, as on SIGTERM."""
         if self.leaving or self.seat.fact is None:
             return
         self.leaving = True
@@ -145,7 +160,7 @@ class Member:
             self.soon(20, lambda: self._leave(deadline_ms))
             return
         self.seat.end()
-        self.stopping = True
+        self.driver.stop()
         for shard in self.shards.values():
             if shard.state is ShardState.SERVING:
                 shard.to(ShardState.DRAINING)
@@ -171,7 +186,7 @@ class Member:
         self._act_soon()
 
     def _watched_from(self, facts: Facts) -> float:
-        """The clock runs from when there is someone to give orphans to."""
+        """Return since when a host was there that orphans could be given to."""
         before = self.seat.facts
         watched = self.seat.fresh and any(not h.leaving and h.id not in before.drained for h in before.hosts.values())
         return self.watched_from if watched else self.sim.clock.now_ms
@@ -208,9 +223,9 @@ class Member:
             shard.sealed = number in sealed
 
     def down(self) -> Collection[int]:
-        assigned = self.seat.facts.assignment.hosts
-        self._not_open = {number for number in self._not_open if assigned.get(number) == self.id}
-        return self._not_open.union(number for number, shard in self.shards.items() if shard.lost)
+        hosts = self.seat.facts.assignment.hosts
+        self.driver.keep_unreachable({number for number, host in hosts.items() if host == self.id})
+        return self.driver.unreachable.union(number for number, shard in self.shards.items() if shard.lost)
 
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         self.sim.checks.counts["probed"] += 1
@@ -228,84 +243,80 @@ class Member:
         facts = self.seat.facts
         if fact.id in self.shards or facts.assignment.hosts.get(fact.id) != self.id or fact.use is ShardUse.DISABLED:
             broken(f"{self} opens shard {fact.id}")
-        self.shards[fact.id] = shard = Shard(fact.url)
-        self._open(fact.id, shard, epoch_above)
-        self._act_soon()
+        self.shards[fact.id] = Shard(fact.url)
+        self._perform(self.driver.take(fact.id, epoch_above))
 
     def release(self, number: int) -> None:
-        shard = self.shards[number]
-        if shard.state is ShardState.ASSIGNED:
-            self._forget(number, shard)
-        elif shard.state is ShardState.OPENING:
-            shard.unwanted = True
-        elif shard.state is ShardState.SERVING:
-            self.sim.checks.releasing(self, number)
-            self.sim.note(self, "releases", number)
-            shard.to(ShardState.DRAINING)
-            self._act_soon()
-            deadline_ms = self.sim.clock.now_ms + self.sim.profile.handover_ms
-            self._within(self.sim.profile.drain_ms, lambda: self._drained(number, shard, deadline_ms))
+        self._perform(self.driver.release(number, int(self.sim.clock.now_ms), self.sim.profile.handover_ms))
 
-    def doubt(self, number: int) -> None:
+    def recheck_owner(self, number: int) -> None:
         self._within(50, lambda: self._confirm(number, self.shards.get(number)))
 
     def begins(self, what: str) -> None:
         if self.stopping or not self.seat.fresh:
             broken(f"{self} begins {what}, with facts that may be old, or when it stops")
 
-    def _open(self, number: int, shard: Shard, epoch_above: int) -> None:
-        self.begins(f"to open shard {number}")
-        shard.to(ShardState.OPENING)
+    # ------------------------------------------------------------------------------------- steps of the driver
+
+    def _perform(self, todo: steps.Steps) -> None:
+        for step in todo:
+            match step:
+                case steps.Prepare(number, attempt):
+                    self.begins(f"to open shard {number}")
+                    self._perform(self.driver.prepared(number, attempt, None))
+                case steps.Open():
+                    self._open(step)
+                case steps.Serve(number, opened):
+                    shard = self.shards[number]
+                    shard.to(ShardState.SERVING)
+                    shard.epoch = opened.epoch
+                    self.sim.checks.serving(self, number, opened.epoch)
+                case steps.Retire(number):
+                    self._retire(number)
+                case steps.Drain(number, attempt, after_ms):
+                    self.soon(after_ms, partial(self._drained, number, attempt))
+                case steps.End(number, _):
+                    self.shards[number].to(ShardState.CLOSED)
+                case steps.Close(number, attempt, _):
+                    self._within(_CLOSE_MS, self._report(self.driver.closed, number, attempt))
+                case steps.Retry(number, attempt, after_ms):
+                    self.soon(after_ms, self._report(self.driver.retry, number, attempt))
+                case steps.Forget(number):
+                    del self.shards[number]
+                case steps.Changed():
+                    self._act_soon()
+
+    def _report(self, result: Callable[[int, int], steps.Steps], number: int, attempt: int) -> Callable[[], None]:
+        return lambda: self._perform(result(number, attempt))
+
+    def _open(self, step: steps.Open) -> None:
+        number, attempt, shard = step.number, step.attempt, self.shards[step.number]
         half_ms = self.sim.profile.open_ms / 2
 
         def arrived() -> None:
-            """In the database, whatever has become of the process meanwhile."""
+            """Take the epoch in the database, also when the process has died since."""
             if not self.reaches(shard.url):
-                self._within(_HANG_MS, lambda: self._not_opened(number, shard))
+                failed = partial(self.driver.not_opened, number, attempt, "down", held=False, down=True)
+                self._within(_HANG_MS, lambda: self._perform(failed()))
                 return
             self.sim.checks.taking(self, number)
-            epoch = self.sim.rows[shard.url].take(self, epoch_above)
+            epoch = self.sim.rows[shard.url].take(self, step.epoch_above)
             self.sim.note(self, "takes", number, "epoch", epoch)
-            self._within(50, lambda: self._opened(number, shard, epoch))
+            self._within(50, lambda: self._perform(self.driver.opened(number, attempt, _opened(epoch))))
 
         self._within(int(half_ms), lambda: self.sim.clock.soon(self.rng.random() * half_ms, arrived))
 
-    def _not_opened(self, number: int, shard: Shard) -> None:
-        self._not_open.add(number)
-        if shard.unwanted:
-            shard.to(ShardState.CLOSED)
-            self._forget(number, shard)
-            return
-        shard.to(ShardState.ASSIGNED)
-        self.soon(_AGAIN_MS, lambda: self._forget(number, shard))
-        self._act_soon()
+    def _retire(self, number: int) -> None:
+        self.sim.checks.releasing(self, number)
+        self.sim.note(self, "releases", number)
+        shard = self.shards[number]
+        shard.to(ShardState.DRAINING)
+        shard.idle_ms = self.sim.clock.now_ms + self.rng.random() * self.sim.profile.drain_ms
 
-    def _opened(self, number: int, shard: Shard, epoch: int) -> None:
-        if self.shards.get(number) is not shard:
-            return
-        if shard.unwanted:
-            shard.to(ShardState.CLOSED)
-            self._within(50, lambda: self._forget(number, shard))
-            return
-        shard.to(ShardState.SERVING)
-        self._not_open.discard(number)
-        shard.epoch = epoch
-        self.sim.checks.serving(self, number, epoch)
-        self._act_soon()
-
-    def _drained(self, number: int, shard: Shard, deadline_ms: float) -> None:
-        if self.stopping or shard.state is not ShardState.DRAINING:
-            return  # lost meanwhile
-        if not self.reaches(shard.url) and self.sim.clock.now_ms < deadline_ms:
-            self.soon(20, lambda: self._drained(number, shard, deadline_ms))
-            return
-        shard.to(ShardState.CLOSED)
-        self._within(50, lambda: self._forget(number, shard))
-
-    def _forget(self, number: int, shard: Shard) -> None:
-        if self.shards.get(number) is shard:
-            del self.shards[number]
-        self._act_soon()
+    def _drained(self, number: int, attempt: int) -> None:
+        shard, now_ms = self.shards.get(number), self.sim.clock.now_ms
+        idle = shard is not None and now_ms >= shard.idle_ms and self.reaches(shard.url)
+        self._perform(self.driver.drained(number, attempt, int(now_ms), idle=idle, in_grace=False))
 
     def _work(self) -> None:
         for number, shard in list(self.shards.items()):
@@ -313,7 +324,7 @@ class Member:
         self.soon(self.sim.profile.work_every_ms, self._work)
 
     def _confirm(self, number: int, shard: Shard | None) -> None:
-        """Any transaction: it finds out when the shard has another owner."""
+        """Run a transaction, which fails if the shard has another owner."""
         if shard is None or not shard.served:
             return
         if shard.lost is self.reaches(shard.url):
@@ -326,5 +337,9 @@ class Member:
         self.sim.checks.counts["refused"] += 1
         self.sim.note(self, "lost", number, "epoch", shard.epoch)
         shard.to(ShardState.CLOSED)
-        self.soon(_LOST_MS, lambda: self._forget(number, shard))
-        self._act_soon()
+        self._perform(self.driver.lost(number))
+
+
+def _opened(epoch: int) -> Opened:
+    """Return the result of opening an empty shard."""
+    return Opened(epoch, 1, 0, 0, [], [], {}, 0, [], replaced=False)

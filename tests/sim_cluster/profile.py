@@ -1,4 +1,4 @@
-"""What one seed's cluster looks like: its size, how slow ZooKeeper and the databases are, how much trouble there is."""
+"""The cluster of one seed: its size, the delays of ZooKeeper and the databases, and how often trouble comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Profile:
     weighted: bool
     active_ms: int  # how long trouble goes on
     trouble_every_ms: int
-    delay_ms: int  # of everything that is asked of ZooKeeper and told by it, at most
+    delay_ms: int  # at most, of each request to ZooKeeper and of each notification
     open_ms: int  # a shard is opened within this time, when its database answers
     drain_ms: int
     work_every_ms: int  # how often an owner's epoch is compared with the stored one
@@ -29,7 +29,7 @@ class Profile:
 
     @property
     def slack_ms(self) -> int:
-        """What was begun on facts is done this long after others have replaced them."""
+        """Time after a change of facts within which work that began on the old facts has ended."""
         return 2 * self.delay_ms + self.open_ms + 50
 
 

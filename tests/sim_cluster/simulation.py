@@ -1,6 +1,6 @@
 """Whole clusters on a fake clock and a fake ZooKeeper: the real membership, controller and routing of every host.
 
-A run makes trouble for a while, then mends everything: the cluster must come to rest, in time, as it should be.
+A run makes trouble for a while, then mends everything: the cluster must then settle in time, with every shard served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_MS = 250
 
 
 class _Watched(Ensemble):
-    """Says what has changed, before anybody else is told."""
+    """Notify the checks of each change before any host sees it."""
 
     checks: Checks
 
@@ -81,7 +81,7 @@ class Simulation:
         return ShardFact(number, url, self.rng.choice([1.0, 2.0, 5.0]) if self.profile.weighted else 1.0)
 
     def copied(self, fact: ShardFact) -> str:
-        """Another URL, with the shard's row as it is now."""
+        """Return another URL, whose database holds a copy of the shard's row."""
         url = f"{fact.url}+"
         self.rows.setdefault(url, Row(url)).epoch = self.rows[fact.url].epoch
         return url
@@ -91,11 +91,11 @@ class Simulation:
         return f"h{self._made}"
 
     def any_name(self) -> str:
-        """Of a host that lives, or lived."""
+        """Return the name of a host that lives, or lived."""
         return f"h{self.rng.randint(1, self._made)}"
 
     def start(self, host: str) -> None:
-        """Unless a process with that name still runs."""
+        """Start a process of the host, unless one still runs."""
         if all(member.id != host for member in self.members):
             self._runs += 1
             self.members.append(Member(self, host, self._runs))
@@ -108,7 +108,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------- the run
 
     def run(self) -> Simulation:
-        """Any broken rule is raised with the seed and the last events."""
+        """Run the seed. A broken rule is raised with the seed and the last events."""
         try:
             with structlog.testing.capture_logs():
                 self._run()
@@ -128,7 +128,7 @@ class Simulation:
         self.trouble.begin()
         self.clock.until(self.clock.now_ms + profile.active_ms)
         self.trouble.end()
-        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is done
+        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # earlier requests to ZooKeeper are done
         self.note("all is mended")
         self.trouble.mend()
         self.settle()
@@ -139,14 +139,16 @@ class Simulation:
         rounds = len(self.ensemble.shards) / settings.max_moves + 4
         bound_ms = 4 * settings.session_timeout_ms + profile.grace_ms + rounds * settings.balance_every_ms + 20_000
         end_ms = self.clock.now_ms + bound_ms
-        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # what was asked of ZooKeeper before is known to all
+        self.clock.until(
+            self.clock.now_ms + 3 * profile.delay_ms
+        )  # all hosts have seen the effects of earlier requests
         while why := self.checks.unsettled():
             if self.clock.now_ms >= end_ms:
                 raise Stuck(f"after {bound_ms:.0f} ms: {why}")
             self.clock.until(self.clock.now_ms + _LOOK_MS)
 
     def _rest(self) -> None:
-        """Nothing moves any more."""
+        """Check that nothing moves any more."""
         before = self.truth()
         self.note("at rest")
         self.clock.until(self.clock.now_ms + 2.5 * self.profile.settings.balance_every_ms)

@@ -15,7 +15,7 @@ SEEDS = [int(_ONE)] if _ONE else range(int(os.environ.get("FOQS_SIM_SEEDS", "100
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_cluster_keeps_its_rules_and_comes_to_rest(seed: int) -> None:
+def test_a_cluster_keeps_its_rules_and_settles(seed: int) -> None:
     simulate(seed)
 
 

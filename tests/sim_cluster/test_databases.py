@@ -10,7 +10,7 @@ SEEDS = range(20)
 
 
 def at_rest(seed: int) -> Simulation:
-    """A cluster that nothing has happened to."""
+    """Return a settled cluster without any trouble so far."""
     sim = Simulation(seed)
     for _ in range(sim.profile.hosts):
         sim.start(sim.new_name())
@@ -19,7 +19,7 @@ def at_rest(seed: int) -> Simulation:
 
 
 def assigned(sim: Simulation, database: int) -> dict[int, str]:
-    """The hosts of the database's shards."""
+    """Return the hosts of the database's shards."""
     facts = sim.truth()
     return {n: h for n, h in facts.assignment.hosts.items() if sim.database(facts.shards[n].url) == database}
 
@@ -35,7 +35,7 @@ def test_no_shard_of_a_dead_database_server_moves(seed: int) -> None:
         before = assigned(sim, 0)
         sim.down[0] = sim.clock.now_ms
         sim.clock.until(sim.clock.now_ms + 3 * PROBE_MS)
-        sim.start(sim.new_name())  # hosts that have less than the others, and so are given shards
+        sim.start(sim.new_name())  # two hosts with fewer shards than the rest, which so get shards
         crashed = sim.members[0]
         crashed.crash()
         sim.start(crashed.id)

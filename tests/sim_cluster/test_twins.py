@@ -1,4 +1,4 @@
-"""Two processes with one id, at different addresses: the later one waits, whatever it sees of the cluster."""
+"""Two processes with one id, at different addresses: the later one waits until the first has ended."""
 
 import pytest
 import structlog

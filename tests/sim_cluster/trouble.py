@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster, and what operators do to it meanwhile."""
+"""Faults of a simulated cluster, and changes that operators make during them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Trouble:
             (3, self._suspend), (2, self._database_down), (2, self._part), (1, self._add), (1, self._remove),
             (3, self._use), (1, self._elsewhere), (4, self._move),
         ]  # fmt: skip
-        # A seed has only some of them: what is rare beside all others is common in some seed.
+        # Each seed uses a sample, so that even a rare kind is frequent in some seeds.
         self._kinds = self.rng.sample(every, self.rng.randint(3, len(every)))
 
     def begin(self) -> None:
-        """The next one, after a while."""
+        """Start the next fault after a random pause."""
         self.sim.clock.soon(self.rng.random() * 2 * self.profile.trouble_every_ms, self._strike)
 
     def end(self) -> None:
-        """Nothing new."""
+        """Start no new fault."""
         self.over = True
 
     def mend(self) -> None:
-        """All that was broken is mended; a host that was drained stays so, if another one is there. One that cannot
-        reach a database may stay so, if all others can."""
+        """Mend every fault. A drained host stays drained if another host is there. One host may stay cut off from a
+        database if every other host reaches it."""
         sim = self.sim
         sim.down.clear()
         sim.apart = set(sorted(sim.apart)[: self.rng.randint(0, 1)])
@@ -72,7 +72,7 @@ class Trouble:
         self._at(self.rng.random() * most_ms, what)
 
     def _at(self, delay_ms: float, what: Callable[[], None]) -> None:
-        """Unless all was mended before."""
+        """Call `what` after `delay_ms`, unless all faults are mended by then."""
         self.sim.clock.soon(delay_ms, lambda: None if self.over else what())
 
     def _member(self) -> Member | None:
@@ -111,7 +111,7 @@ class Trouble:
             self.sim.start(self.sim.new_name())
 
     def _restart_all(self) -> None:
-        """One after the other, or all at once."""
+        """Restart the hosts one after the other, or all at once."""
         gap_ms = self.rng.choice([0, 500, 3_000])
         crash = self.rng.random() < 0.3
         for at, member in enumerate(list(self.sim.members)):
@@ -174,7 +174,7 @@ class Trouble:
             self._later(self.rng.choice([500, 5_000, 20_000]), lambda: self.sim.down.pop(database, None))
 
     def _part(self) -> None:
-        """One host, whatever process has its name, and one database."""
+        """Cut every process of one host off from one database."""
         parted = self.sim.any_name(), self.rng.randrange(self.profile.databases)
         self.sim.note("host and database", parted, "do not reach each other")
         self.sim.apart.add(parted)
@@ -204,7 +204,7 @@ class Trouble:
             self._put(replace(fact, use=self.rng.choice([ShardUse.ENABLED, *ShardUse])))
 
     def _elsewhere(self) -> None:
-        """A copy of the shard, made while nobody had it, is used from now on; its row came with it."""
+        """Switch a disabled shard to a copy in another database. The copy has the shard's row."""
         fact = self._shard()
         held = {number for member in self.sim.members for number in member.shards}
         if fact is not None and fact.use is ShardUse.DISABLED and fact.id not in held:
@@ -217,7 +217,7 @@ class Trouble:
         number = self.rng.choice(sorted(facts.assignment.hosts)) if facts.assignment.hosts else None
         if number is None or not may_take:
             return
-        # Whoever it was may be gone by now.
+        # The host may be gone by now.
         to = self.rng.choice(may_take) if self.rng.random() < 0.8 else self.sim.any_name()
         late = self.rng.random() < 0.3
         self.sim.note("operator moves", number, "to", to)

@@ -1,4 +1,4 @@
-"""One Spark for all tests of a process, a real one; started when the first test asks for it."""
+"""One real Spark for all tests of a process; it starts with the first test that needs it."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
 from tests.conftest import Server, required, start_or_skip
 
 _namespaces = count(1)
-# No test is about a host or a database that is slow: then a shard hands out nothing for a while, items that are at most
-# once may be lost, shards move, and leases that were not written end.
+# Long limits, because no test is about a slow host or database. A slow one makes shards deliver nothing for a while and
+# move, loses at-most-once items, and ends leases that are not yet written.
 _PATIENT = {
     "host": {"confirm_ms": 10_000},
     "breaker": {"hang_ms": 10_000},
@@ -26,7 +26,7 @@ _PATIENT = {
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A SparkSession that knows the format "foqs" as an installed package makes it known."""
+    """A SparkSession that finds the format "foqs" as it would in an installed package."""
     sql = pytest.importorskip("pyspark.sql", reason="PySpark is not installed (pip install 'foqs[spark]')")
     if shutil.which("java") is None:
         (pytest.fail if required() else pytest.skip)("no java on PATH (Debian: default-jre-headless)")
@@ -58,7 +58,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def cluster(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two hosts and four shards, for all tests that kill none of it: each has a namespace of its own."""
+    """Two hosts and four shards for all tests that kill none of them; each test has its own namespace."""
     try:
         find_zookeeper()
     except ServerUnavailable as error:
@@ -71,11 +71,11 @@ def cluster(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def endpoints(cluster: LocalCluster) -> str:
-    """As the option of that name: the addresses of both hosts."""
+    """The addresses of both hosts, as the option of that name."""
     return ",".join(f"127.0.0.1:{host.port}" for host in cluster.hosts.values())
 
 
 @pytest.fixture
 def namespace() -> str:
-    """One that no other test uses."""
+    """A namespace that no other test uses."""
     return f"test-{os.getpid()}-{next(_namespaces)}"

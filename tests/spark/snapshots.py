@@ -1,4 +1,4 @@
-"""Snapshots as the reader gives them, made by hand."""
+"""Snapshots made by hand, in the reader's format."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ def ago(**span: float) -> datetime:
 
 
 def item(number: int, **values: Any) -> dict[str, Any]:
-    """A ready item of shop/mail, enqueued a minute ago, of ten bytes; `values` say what is else."""
+    """Return a ready item of shop/mail with ten bytes, enqueued a minute ago; `values` replace its fields."""
     made = {
         "id": 1 << 48 | number,
         "shard": 1,

@@ -1,5 +1,7 @@
-"""A program for `test_speculation`: writes a frame of which one task hangs in its middle until a second try of it is at
-work beside it. Arguments: the master's URL, endpoints, namespace, rows, a folder."""
+"""A program for `test_speculation`: writes a frame whose first task hangs in the middle until its second attempt runs.
+
+Arguments: the master's URL, endpoints, namespace, rows, a folder.
+"""
 
 import sys
 import time
@@ -13,7 +15,8 @@ PATIENCE_S = 300.0
 
 
 def rows(folder: str, numbers: Iterable[int]) -> Iterator[tuple[str, bytes]]:
-    """The first try of the first partition stops half-way until the second one has come as far; then both go on."""
+    """Yield rows. The first attempt of the first partition stops half-way until the second attempt has come equally
+    far."""
     context = TaskContext.get()
     assert context is not None
     all_of_them = list(numbers)

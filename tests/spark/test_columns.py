@@ -1,4 +1,4 @@
-"""The schema that a user gives a reader, and the columns that a SQL table gets without one. Needs no JVM."""
+"""The user's schema for a reader, and the columns of a SQL table without one. Needs no JVM."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Taken:
 
 
 def test_a_stream_has_the_columns_of_its_schema() -> None:
-    """By name, in the order and case of the schema."""
+    """Columns by name, in the order and case of the schema."""
 
     def rows(schema: Any) -> list[Any]:
         reader = ConsumeReader(STREAM, schema)
@@ -64,12 +64,12 @@ def test_a_wrong_schema_is_refused(columns: dict[str, str], says: str) -> None:
         SnapshotReader({"shards": "sqlite:////x"}, struct(**columns))
 
 
-def test_names_are_given_back_as_ours() -> None:
+def test_names_are_mapped_to_those_of_foqs() -> None:
     assert read_as(struct(B="int", a="string"), {"a": "string", "b": "int", "c": "int"}) == ["b", "a"]
 
 
 def test_a_table_without_columns_has_those_of_its_kind() -> None:
-    """Spark asks for them with the properties of the table's catalog among the options."""
+    """Spark requests them with the properties of the table's catalog among the options."""
     table = {f"option.{name}": text for name, text in STREAM.items()} | {"owner": "root", "provider": "foqs"}
     assert FoqsSource(table).schema().startswith("id bigint, namespace string, topic string, priority int")
     writes = {"option.endpoints": "h:1", "option.namespace": "n", "owner": "root"}

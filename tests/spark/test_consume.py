@@ -1,4 +1,4 @@
-"""A topic consumed by real queries of Spark."""
+"""Real Spark queries consume a topic."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from foqs.client import Client, Delivery, Invalid, ItemSpec, NotFound
+from tests.support.waiting import wait_until as until
 
 pytestmark = [
     pytest.mark.spark,
@@ -26,13 +26,6 @@ pytestmark = [
 Sink = Callable[[Any, int], None]
 
 
-def until(true: Callable[[], Any], within_s: float = 90.0) -> None:
-    deadline = monotonic() + within_s
-    while not true():
-        assert monotonic() < deadline
-        sleep(0.05)
-
-
 @pytest.fixture
 def client(endpoints: str, namespace: str) -> Iterator[Client]:
     with Client(endpoints, namespace) as client:
@@ -40,7 +33,7 @@ def client(endpoints: str, namespace: str) -> Iterator[Client]:
 
 
 class Job:
-    """One query with its checkpoint: begun as often as a test likes."""
+    """One query with its checkpoint; a test may start it any number of times."""
 
     def __init__(self, spark: Any, folder: Path, options: dict[str, str]) -> None:
         self.spark = spark
@@ -69,7 +62,7 @@ class Job:
             query.stop()
 
     def run(self, sink: Sink | None = None) -> None:
-        """Until nothing is left. Raises what the query failed with."""
+        """Run until no items are left. Raises the query's error."""
         with self.running(sink, availableNow=True) as query:
             assert query.awaitTermination(120)
 
@@ -86,7 +79,7 @@ def filled(client: Client, count: int, topic: str = "t") -> list[int]:
 
 
 def left(client: Client, topic: str = "t") -> set[int]:
-    """A listing is no snapshot: an item whose lease is written meanwhile is there twice."""
+    """A listing is no snapshot: it has an item twice if the item's lease is written during the listing."""
     return {item.id for item in client.list_items(topic)}
 
 
@@ -151,7 +144,7 @@ def test_runs_until_nothing_is_left_ack_their_last_batch(client: Client, job: Jo
         assert empty(client)
 
 
-def test_a_batch_that_failed_comes_again_and_what_was_acked_does_not(client: Client, job: Job) -> None:
+def test_a_failed_batch_is_repeated_and_acked_items_are_not(client: Client, job: Job) -> None:
     job.options |= {"maxItemsPerBatch": "10"}
     ids = filled(client, 25)
     seen: list[list[int]] = []
@@ -205,8 +198,8 @@ def test_a_reader_killed_in_the_middle_loses_nothing(client: Client, job: Job) -
     assert empty(client)
 
 
-def test_a_sink_that_knows_its_batches_gets_every_item_once_whenever_the_reader_dies(client: Client, job: Job) -> None:
-    """The reader dies before a batch is written, and after it, while more is enqueued."""
+def test_a_sink_with_batch_numbers_gets_each_item_once(client: Client, job: Job) -> None:
+    """The reader dies before and after it has written a batch, while a producer enqueues more."""
     job.options |= {"maxItemsPerBatch": "20", "leaseMs": "600000"}
     ids = filled(client, 100)
     written: dict[int, list[int]] = {}
@@ -290,11 +283,11 @@ def reader_of(job: Job) -> int:
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and lock in opened(process):
             return int(process.name)
-    raise AssertionError("nobody has it")
+    raise AssertionError("no process has it")
 
 
 def opened(process: Path) -> Iterator[str]:
-    """Files that it has open; some may be closed meanwhile."""
+    """Its open files; it may close some of them during the look."""
     with suppress(OSError):
         for fd in (process / "fd").iterdir():
             with suppress(OSError):

@@ -1,11 +1,11 @@
-"""The driver's part of a consuming stream, driven as Spark would, against a service that can be made to fail."""
+"""The driver's part of a consuming stream, driven as Spark drives it, against a service that can fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,19 +14,13 @@ from foqs.client.items import ActiveTopic, Item, Leased
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
 from foqs.spark.consume_options import ConsumeOptions
+from tests.support.waiting import wait_until as until
 
 LEASE_MS = 300
 
 
-def until(true: Callable[[], Any], within_s: float = 20.0) -> None:
-    deadline = monotonic() + within_s
-    while not true():
-        assert monotonic() < deadline
-        sleep(0.01)
-
-
 class Service:
-    """As a client of it: items without priorities, leases that end only when a test says so."""
+    """The service as its client: items without priorities, and leases that end only when a test ends them."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
@@ -35,7 +29,7 @@ class Service:
         self.acked: list[int] = []
         self.extended: list[int] = []
         self.down: FoqsError | None = None
-        self.deaf = 0  # so many dequeues find nothing, whatever is ready
+        self.deaf = 0  # number of dequeues that return no items, whatever is ready
         self.acks_down: set[int] = set()
         self._ids = count(1)
         self._tokens = count(1)
@@ -46,7 +40,7 @@ class Service:
         return [item.id for item in items]
 
     def lose(self) -> None:
-        """All leases run out, and somebody else has the items."""
+        """All leases expire, and another consumer has the items."""
         for item in self.leased.values():
             item.lease = next(self._tokens)
 
@@ -110,7 +104,7 @@ Begin = Callable[..., Consumer]
 
 @pytest.fixture
 def begin(service: Service, tmp_path: Path) -> Iterator[Begin]:
-    """A new reader over the same folder; the one before is dead."""
+    """Return a new reader over the same folder; the previous one is dead."""
     begun: list[Consumer] = []
 
     def begin(**options: str) -> Consumer:
@@ -146,9 +140,7 @@ def test_a_batch_is_acked_when_the_next_is_asked_for(service: Service, begin: Be
     assert (consumer.counts.leased, consumer.counts.acked) == (5, 5)
 
 
-def test_a_planned_batch_is_the_same_after_a_restart_and_its_offset_alone_acks_nothing(
-    service: Service, begin: Begin
-) -> None:
+def test_a_planned_batch_survives_a_restart_and_is_not_acked(service: Service, begin: Begin) -> None:
     filled = service.fill(2)
     before = begin()
     assert before.latest(0, 10) == 1
@@ -164,7 +156,7 @@ def test_a_planned_batch_is_the_same_after_a_restart_and_its_offset_alone_acks_n
     assert service.acked == filled
 
 
-def test_a_batch_that_was_never_planned_is_given_again(service: Service, begin: Begin) -> None:
+def test_a_batch_that_was_never_planned_is_delivered_again(service: Service, begin: Begin) -> None:
     filled = service.fill(2)
     assert begin().latest(0, 10) == 1
     service.fill(1)
@@ -173,7 +165,7 @@ def test_a_batch_that_was_never_planned_is_given_again(service: Service, begin: 
     assert ids(after.batch(0, 1)) == filled
 
 
-def test_the_last_batch_of_an_idle_topic_is_acked_after_a_restart(service: Service, begin: Begin) -> None:
+def test_a_restart_acks_the_last_batch_of_an_idle_topic(service: Service, begin: Begin) -> None:
     filled = service.fill(2)
     begin().latest(0, 10)
     assert begin().latest(1, 10) == 1
@@ -206,7 +198,7 @@ def test_a_checkpoint_of_another_query_is_refused(service: Service, begin: Begin
         consumer.latest(0, 1)
 
 
-def test_leases_are_extended_while_a_batch_runs_and_at_once_after_a_restart(service: Service, begin: Begin) -> None:
+def test_leases_are_extended_in_a_batch_and_after_a_restart(service: Service, begin: Begin) -> None:
     (item,) = service.fill(1)
     consumer = begin()
     consumer.latest(0, 10)
@@ -222,7 +214,7 @@ def test_leases_are_extended_while_a_batch_runs_and_at_once_after_a_restart(serv
     assert monotonic() - began < 60
 
 
-def test_items_that_somebody_else_got_are_given_and_counted(service: Service, begin: Begin) -> None:
+def test_items_that_another_consumer_got_are_given_and_counted(service: Service, begin: Begin) -> None:
     filled = service.fill(2)
     begin().latest(0, 10)
     service.lose()
@@ -234,7 +226,7 @@ def test_items_that_somebody_else_got_are_given_and_counted(service: Service, be
 
 
 def test_items_that_are_gone_are_given_and_counted(service: Service, begin: Begin) -> None:
-    """At-most-once items whose leases ended, or what was acked just before the reader died."""
+    """At-most-once items whose leases ended, or items acked just before the reader died."""
     filled = service.fill(2)
     begin().latest(0, 10)
     service.leased.clear()
@@ -260,7 +252,7 @@ def test_topics_share_a_batch_and_one_answer_need_not_fill_it(
     assert [sum(wants.values()) for wants in asked] == [5, 4, 3]
 
 
-def test_acks_that_cannot_be_taken_are_tried_again_and_bound_what_is_leased(service: Service, begin: Begin) -> None:
+def test_acks_that_fail_are_repeated_and_stop_new_leases(service: Service, begin: Begin) -> None:
     filled = service.fill(10)
     consumer = begin(leaseMs="100")
     service.acks_down = set(filled[:UNSETTLED_BATCHES])
@@ -319,13 +311,13 @@ def test_available_now_ends_though_more_comes(service: Service, begin: Begin) ->
     assert consumer.latest(1, 2) == 2
     assert consumer.latest(2, 2) == 2
     assert service.acked == old
-    assert sorted(ids(service.ready)) == new, "what came later was given back"
+    assert sorted(ids(service.ready)) == new, "later items were given back"
     assert consumer.latest(2, 2) == 2
     assert begin().latest(2, 2) == 3
 
 
 def test_available_now_ends_only_when_nothing_is_ready(service: Service, begin: Begin) -> None:
-    """One answer with nothing says little: of hosts that know of each other's items, and of topics in turn."""
+    """One empty answer proves little: hosts know of each other's items, and topics take turns."""
     filled = service.fill(3)
     consumer = begin(topic="t,u", timeoutMs="20000")
     consumer.only_what_is_there()
@@ -337,7 +329,7 @@ def test_available_now_ends_only_when_nothing_is_ready(service: Service, begin: 
     assert found == filled
 
 
-def test_available_now_leaves_what_is_not_to_be_had(service: Service, begin: Begin) -> None:
+def test_available_now_ends_without_items_it_cannot_lease(service: Service, begin: Begin) -> None:
     filled = service.fill(1)
     consumer = begin(timeoutMs="50")
     consumer.only_what_is_there()
@@ -364,7 +356,7 @@ def test_items_are_given_back_when_they_cannot_be_written_down(
     assert ids(service.ready) == filled
 
 
-def test_a_spark_that_does_not_say_where_it_is(service: Service, begin: Begin) -> None:
+def test_a_spark_that_passes_no_start_offset(service: Service, begin: Begin) -> None:
     """PySpark 4.1 gives no `start`."""
     filled = service.fill(4)
     consumer = begin()

@@ -1,4 +1,4 @@
-"""The driver's part of a consuming stream when something fails, or takes its time, between two steps."""
+"""The driver's part of a consuming stream when a step fails or is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["begin", "service"]
 def test_a_batch_that_is_given_back_is_not_found_again(
     service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file was in its place when the disk failed: others have the items by then."""
+    """The file was in its place when the disk failed: other consumers have the items by then."""
     filled = service.fill(2)
     consumer = begin()
     consumer.first()
@@ -35,7 +35,7 @@ def test_a_batch_that_is_given_back_is_not_found_again(
     assert begin().latest(0, 10) == 0
 
 
-def test_a_batch_whose_file_cannot_be_taken_away_is_not_given_back(
+def test_a_batch_whose_file_stays_is_not_given_back(
     service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = service.fill(2)
@@ -62,10 +62,10 @@ def test_a_batch_whose_file_cannot_be_taken_away_is_not_given_back(
     assert ids(again.batch(0, 1)) == filled
 
 
-def test_what_is_leased_does_not_wait_longer_for_more_than_its_lease_allows(
+def test_leased_items_do_not_wait_for_more_beyond_their_lease(
     service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that is silent, or slow: nobody extends what came before it was asked."""
+    """While a host is silent or slow, no process extends the leases of earlier answers."""
     filled = service.fill(3)
     asked: list[int | None] = []
     dequeue = service.dequeue

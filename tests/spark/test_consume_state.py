@@ -1,4 +1,4 @@
-"""What a consuming stream decides and writes down, without Spark and without a service."""
+"""Decisions and files of a consuming stream, without Spark and without a service."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_a_batch_comes_back_as_it_was() -> None:
         assert [getattr(read, name) for name in Item.__slots__] == [getattr(written, name) for name in Item.__slots__]
 
 
-def test_what_is_damaged_or_of_another_is_refused() -> None:
+def test_damaged_and_foreign_files_are_refused() -> None:
     text = batch_text(4, [ITEM])
     for wrong in (b"", text[:-1], text[:70], text.replace(b'"t"', b'"u"')):
         with pytest.raises(Invalid, match="damaged"):
@@ -35,7 +35,7 @@ def test_what_is_damaged_or_of_another_is_refused() -> None:
     assert read_state(state_text(3, "n"), "n") == 3
 
 
-def test_only_what_is_there_can_be_committed_and_wanted() -> None:
+def test_only_existing_batches_can_be_committed_and_read() -> None:
     ledger = Ledger().added(1).added(2)
     assert ledger.unsettled == ()
     ledger = ledger.commit(1)
@@ -103,7 +103,7 @@ def test_the_options_have_defaults() -> None:
     [
         ({"stateDir": None}, "option stateDir is missing"),
         ({"stateDir": "state"}, "option stateDir: .*absolute"),
-        ({"stateDir": "hdfs://host/state"}, "option stateDir: .*no URL"),
+        ({"stateDir": "hdfs://host/state"}, "option stateDir: .*a URL does not work"),
         ({"endpoints": ""}, "option endpoints: .*no address"),
         ({"topic": "t,t"}, "option topic: .*one twice"),
         ({"topic": ","}, "option topic: .*names no topic"),

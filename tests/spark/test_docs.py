@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md, run one after the other as they stand there."""
+"""The examples of docs/spark.md, run one after another without changes."""
 
 import re
 from pathlib import Path

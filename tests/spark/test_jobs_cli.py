@@ -1,4 +1,4 @@
-"""`foqs spark` without Spark: help, refusals, and the one line for a missing extra."""
+"""`foqs spark` without Spark: help, refusals, and the error line for a missing extra."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from foqs.errors import Invalid
 from foqs.spark.jobs import command, move
 from foqs.spark.jobs import session as sessions
 from foqs.spark.jobs.session import Place, Source
-from tests.service.hosts import environment, foqs
+from tests.api.hosts import environment, foqs
 
 JOBS = ("report", "export", "enqueue", "move")
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_help_needs_no_spark(job, without_pyspark):
 
 
 @pytest.mark.process
-def test_help_of_a_move_tells_of_its_races():
+def test_help_of_a_move_names_its_races():
     text = " ".join(foqs("spark", "move", "--help", env=PLAIN).stdout.split())
     assert "A snapshot is not a lock" in text
     assert "may be processed in both topics" in text
@@ -49,7 +49,7 @@ def test_help_of_a_move_tells_of_its_races():
 @pytest.mark.process
 @pytest.mark.parametrize("job", JOBS)
 def test_a_job_is_a_module_of_its_own(job, without_pyspark):
-    """The same options, as spark-submit runs it: a file."""
+    """Run a module with the same options, as spark-submit runs a file."""
     for program in ([str(ROOT / f"foqs/spark/jobs/{job}.py")], ["-m", f"foqs.spark.jobs.{job}"]):
         done = subprocess.run(
             [sys.executable, *program, "--help"],
@@ -84,7 +84,7 @@ def test_without_the_extra(args, without_pyspark):
     [
         (("report",), "exactly one of --shards, --config and --zookeeper"),
         (("report", *SHARD, "--config", "x"), "exactly one of"),
-        (("report", *SHARD, "--zookeeper-root", "/x"), "goes with --zookeeper"),
+        (("report", *SHARD, "--zookeeper-root", "/x"), "needs --zookeeper"),
         (("report", *SHARD, "--now", "noon"), "--now: 'noon'"),
         (("export", "--out", "x"), "exactly one of"),
         (("enqueue", "--input", "x", "-n", "a", *HOSTS, "--payload-json", "--payload-column", "b"), "--payload-json"),
@@ -94,11 +94,11 @@ def test_without_the_extra(args, without_pyspark):
         (("move", *FROM, "--to-namespace", "a", "--to-topic", "t", *HOSTS, *SHARD), "the same topic"),
         (("move", *FROM, *TO, *HOSTS, *SHARD, "--job-id", "a b"), "--job-id"),
         (("move", *FROM, *TO, *HOSTS), "exactly one of"),
-        (("move", *FROM, *TO, *HOSTS, *SHARD, "--copy", "--delete-consumed"), "goes with a move"),
+        (("move", *FROM, *TO, *HOSTS, *SHARD, "--copy", "--delete-consumed"), "needs a move"),
     ],
 )
 def test_refusals(args, words, without_pyspark):
-    """One line on stderr, exit status 1, before Spark is asked for."""
+    """One line on stderr and exit status 1, before Spark starts."""
     done = foqs("spark", *args, env=without_pyspark)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("foqs: ")
@@ -108,7 +108,7 @@ def test_refusals(args, words, without_pyspark):
 
 @pytest.mark.process
 def test_a_session_of_spark_connect_is_refused(without_pyspark):
-    """Before Spark is asked for, and with what to do instead."""
+    """The refusal comes before Spark starts, and names the remedy."""
     done = foqs("spark", "report", *SHARD, env={**without_pyspark, "SPARK_REMOTE": "sc://h"})
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("foqs: the jobs do not run over Spark Connect (SPARK_REMOTE=sc://h)")
@@ -141,7 +141,7 @@ def test_options_of_the_reader():
 
 
 class Builder:
-    """Of a session: keeps what it is given."""
+    """Builder of a session that records its settings."""
 
     def __init__(self):
         self.settings = {}

@@ -1,4 +1,4 @@
-"""Rows of files as items: which columns, which payload, and what is refused."""
+"""Rows of files as items: columns, payloads, and refused rows."""
 
 import json
 
@@ -77,7 +77,7 @@ def test_refused(rows, plan, words):
         items(rows, plan)
 
 
-def test_unused_columns_are_told():
+def test_unused_columns_are_reported():
     plan = Plan(topic="t", payload_column="body")
     assert plan.unused(["body", "x", "priority"], ["payload", "priority"]) == ["x"]
     assert Plan(topic="t", payload_json=True).unused(["body"], ["payload"]) == []
@@ -113,13 +113,13 @@ def test_dry_run_shows(rows, capsys):
 
 
 def test_the_command_shows_and_refuses(spark, tmp_path, capsys):
-    """In the session that there is; a path that is missing is one line."""
-    (tmp_path / "in").write_text('{"body": "a", "who": 1}\n')
+    """The command uses the existing session; a missing path is an error of one line."""
+    (tmp_path / "in").write_text('{"body": "a", "user": 1}\n')
     given = {"namespace": "n", "endpoints": "h:1", "dry_run": True, "topic": "t", "payload_column": "body"}
     enqueue.enqueue([str(tmp_path / "in")], **given)
     said = capsys.readouterr()
     assert "1 row would be enqueued" in said.out
-    assert said.err == "columns that are not used: who\n"
+    assert said.err == "unused columns: user\n"
     with pytest.raises(Invalid, match="does not exist") as refused:
         enqueue.enqueue([str(tmp_path / "none")], **given)
     assert "\n" not in str(refused.value)

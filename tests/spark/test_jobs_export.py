@@ -1,4 +1,4 @@
-"""Exported snapshots: folders, days, names of any kind, and what comes back."""
+"""Exported snapshots: folders, days, names of any kind, and the content read back."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ NAMES = ["a/b", "../up", "007", "a=b", "100%", "%2F", "spa ce", "日本/語", "a
 
 
 def back(spark, path):
-    """As the command's help says."""
+    """Read back as the command's help describes."""
     spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
     try:
         return {row["id"]: row for row in spark.read.parquet(path).collect()}
@@ -69,7 +69,7 @@ def test_modes(spark, tmp_path):
 
 
 def test_few_files(spark, tmp_path):
-    """Many tasks, each with items of every topic, do not make a file each."""
+    """Many tasks with items of every topic do not write one file each."""
     items = [item(n, topic=f"t{n % 5}") for n in range(200)]
     write(frame(spark, items, LIGHT).repartition(16), str(tmp_path / "out"))
     assert len(list(Path(tmp_path).rglob("*.parquet"))) <= 10

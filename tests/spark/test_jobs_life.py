@@ -13,7 +13,7 @@ from foqs.spark.jobs.enqueue import OnInvalid, enqueue
 from foqs.spark.jobs.export import export
 from foqs.spark.jobs.move import move
 from foqs.spark.jobs.report import report
-from tests.service.hosts import environment, until
+from tests.api.hosts import environment, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.process, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_enqueue_files(spark, client, endpoints, namespace, tmp_path, capsys):
     assert all(json.loads(item.payload)["urgency"] == item.priority for item in found)
 
 
-def test_enqueue_collects_what_is_invalid(spark, client, endpoints, namespace, tmp_path):
+def test_enqueue_collects_invalid_rows(spark, client, endpoints, namespace, tmp_path):
     (tmp_path / "in.csv").write_text("topic,payload\nmail,a\n" + "x" * 300 + ",b\n")
     enqueue(
         [str(tmp_path / "in.csv")],
@@ -128,7 +128,7 @@ def test_move(spark, client, endpoints, namespace, urls, capsys):
     assert len(payloads(client, "mail")) == 40
     with pytest.raises(NotFound):
         client.get_item(ids[1])
-    move(**arguments)  # nothing is left to be moved
+    move(**arguments)  # no items are left for a move
     assert len(payloads(client, "again")) == 20
 
 
@@ -149,7 +149,7 @@ def test_a_copy_consumed_then_a_move_loses_nothing(spark, client, endpoints, nam
         consumed += taken
     capsys.readouterr()
     move(**given(namespace, endpoints, urls))
-    assert "50 stored in the new topic\n50 deleted from the old one" in capsys.readouterr().out
+    assert "50 stored in the new topic\n50 deleted from the old topic" in capsys.readouterr().out
     assert len(payloads(client, "again")) == 50
     assert payloads(client, "mail") == []
 
@@ -157,9 +157,9 @@ def test_a_copy_consumed_then_a_move_loses_nothing(spark, client, endpoints, nam
 def test_leased_items_stay(spark, client, endpoints, namespace, urls):
     fill(client)
     held = []
-    while len(held) < 10:  # an answer holds what one host has at hand
+    while len(held) < 10:  # an answer has the items of one host
         held += client.dequeue("mail", count=10 - len(held), lease_ms=600_000, wait_ms=500)
-    # A lease is written behind: until then the snapshot shows the item as ready.
+    # A host writes a lease later: until then the snapshot shows the item as ready.
     _until_written(spark, urls, namespace, {item.id for item in held})
     move(**given(namespace, endpoints, urls))
     assert len(payloads(client, "again")) == 50
@@ -176,7 +176,7 @@ def test_without_an_answer_nothing_is_moved(spark, client, endpoints, namespace,
 
 
 def test_a_job_under_spark_submit(client, urls, namespace, tmp_path):
-    """A file given to spark-submit, with a session of its own."""
+    """A file given to spark-submit, with its own session."""
     fill(client, count=3)
     done = subprocess.run(
         [
@@ -197,7 +197,7 @@ def test_a_job_under_spark_submit(client, urls, namespace, tmp_path):
 
 
 def _until_written(spark, urls, namespace, ids):
-    """These and no others: what a host got of another one for a consumer that had its answer by then comes back later,
-    and would not be moved until then."""
+    """Wait until the snapshot has exactly these items. If a host fetched an item from another host for a consumer that
+    had its answer by then, the item returns later, and a move would skip it until then."""
     read = spark.read.format("foqs").options(shards=",".join(urls), namespace=namespace, state="leased")
     until(lambda: {row.id for row in read.load().collect()} == ids, "the leases in the snapshot")

@@ -1,4 +1,4 @@
-"""A move: which items, in which order what is done for each, and what the totals say of it."""
+"""A move: the selected items, the order of its steps for each, and its totals."""
 
 from contextlib import nullcontext
 
@@ -14,7 +14,7 @@ TARGET = Target("h:1", "shop", "again", "job")
 
 
 class Queue:
-    """A client in memory. `troubles`, `delete_troubles` and `get_troubles`: the errors that come first, by source."""
+    """A client in memory. `troubles`, `delete_troubles` and `get_troubles` are its first errors, by source."""
 
     def __init__(self):
         self.items = {}
@@ -97,7 +97,7 @@ def test_a_copy_deletes_nothing(queue):
     assert queue.calls == ["enqueue"]
 
 
-def test_sources_of_what_is_not_stored_are_left_alone(queue):
+def test_sources_of_items_that_were_not_stored_stay(queue):
     rows = [row(n) for n in range(3)]
     queue.troubles[rows[1]["id"]] = [Invalid("too long")]
     totals = moved(rows, queue)
@@ -105,22 +105,22 @@ def test_sources_of_what_is_not_stored_are_left_alone(queue):
     assert queue.sources == {rows[1]["id"]}
 
 
-def test_what_may_be_repeated_is_repeated(queue):
+def test_repeatable_errors_are_repeated(queue):
     """An enqueue of unknown outcome is repeated with its key, and is a duplicate then."""
     rows = [row(n) for n in range(3)]
     queue.troubles[rows[0]["id"]] = [Unavailable("later")]
-    queue.troubles[rows[2]["id"]] = [OutcomeUnknown("who knows"), Unavailable("later")]
+    queue.troubles[rows[2]["id"]] = [OutcomeUnknown("lost reply"), Unavailable("later")]
     assert moved(rows, queue) == Totals(stored=2, duplicates=1, deleted=3)
     assert len(queue.items) == 3
 
 
-def test_what_stays_in_doubt_keeps_its_source(queue):
-    queue.troubles[row(1)["id"]] = [OutcomeUnknown("who knows")] * 9
+def test_an_unknown_outcome_keeps_the_source(queue):
+    queue.troubles[row(1)["id"]] = [OutcomeUnknown("lost reply")] * 9
     totals = moved([row(1)], queue)
-    assert totals == Totals(failed=1, error="who knows")
+    assert totals == Totals(failed=1, error="lost reply")
     assert queue.sources == {row(1)["id"]}
     assert "delete" not in queue.calls
-    assert said(totals, copy=False)[-1] == "1 not known to be stored: left where they are"
+    assert said(totals, copy=False)[-1] == "1 with an unknown outcome: left in the old topic"
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(queue):
@@ -133,7 +133,8 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(queue):
 
 
 def test_a_copy_that_was_consumed_is_not_a_move(queue):
-    """A copy and a move of the same job id are different jobs, so the move stores what the copy stored before."""
+    """A copy and a move with the same job id are different jobs, so the move stores items that the copy stored
+    before."""
     rows = [row(n) for n in range(3)]
     assert moved(rows, queue, copy=True) == Totals(stored=3)
     queue.consume()
@@ -142,7 +143,7 @@ def test_a_copy_that_was_consumed_is_not_a_move(queue):
 
 
 def test_a_source_stays_when_its_copy_is_gone(queue):
-    """An earlier try stored the copies, and failed to delete the sources; one copy was consumed since."""
+    """An earlier attempt stored the copies and failed to delete the sources; a consumer has acked one copy since."""
     rows = [row(n) for n in range(2)]
     for one in rows:
         queue.delete_troubles[one["id"]] = [Unavailable("away")]
@@ -155,8 +156,8 @@ def test_a_source_stays_when_its_copy_is_gone(queue):
     lines = said(totals, copy=False)
     assert lines[:3] == [
         "0 stored in the new topic",
-        "1 not stored again: an earlier try of this job stored them",
-        "1 deleted from the old one",
+        "1 not stored again: an earlier attempt of this job stored them",
+        "1 deleted from the old topic",
     ]
     assert "--delete-consumed" in lines[3]
     assert moved(rows[:1], queue, delete_consumed=True) == Totals(consumed=1, deleted=1)
@@ -189,7 +190,7 @@ def test_copies_made_before_are_counted_apart(queue):
     assert totals == Totals(stored=1, duplicates=1)
     assert said(totals, copy=True) == [
         "1 stored in the new topic",
-        "1 not stored again: an earlier try of this job stored them",
+        "1 not stored again: an earlier attempt of this job stored them",
     ]
 
 
@@ -199,11 +200,11 @@ def test_sources_that_went_or_stay(queue):
     totals = moved(rows, queue)
     assert totals == Totals(stored=3, deleted=1, gone=1, kept=1, error="shard is away")
     lines = said(totals, copy=False)
-    assert "1 were gone from the old one before the delete: perhaps processed there as well" in lines
-    assert "1 could not be deleted from the old one: they are in both" in lines
+    assert "1 were gone from the old topic before the delete: consumers may have processed them there too" in lines
+    assert "1 could not be deleted from the old topic: they are in both topics" in lines
 
 
-def test_what_a_copy_keeps():
+def test_the_fields_that_a_copy_keeps():
     given = row(
         7, priority=-3, metadata=bytearray(b"m"), headers={"k": "v"}, delivery="AT_MOST_ONCE", lease_ms=9_000,
         expires_at_ms=NOW_MS + 500, payload=bytearray(b"p"),
@@ -241,7 +242,7 @@ class Place:
 
 
 def test_hosts_of_another_cluster_are_refused():
-    """Ids are the same in each cluster: a delete there would meet somebody else's items."""
+    """Clusters use the same ids: a delete there would remove unrelated items."""
     mail = Place("shop", "mail")
     refuse_strangers([1, 2], "shop", "mail", Known({2: mail}))
     with pytest.raises(Invalid, match="another cluster"):
@@ -280,7 +281,7 @@ def test_shown(spark, capsys):
 
 @pytest.mark.spark
 def test_carried_out_in_tasks(spark, tmp_path, monkeypatch):
-    """Each partition by itself; its totals come back. The rows have what a task needs, as it needs it."""
+    """Each partition runs by itself and returns its totals. The rows have the columns that a task needs."""
     folder = str(tmp_path)
 
     def task(rows, target):

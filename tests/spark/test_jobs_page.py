@@ -1,4 +1,4 @@
-"""The page of a report: well-formed, whole in itself, and harmless whatever topics are called. Needs no Spark."""
+"""The page of a report: well-formed, self-contained, and safe for any topic name. Needs no Spark."""
 
 from html.parser import HTMLParser
 
@@ -33,7 +33,7 @@ def report(*topics: Topic, total: int | None = None, topic_count: int | None = N
 
 
 class Page(HTMLParser):
-    """What is in a page; fails when an element is not closed where it should be."""
+    """The content of a page; fails if an element is not closed in its place."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A report's numbers, over snapshots made by hand; and what it leaves on disk."""
+"""A report's numbers for snapshots made by hand, and its files."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_by_topic_with_its_oldest(spark):
 
 
 def test_the_oldest_are_found_before_the_exchange(spark, capsys):
-    """Else one task would sort all items of the largest topic."""
+    """Otherwise one task would sort all items of the largest topic."""
     by_topic(light(spark, [item(1)]), NOW_MS, 3).explain()
     plan = capsys.readouterr().out
     assert "WindowGroupLimit" in plan

@@ -1,4 +1,4 @@
-"""What is queued in a cluster, as a table."""
+"""A snapshot of a cluster as a table."""
 
 import datetime as dt
 from typing import Any
@@ -22,9 +22,7 @@ def _frame(spark: Any, cluster: LocalCluster, namespace: str, **options: Any) ->
     return spark.read.format("foqs").options(**given).load()
 
 
-def test_items_come_with_all_that_is_known_of_them(
-    spark: Any, cluster: LocalCluster, endpoints: str, namespace: str
-) -> None:
+def test_items_come_with_all_their_columns(spark: Any, cluster: LocalCluster, endpoints: str, namespace: str) -> None:
     with Client(endpoints, namespace=namespace) as client:
         headers = {"k": "wert ü", "b": ""}
         plain = client.enqueue_many([ItemSpec("tö", b"\x00\xff", priority=3, metadata=b"", headers=headers)])[0]
@@ -68,7 +66,7 @@ def _holds(row: Any, condition: str, bound: int) -> bool:
     }.get(condition, False)  # fmt: skip
 
 
-def test_a_read_only_user_is_enough_and_a_wrong_one_is_named_without_its_password(
+def test_a_read_only_user_is_enough_and_errors_hide_passwords(
     spark: Any, cluster: LocalCluster, server: Server, namespace: str
 ) -> None:
     server.query("CREATE OR REPLACE USER reader@'%' IDENTIFIED BY 'rightword'")

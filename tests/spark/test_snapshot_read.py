@@ -1,4 +1,4 @@
-"""Pieces of a shard as Arrow batches, without Spark, on each database that a shard can be on."""
+"""Ranges of a shard as Arrow batches, without Spark, on each kind of database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.store.proxy import Break, Proxy
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
 
-pytestmark = pytest.mark.spark  # which brings PyArrow along
+pytestmark = pytest.mark.spark  # which installs PyArrow too
 AnyShard = ServerShard | SqliteShard
 Read = Callable[..., list[Any]]
 LIGHT = (
@@ -34,7 +34,7 @@ MiB = 1 << 20
 
 
 def in_arrow(names: tuple[str, ...]) -> Any:
-    """As Spark says its types in Arrow."""
+    """The Arrow schema that Spark would pass."""
     pa = pytest.importorskip("pyarrow")
     text = dict.fromkeys(("namespace", "topic", "state", "delivery"), pa.string())
     times = ("deliver_after", "enqueued_at", "expires_at", "lease_expires_at")
@@ -53,7 +53,7 @@ def shard(shard_kind: str, shard_url: str) -> Iterator[AnyShard]:
 
 @pytest.fixture
 def store(shard: AnyShard) -> Iterator[SqlStore]:
-    """Open, with lane 1 (ns/topic) and lane 2 (ns/other), and many of another namespace."""
+    """An open shard with lane 1 (ns/topic), lane 2 (ns/other), and many lanes of another namespace."""
     store = shard.store()
     store.open("owner", take_over=False)
     others = [LaneRow(n, b"else", b"%d" % n, b"") for n in range(3, 100)]
@@ -64,7 +64,7 @@ def store(shard: AnyShard) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def batches(shard: AnyShard) -> Read:
-    """`batches(names, wanted)`: the Arrow batches of the shard, or of the piece with `low` < id <= `high`."""
+    """`batches(names, wanted)`: the Arrow batches of the shard, or of its range `low` < id <= `high`."""
     pytest.importorskip("pyarrow")
 
     def batches(
@@ -100,10 +100,10 @@ def lease(store: SqlStore, item: NewItem, *, due_ms: int, attempt: int) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ what a row says
+# ------------------------------------------------------------------------------------------ columns of a row
 
 
-def test_what_is_leased_delayed_and_ready(store: SqlStore, batches: Read) -> None:
+def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     fresh = new_item(1, priority=-5, metadata=b"", headers=b'{"k": "v"}')
     again = new_item(2, payload=b"", expires_at_ms=NOW_MS + 7)
     later = new_item(3, due_ms=NOW_MS + 60_000, lane=2)
@@ -112,7 +112,7 @@ def test_what_is_leased_delayed_and_ready(store: SqlStore, batches: Read) -> Non
     tried = new_item(6, due_ms=NOW_MS + 1_000)  # nacked with a delay
     insert(store, fresh, again, later, held, once, tried)
     lease(store, held, due_ms=NOW_MS + 1_500, attempt=3)
-    lease(store, once, due_ms=NOW_MS - 5, attempt=1)  # its lease has ended, and its host has not seen that yet
+    lease(store, once, due_ms=NOW_MS - 5, attempt=1)  # its lease has ended, and its host has not noticed that yet
     store.commit(
         Batch(
             ready_gone=[ready_key(again)],
@@ -151,7 +151,7 @@ def test_what_is_leased_delayed_and_ready(store: SqlStore, batches: Read) -> Non
 
 @SERVERS
 def test_a_driver_that_reads_rows_in_c(store: SqlStore, shard: ServerShard, batches: Read) -> None:
-    """It gives rows as they are, PyMySQL pages packed by the server: the same comes of both."""
+    """This driver returns rows, PyMySQL pages packed by the server: the results are the same."""
     pytest.importorskip("MySQLdb")
     headers = '{"ключ": "wert, \\"ü\\""}'.encode()
     insert(store, *(new_item(n, payload=bytes(range(n)), metadata=[None, b"", b",\n"][n % 3]) for n in range(1, 50)))
@@ -166,7 +166,7 @@ def test_a_driver_that_reads_rows_in_c(store: SqlStore, shard: ServerShard, batc
 
 
 def test_pages_are_cut_by_size(store: SqlStore, batches: Read) -> None:
-    """However many rows a page may have, it is of no more bytes than it should: so a task's memory has a bound."""
+    """The bytes of a page are bounded for any number of rows, so a task's memory is bounded."""
     random_bytes = random.Random(7).randbytes
     sizes = [*[100] * 40, *[3 * MiB // 2] * 20, *[0] * 40, *[7 * MiB] * 3, *[200_000] * 60]
     bodies = {make_id(NUMBER, n): random_bytes(size) for n, size in enumerate(sizes, 1)}
@@ -192,7 +192,7 @@ def test_pieces_share_nothing_and_miss_nothing(store: SqlStore, batches: Read) -
         assert [row["id"] for part in odd for row in rows_of(part)] == [one for one in ids if one % 2]
 
 
-# ------------------------------------------------------------------------------------------ what the servers do
+# ------------------------------------------------------------------------------------------ plans of the servers
 
 
 WANTED = {
@@ -203,9 +203,9 @@ WANTED = {
     "a namespace": (("id", "namespace"), Wanted("ns")),
     "a topic of a namespace": (("id",), Wanted("ns", "other")),
     "a namespace that is not there": (("id",), Wanted("none")),
-    "what is leased": (LIGHT, Wanted(state="leased")),
-    "bodies of what waits": (FULL, Wanted(state="delayed")),
-    "what is ready": (("id",), Wanted(state="ready")),
+    "leased items": (LIGHT, Wanted(state="leased")),
+    "bodies of waiting items": (FULL, Wanted(state="delayed")),
+    "ready items": (("id",), Wanted(state="ready")),
     "all at once": (FULL, Wanted("ns", "other", "leased")),
 }
 
@@ -217,8 +217,8 @@ def is_wanted(row: dict[str, Any], wanted: Wanted) -> bool:
 
 @pytest.fixture
 def mixed(store: SqlStore) -> SqlStore:
-    """3,000 items of both lanes, some delayed, some leased. No statistics were gathered: the tables were empty a moment
-    ago, which is when the optimizer is misled."""
+    """3,000 items of both lanes, some delayed, some leased. The server has no statistics: the tables were empty a
+    moment ago, which misleads the optimizer."""
     items = [new_item(n, priority=n % 10, lane=1 + n % 2, due_ms=NOW_MS * (n % 5 == 0)) for n in range(1, 3_001)]
     insert(store, *items)
     for item in [item for item in items if not item.due_ms][:200:20]:
@@ -226,7 +226,7 @@ def mixed(store: SqlStore) -> SqlStore:
     return store
 
 
-def test_what_is_wanted_is_found(mixed: SqlStore, batches: Read) -> None:
+def test_wanted_items_are_found(mixed: SqlStore, batches: Read) -> None:
     rows = {row["id"]: row for row in rows_of(batches())}
     assert len(rows) == 3_000
     for what, (names, wanted) in WANTED.items():
@@ -255,7 +255,7 @@ def test_statements_search_and_do_not_scan(mixed: SqlStore, batches: Read, monke
         plans = [(query, explained(mixed._link, query)) for query in sent]
         assert any(plan.keys() & KEYS.keys() for _, plan in plans), what
         for query, plan in plans:
-            # From its beginning, an index that is read in order until LIMIT is a range as well.
+            # An index that is read from its beginning until LIMIT counts as a range too.
             kinds = [*SEARCHED, "index"] if " > 0 AND " in query and " LIMIT " in query else SEARCHED
             steps = {table: plan[table] for table in plan.keys() & KEYS.keys()}
             bad = {
@@ -277,7 +277,7 @@ def explained(link: Any, query: str) -> dict[str, tuple[str, str]]:
     return {step["table"]: (step["type"], step["key"]) for step in steps if step["table"]}
 
 
-# ------------------------------------------------------------------------------------------ what goes wrong
+# ------------------------------------------------------------------------------------------ errors
 
 
 @SERVERS

@@ -1,4 +1,4 @@
-"""Snapshots through Spark of shards in other places, in other states, and of none that answers."""
+"""Snapshots through Spark of shards in other places and states, and of a shard that does not answer."""
 
 import datetime as dt
 import socket
@@ -14,10 +14,10 @@ from foqs.lab.crash.rig import toml
 from foqs.rows import Batch, NewItem
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
-from tests.client.peer import eventually
 from tests.conftest import Server
 from tests.store.contract import LANE, insert
 from tests.store.shards import NOW_MS, new_item
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.spark]
 
@@ -33,14 +33,14 @@ def load(spark: Any, **options: Any) -> Any:
 
 
 def take(client: Client, topic: str, count: int) -> list[Item]:
-    """So many leases of ten minutes."""
+    """Lease `count` items for ten minutes."""
     found: list[Item] = []
 
     def more() -> bool:
         found.extend(client.dequeue(topic, count - len(found), lease_ms=600_000, wait_ms=200))
         return len(found) == count
 
-    eventually(more, 60.0)
+    wait_until(more, "more rows")
     return found
 
 
@@ -69,11 +69,12 @@ def test_items_that_are_leased(spark: Any, cluster: LocalCluster, client: Client
     assert {row.id for row in once} >= {item.id for item in held.values() if item.topic == "once"}
 
     def written() -> Any:
-        """What a host got of another one for a consumer that had its answer by then is leased until it is back."""
+        """An item that one host fetched from another, for a consumer that had its answer by then, is leased until it
+        returns."""
         rows = {row.id: row for row in frame.collect()}
         return {row.id for row in rows.values() if row.state == "leased"} == held.keys() and rows
 
-    rows = eventually(written, 60.0)
+    rows = wait_until(written, "written rows")
     assert len(rows) == 6
     for item in held.values():
         row = rows.pop(item.id)
@@ -85,7 +86,7 @@ def test_items_that_are_leased(spark: Any, cluster: LocalCluster, client: Client
 
 
 def test_the_time_zone_of_a_session_changes_no_moment(spark: Any, tmp_path: Path) -> None:
-    """Two items an hour apart, in St. John's at the same time of day: clocks are put back in between."""
+    """Two items an hour apart, in St. John's at the same local time: clocks were set back in between."""
     url = f"sqlite:///{tmp_path}/shard.db"
     first_ms = int(dt.datetime(2020, 11, 1, 4, 15, 0, 7_000, tzinfo=dt.UTC).timestamp() * 1000)
     times = [first_ms, first_ms + 3_600_000]
@@ -109,7 +110,7 @@ def test_the_time_zone_of_a_session_changes_no_moment(spark: Any, tmp_path: Path
 def test_a_database_that_is_not_there(spark: Any, cluster: LocalCluster, namespace: str) -> None:
     living = f"1={cluster.shards[0].url}"
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and never listens: nobody else can, either
+        taken.bind(("127.0.0.1", 0))  # bound and never listening, so no other process can listen there either
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         dead = f"mysql://reader:topsecret@{place}/queue"
         for shards, name in (
@@ -123,7 +124,7 @@ def test_a_database_that_is_not_there(spark: Any, cluster: LocalCluster, namespa
             assert "topsecret" not in str(refused.value)
 
 
-def test_a_database_that_is_none_of_ours(spark: Any, server: Server, tmp_path: Path) -> None:
+def test_a_database_without_a_shard(spark: Any, server: Server, tmp_path: Path) -> None:
     empty = server.url(server.create_database("empty"))
     for url, says in (
         (f"9={empty}", "shard 9 cannot be read: the database has no foqs schema"),
@@ -151,7 +152,7 @@ def test_a_configuration_says_where_the_shards_are(
         (nothing, "neither"),
         (tmp_path / "missing.toml", "no configuration file at"),
     ):
-        with pytest.raises(Exception, match=rf"(?s)foqs\.(errors\.Invalid|config\.NotValid): .*{says}"):
+        with pytest.raises(Exception, match=rf"(?s)foqs\.(errors\.Invalid|config\.load\.NotValid): .*{says}"):
             load(spark, config=file).collect()
 
 
@@ -182,7 +183,7 @@ def test_every_kind_of_database_in_one_frame(
     for number, url in shards.items():
         ids = [make_id(number, n) for n in range(1, 31)]
         make_shard(url, number, *(new_item(item_id=one, payload=b"%d" % n, priority=n) for n, one in enumerate(ids, 1)))
-    # The URLs alone: each database says which shard it is.
+    # Without numbers: each database has the number of its shard.
     frame = load(spark, shards=" ".join(shards.values()), partitionsPerShard=2, pageRows=4, payloads=True)
     assert frame.rdd.getNumPartitions() == 6
     rows = frame.where("priority <= 20").collect()

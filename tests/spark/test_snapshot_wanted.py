@@ -1,4 +1,4 @@
-"""What is decided about a snapshot before any database is asked."""
+"""Decisions about a snapshot before any database is read."""
 
 from itertools import pairwise
 

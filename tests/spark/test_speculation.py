@@ -1,5 +1,8 @@
-"""Two tries of one task at the same time. Spark makes a second one on another host only, so this needs a cluster of it:
-a master and two workers, each with an address of this machine's loopback as its host."""
+"""Two attempts of one task at the same time.
+
+Spark starts a second attempt on another host only, so this needs a Spark cluster: a master and two workers, each with
+an address of this machine's loopback as its host.
+"""
 
 import os
 import re
@@ -13,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client
-from foqs.lab.servers.process import ServerProcess, wait_until
-from tests.client.peer import eventually
+from foqs.lab.servers.process import ServerProcess
+from tests.support.waiting import wait_until
 
 pyspark = pytest.importorskip("pyspark", reason="PySpark is not installed (pip install 'foqs[spark]')")
 
@@ -23,7 +26,7 @@ from tests.spark import speculating  # noqa: E402
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROWS = 20_000
-START_MS = 120_000
+START_S = 120
 HOME = Path(pyspark.__file__).parent
 
 
@@ -36,7 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def master(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """The URL of a Spark of two hosts, one core each."""
+    """The URL of a Spark cluster of two hosts with one core each."""
     with ExitStack() as stack:
 
         def start(name: str, *arguments: str, **variables: str) -> Path:
@@ -48,18 +51,18 @@ def master(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
             return log
 
         log = start("Master", "--host", "127.0.0.1", "--port", "0")
-        assert wait_until(lambda: "I have been elected" in log.read_text(), timeout_ms=START_MS), log.read_text()
+        wait_until(lambda: "I have been elected" in log.read_text(), log.read_text, START_S)
         (url,) = re.findall(r"Starting Spark master at (spark://[\d.:]+)", log.read_text())
         hosts = {"127.0.0.2", "127.0.0.3"}
         for host in sorted(hosts):
             start("Worker", "--host", host, "--cores", "1", "--memory", "600m", url, SPARK_LOCAL_IP=host)
-        # One that gets no answer in time asks again.
+        # A worker without an answer in time registers again.
         registered = re.compile(r"Registering worker ([\d.]+):")
-        assert wait_until(lambda: {*registered.findall(log.read_text())} == hosts, timeout_ms=START_MS), log.read_text()
+        wait_until(lambda: {*registered.findall(log.read_text())} == hosts, log.read_text, START_S)
         yield url
 
 
-def test_two_tries_of_a_task_at_once_store_each_row_once(
+def test_two_attempts_of_a_task_at_once_store_each_row_once(
     master: str, environment: dict[str, str], endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
     program = [sys.executable, speculating.__file__, master, endpoints, namespace, str(ROWS), str(tmp_path)]
@@ -75,6 +78,6 @@ def test_two_tries_of_a_task_at_once_store_each_row_once(
             got.update(item.payload for item in items)
             return got.total() >= ROWS
 
-        eventually(take, 120.0)
+        wait_until(take, "all items", 120)
         assert client.dequeue("t", 1) == []
     assert got == Counter(b"%d" % n for n in range(ROWS))

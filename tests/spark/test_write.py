@@ -1,4 +1,4 @@
-"""Frames and streams into a cluster of two hosts, with tasks that fail, and run twice."""
+"""Frames and streams into a cluster of two hosts, with tasks that fail and tasks that run twice."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, Item
-from tests.client.peer import eventually
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +34,7 @@ def save(endpoints: str, namespace: str) -> Any:
 
 
 def drain(client: Client, topic: str, count: int) -> list[Item]:
-    """So many items, and then none."""
+    """Consume `count` items, and check that there are no more."""
     found: list[Item] = []
 
     def take() -> bool:
@@ -43,7 +43,7 @@ def drain(client: Client, topic: str, count: int) -> list[Item]:
         found.extend(items)
         return len(found) >= count
 
-    eventually(take, 120.0)
+    wait_until(take, "all items", 120)
     assert client.dequeue(topic, 1) == []
     assert len(found) == count
     return found
@@ -100,11 +100,11 @@ def test_wrong_frames_are_refused_before_a_row_is_sent(
 
 def test_a_queue_is_not_overwritten(spark: Any, endpoints: str, namespace: str) -> None:
     frame = spark.createDataFrame([("t", "x")], "topic string, payload string")
-    with pytest.raises(Exception, match="not overwritten"):
+    with pytest.raises(Exception, match="cannot overwrite a queue"):
         frame.write.format("foqs").options(endpoints=endpoints, namespace=namespace).mode("overwrite").save()
 
 
-def test_rows_that_are_alike_are_items_of_their_own(spark: Any, save: Any, client: Client) -> None:
+def test_equal_rows_become_separate_items(spark: Any, save: Any, client: Client) -> None:
     save(spark.createDataFrame([("t", "x")] * 50, "topic string, payload string"))
     assert len(drain(client, "t", 50)) == 50
 
@@ -112,7 +112,7 @@ def test_rows_that_are_alike_are_items_of_their_own(spark: Any, save: Any, clien
 def test_tasks_that_fail_in_the_middle_and_run_again(
     spark: Any, save: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """Each partition fails at its first try, after some of its rows were stored."""
+    """The first attempt of each partition fails after it stored some of its rows."""
     count, parts = 20_000, 3
     marks = str(tmp_path)
 
@@ -121,7 +121,7 @@ def test_tasks_that_fail_in_the_middle_and_run_again(
             if at == 5_000 and not os.path.exists(f"{marks}/{index}"):
                 open(f"{marks}/{index}", "w").close()
                 with Client(endpoints, namespace) as seeing:
-                    eventually(lambda: any(True for _ in seeing.list_items("t")), 120.0)
+                    wait_until(lambda: any(seeing.list_items("t")), "an item", 120)
                 raise RuntimeError("on purpose")
             yield row
 
@@ -165,7 +165,7 @@ def test_invalid_rows_are_collected(spark: Any, save: Any, client: Client, tmp_p
 def test_a_stream_that_is_restarted_writes_no_row_twice(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """The tasks of its second batch fail after some rows were sent; it is restarted from its checkpoint."""
+    """The tasks of its second batch fail after they sent some rows; the query restarts from its checkpoint."""
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     source.mkdir()
 
@@ -202,10 +202,11 @@ def test_a_stream_that_is_restarted_writes_no_row_twice(
     assert payloads == Counter(b"%d" % n for n in range(1_000))
 
 
-def test_a_batch_repeated_in_other_partitions_stores_no_row_twice(
+def test_a_batch_repeated_in_other_partitions_adds_no_row(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """As after a restart with another number of cores. Half of the rows are equal to rows of other partitions."""
+    """The partitions differ, as after a restart with another number of cores. Half of the rows equal rows of other
+    partitions."""
     from pyspark.sql.functions import col, udf
 
     count, mark, metrics = 3_000, str(tmp_path / "failed"), tmp_path / "m.json"
@@ -270,7 +271,7 @@ def test_a_job_with_an_id_is_repeated_in_other_partitions(
 def test_a_repeated_batch_of_foreach_batch_is_stored_once(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """The function fails after its first write. Two batches with equal rows are still two."""
+    """The function fails after its first write. Two batches with equal rows stay two."""
     (tmp_path / "in").mkdir()
     mark = tmp_path / "failed"
 
@@ -299,7 +300,7 @@ def test_a_repeated_batch_of_foreach_batch_is_stored_once(
 def test_invalid_rows_of_a_stream_are_collected(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """As files that Spark reads."""
+    """Invalid rows are in files that Spark reads."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.json").write_text('{"payload": "good"}\n{"payload": "bad", "lease_ms": 1}\n')
     options = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "onInvalid": "collect"}
@@ -336,7 +337,7 @@ def test_sql_tables_and_views(spark: Any, client: Client, endpoints: str, namesp
 
 
 def test_a_rate_for_the_whole_job(spark: Any, save: Any, client: Client) -> None:
-    """Two tasks at a time share it: each waits between its batches."""
+    """Two tasks at a time share the rate: each waits between its batches."""
     began = monotonic()
     frame = spark.range(400, numPartitions=2).selectExpr("'t' as topic", "cast(id as string) as payload")
     save(frame, maxRowsPerSecond=200, tasks=2, batchRows=50)

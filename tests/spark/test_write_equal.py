@@ -1,4 +1,4 @@
-"""Keys made of rows: whatever way a batch is divided, and however often it is repeated, each row is stored once."""
+"""Keys made from rows: each row is stored once, for any division and any number of repetitions of a batch."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,13 +20,13 @@ SCOPE = "query:7"
 
 
 class Service:
-    """Stores an item for each new key."""
+    """Store an item for each new key."""
 
     def __init__(self) -> None:
         self.items: dict[str, ItemSpec] = {}
 
     def enqueue(self, spec: ItemSpec) -> bool:
-        """False for a key that was known."""
+        """Return False for a known key."""
         key = str(spec.dedup_key)
         if key in self.items:
             assert replace(spec) == self.items[key]
@@ -47,7 +47,7 @@ def task(service: Service, rows: list[int], stops_after: int | None = None) -> S
 
 @st.composite
 def tries(draw: Any) -> tuple[list[int], list[list[tuple[list[int], int]]]]:
-    """Rows, of which many are equal; and for each try of the batch its partitions, and how far their tasks come."""
+    """Rows, many of them equal; for each attempt of the batch its partitions, and where their tasks stop."""
     rows = draw(st.lists(st.integers(0, 3), max_size=12))
     made = []
     for _ in range(draw(st.integers(1, 3))):
@@ -60,7 +60,7 @@ def tries(draw: Any) -> tuple[list[int], list[list[tuple[list[int], int]]]]:
 
 @given(tries())
 def test_other_partitions_store_no_row_twice(given_: Any) -> None:
-    """All tries but the last one stop somewhere; the driver comes to its part in the last one alone."""
+    """All attempts except the last stop somewhere; only the last one reaches the driver's part."""
     rows, batches = given_
     service = Service()
     for parts in batches[:-1]:
@@ -82,7 +82,7 @@ def test_distinct_rows_leave_nothing_to_the_driver() -> None:
 
 
 def test_rows_that_were_not_kept_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss that cannot be made good is never silent."""
+    """A loss that cannot be repaired is always reported."""
     monkeypatch.setattr(write_equal, "KEPT_BYTES", 400)
     service = Service()
     sent = [task(service, list(range(10))) for _ in range(2)]
@@ -98,7 +98,7 @@ def test_keys_of_the_frame_are_not_collected() -> None:
     assert known.kept == {}
 
 
-def test_what_a_task_sends_costs_8_bytes_a_row() -> None:
+def test_the_report_of_a_task_has_8_bytes_a_row() -> None:
     sent = task(Service(), list(range(1_000)))
     assert (len(sent.hashes), sent.repeats, sent.kept) == (8_000, {}, {})
 
@@ -128,7 +128,7 @@ def test_a_stream_refuses_keys_that_depend_on_partitions() -> None:
         ({"jobId": "j"}, ("payload",), True, False),
     ],
 )
-def test_a_batch_that_would_be_stored_twice_is_warned_of(
+def test_a_warning_if_a_batch_would_be_stored_twice(
     options: dict[str, str], columns: tuple[str, ...], in_stream: bool, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = pytest.importorskip("pyspark.sql.types")

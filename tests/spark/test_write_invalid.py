@@ -1,4 +1,4 @@
-"""Files of refused rows: whole or not there, with names that Spark reads, and none of an earlier try."""
+"""Files of refused rows: complete or absent, with names that Spark reads, and none of an earlier attempt."""
 
 from pathlib import Path
 

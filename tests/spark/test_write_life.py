@@ -1,4 +1,4 @@
-"""A host that is killed while a job writes; and the distribution's own index of packages, in and out."""
+"""A host that is killed during a write, and the package index of the distribution, written and consumed."""
 
 import json
 import subprocess
@@ -15,8 +15,8 @@ from foqs.client import Client, Item, Worker
 from foqs.lab.cluster import LocalCluster, local_cluster
 from foqs.lab.crash.rig import make_shards
 from foqs.spark.jobs.enqueue import enqueue
-from tests.client.peer import eventually
 from tests.conftest import Server
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 ROWS = 200_000
@@ -24,7 +24,7 @@ ROWS = 200_000
 
 @pytest.fixture
 def mortal(server: Server, tmp_path: Path) -> Iterator[LocalCluster]:
-    """Two hosts of the test's own."""
+    """Two hosts for this test only."""
     settings = {"zookeeper": {"session_timeout_ms": 2_000, "settle_ms": 300}}
     with local_cluster(make_shards([server], 4, "mortal"), tmp_path, settings) as cluster:
         cluster.start("a", "b")
@@ -44,7 +44,7 @@ def test_a_host_is_killed_while_a_job_writes(spark: Any, mortal: LocalCluster, t
     with Client(addresses(mortal), "n") as client, ThreadPoolExecutor(1) as thread:
 
         def kill() -> None:
-            eventually(lambda: any(True for _ in client.active_topics()), 120.0)
+            wait_until(lambda: any(client.active_topics()), "a topic with items", 120)
             mortal.hosts["a"].kill()
             mortal.settled("b")
             mortal.start("a")
@@ -56,13 +56,13 @@ def test_a_host_is_killed_while_a_job_writes(spark: Any, mortal: LocalCluster, t
         stored: dict[int, bytes] = {}
 
         def take() -> bool:
-            """An item may come twice: with a session so short, a host may lose its shards again."""
+            """An item may be delivered twice: with such a short session a host may lose its shards again."""
             items = client.dequeue("t", 5_000, wait_ms=200)
             client.ack_many(items)
             stored.update((item.id, item.payload) for item in items)
             return len(stored) >= ROWS
 
-        eventually(take, 200.0)
+        wait_until(take, "all items", 200)
         assert {item.id for item in client.list_items("t")} <= stored.keys()
     assert Counter(stored.values()) == Counter(b"%d" % n for n in range(ROWS))
 
@@ -70,11 +70,11 @@ def test_a_host_is_killed_while_a_job_writes(spark: Any, mortal: LocalCluster, t
 def test_the_packages_of_the_distribution(
     spark: Any, cluster: LocalCluster, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:
-    """Each record is an item; a worker gets all of them, and their sizes sum up to the index's own."""
+    """Each record becomes an item; a worker gets all of them, and their sizes sum up to that of the index."""
     records = packages()
     (tmp_path / "packages.json").write_text("".join(json.dumps(record) + "\n" for record in records))
     select = ["to_json(struct(*)) as payload", "concat('packages:', name, version, arch) as dedup_key"]
-    for _ in range(2):  # the second time all of them are there
+    for _ in range(2):  # the second time the service knows all of them
         enqueue([str(tmp_path / "packages.json")], namespace, endpoints, topic="packages", select=select)
     count, size, lock = 0, 0, threading.Lock()
     worker: Worker
@@ -96,7 +96,7 @@ def test_the_packages_of_the_distribution(
 
 
 def packages() -> list[dict[str, Any]]:
-    """Name, version, architecture and size of every package that the machine's package lists know."""
+    """Name, version, architecture and size of every package in the machine's package lists."""
     listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True)
     found = {}
     for record in listed.stdout.split("\n\n"):

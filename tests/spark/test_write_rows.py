@@ -1,4 +1,4 @@
-"""What needs no Spark: columns, options, keys."""
+"""Columns, options and keys, without Spark."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_every_column_in_every_type() -> None:
         ({**GOOD, "priority": "bigint"}, False, "column priority is bigint, not tinyint or smallint or int"),
         ({**GOOD, "deliver_after": "timestamp_ntz"}, False, "column deliver_after is timestamp_ntz"),
         ({**GOOD, "headers": "map<string,int>"}, False, "column headers is map<string,int>"),
-        ({**GOOD, "delay_ms": "int"}, False, "deliver_after and delay_ms"),
+        ({**GOOD, "delay_ms": "int"}, False, "deliver_after or delay_ms, not both"),
     ],
 )
 def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says: str) -> None:
@@ -69,7 +69,7 @@ def test_columns_of_any_case() -> None:
 
 
 def test_what_spark_adds_to_options_is_ignored() -> None:
-    """As it came with CREATE TABLE: the options, the options once more, and properties of the catalog."""
+    """The options of CREATE TABLE: given twice, with properties of the catalog."""
     given_ = {
         "option.endpoints": "h:1", "option.nameSpace": "n", "endpoints": "h:1", "nameSpace": "n", "provider": "foqs",
         "owner": "root", "comment": "c", "a.property": "x", "location": "/x",
@@ -113,7 +113,7 @@ def test_rows_in_another_order_get_the_same_keys(rows: list[dict[str, Any]], rng
 
 
 def test_rows_as_items() -> None:
-    """A null is the same as no column; what is no item says why."""
+    """A null is the same as no column; a row that is no item has a reason."""
     pa = pytest.importorskip("pyarrow")
     from foqs.client import Delivery, ItemSpec
     from foqs.spark.write_rows import KeyMaker, specs_of

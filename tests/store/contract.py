@@ -9,7 +9,8 @@ from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, Opened
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused, ShardStore, StoreDown
 from tests.store.key_contract import KeyContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
-from tests.store.shards import NOW_MS, Moment, Shard, new_item, wait_until
+from tests.store.shards import NOW_MS, Moment, Shard, new_item
+from tests.support.waiting import wait_until
 
 __all__ = ["LANE", "StoreContract", "body", "insert", "ready_key", "ready_row", "timer_row"]
 
@@ -56,7 +57,7 @@ class StoreContract(RowContract, KeyContract):
 
     # ------------------------------------------------------------------------------------------ ownership
 
-    def test_what_an_owner_is_told(self, shard: Shard, store: ShardStore) -> None:
+    def test_the_next_owner_gets_the_state_of_the_shard(self, shard: Shard, store: ShardStore) -> None:
         first = new_item(1, deliver_after_ms=5 << BACKLOG_SHIFT)
         more = [new_item(n, deliver_after_ms=(6 << BACKLOG_SHIFT) + n) for n in (2, 3)]
         timer = new_item(4, due_ms=NOW_MS, expires_at_ms=NOW_MS)

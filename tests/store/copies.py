@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foqs.store.link import Database
-from foqs.store.schema import metadata
+from foqs.store.tables import metadata
 
 Tables = dict[str, list[dict[str, Any]]]
 

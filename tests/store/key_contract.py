@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.buffers.round import Outcome, Round
+from foqs.buffers.shard_batch import Outcome, ShardBatch
 from foqs.dedup import DIGEST_BYTES, behind
-from foqs.host.worker import run
 from foqs.rows import Batch, DedupRow, Holding
+from foqs.server.shard_thread import run
 from foqs.store.protocol import RowRejected, ShardStore
 from tests.store.row_contract import insert
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
@@ -51,7 +51,7 @@ class KeyContract:
             store.commit(Batch(inserts=[new_item(2), shard.refused(stored)], dedup_new=[row], next_number=10))
         assert store.dedup([row.digest]) == []
 
-    def test_slots_and_the_checkpoint_are_told_to_the_next_owner(self, shard: Shard, store: ShardStore) -> None:
+    def test_the_next_owner_gets_the_slots_and_the_checkpoint(self, shard: Shard, store: ShardStore) -> None:
         store.commit(Batch(slots=Holding(1 << 60, b"\0\xff"), dedup_from_ms=7, next_number=1))
         store.commit(Batch(dedup_from_ms=8, next_number=1))
         store.close(clean=True)
@@ -86,15 +86,15 @@ class KeyContract:
 
     # ------------------------------------------------------------------------------------------ trips
 
-    def test_a_trip_stores_what_is_not_known(self, shard: Shard, store: ShardStore) -> None:
-        """Beside it: keys that are known, one that has expired and is still there, an item that is refused."""
+    def test_a_trip_stores_only_unknown_keys(self, shard: Shard, store: ShardStore) -> None:
+        """The batch also has known keys, an expired key that is still stored, and an item that the database refuses."""
         known = [dedup_row(n, NOW_MS + 1) for n in (1, 2)]
         store.commit(Batch(inserts=[new_item(9)], dedup_new=[*known, dedup_row(3, NOW_MS)], next_number=10))
         items = [new_item(n) for n in range(11, 16)] + [shard.refused(new_item(9))]
         rows = [dedup_row(n, NOW_MS + 9)._replace(id=item.id) for n, item in enumerate(items[:5], 1)]
         refused = dedup_row(6, NOW_MS + 9)._replace(id=items[5].id)
         batch = Batch(inserts=[*items, new_item(20)], dedup_new=[*rows, refused], next_number=30)
-        result = run(store, Round(batch=batch, keys_ms=NOW_MS))
+        result = run(store, ShardBatch(transaction=batch, keys_ms=NOW_MS))
         assert (result.outcome, result.down) == (Outcome.COMMITTED, False)
         assert result.known == {items[0].id: known[0], items[1].id: known[1]}
         assert (list(result.rejected), result.failed) == ([items[5].id], set())
@@ -121,7 +121,7 @@ class KeyContract:
         outcome: Outcome,
         committed: bool,
     ) -> None:
-        """What is known is known, of the rest the shard's row tells."""
+        """Known keys stay; the shard's row says whether the rest was committed."""
         known, new = dedup_row(1, NOW_MS + 1), dedup_row(2, NOW_MS + 1)
         store.commit(Batch(dedup_new=[known], next_number=10))
         items = [new_item(11), new_item(12)]
@@ -135,7 +135,7 @@ class KeyContract:
             return rows
 
         monkeypatch.setattr(store, "dedup", looked_up)
-        result = run(store, Round(batch=batch, keys_ms=NOW_MS))
+        result = run(store, ShardBatch(transaction=batch, keys_ms=NOW_MS))
         assert (result.outcome, result.down) == (outcome, True)
         assert result.known == {items[0].id: known}
         assert store.reconnect() is committed

@@ -1,7 +1,7 @@
 """An owner in a process of its own, to be frozen: `python -m tests.store.owner_process URL NUMBER idle|open`.
 
 Prints `ready` when it holds the shard (`open`: inside a transaction that passed the fence and inserted item 5), then
-waits for a line on stdin, goes on with a transaction that inserts item 6 or with COMMIT, and prints what came of it.
+waits for a line on stdin, goes on with a transaction that inserts item 6 or with COMMIT, and prints the outcome.
 """
 
 import sys

@@ -224,7 +224,7 @@ class RowContract:
         assert store.look([item.id]) == []
         assert store.bodies([item.id]) == []
 
-    def test_reads_of_what_is_not_there(self, store: ShardStore) -> None:
+    def test_reads_of_missing_rows(self, store: ShardStore) -> None:
         assert store.bodies([]) == []
         assert store.look([]) == []
         assert store.bodies([make_id(NUMBER, 1)]) == []

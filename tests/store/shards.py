@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -175,11 +173,3 @@ def new_item(
     item.id = item_id or make_id(NUMBER, number)
     item.lane = lane
     return item
-
-
-def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    """Asks again and again; AssertionError at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not reached in {timeout_s} s: {what}"
-        time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""What becomes of a driver's errors, and that no text of theirs gets out."""
+"""How a driver's errors are translated, and that none of their text gets out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from foqs.store.errors import Seam
 from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
 from foqs.store.sql import SqlStore
 from tests.conftest import NewServer
-from tests.disks import remount, small_disk
 from tests.store.asking import ask
 from tests.store.contract import LANE, body, insert
 from tests.store.shards import ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
 from tests.store.test_schema import setting
+from tests.support.disks import remount, small_disk
 
 SECRET = "INSERT INTO item VALUES ('secret')"
 
@@ -139,7 +139,7 @@ def test_a_server_without_space_changes_nothing(kind: Kind, new_server: NewServe
 
 
 def test_a_locked_row_is_busy(shard: ServerShard | SqliteShard) -> None:
-    """Somebody else's transaction is in the way: nothing is committed, and the same call succeeds afterwards."""
+    """Another transaction is in the way: nothing is committed, and the same call succeeds afterwards."""
     store = opened(shard)
     engine = create_engine(shard.url)
     with engine.connect() as other:

@@ -1,4 +1,4 @@
-"""Owners that hang, connections that the server has not missed yet, and locks that others hold."""
+"""Owners that hang, connections that the server has not missed yet, and locks of other connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from foqs.store.statements import Fence, writes
 from tests.store.asking import ask, connect, row_lock_waits, run
 from tests.store.contract import LANE, insert, open_again, ready_row
 from tests.store.proxy import Break
-from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item, wait_until
+from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 SERVERS = pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_frozen_owner_loses_its_shard(shard: AnyShard, frozen: tuple[OwnerProc
 
 
 def test_the_fence_by_itself(shard: AnyShard, store: SqlStore) -> None:
-    """The old owner's connection lives and nobody ended it, as when its lock was lost: the epoch alone stops it."""
+    """The old owner's connection lives on, as when its lock was lost: the epoch alone stops it."""
     insert(store, new_item(1))
     run(shard.url, "UPDATE shard SET epoch = epoch + 1")
     for batch in (Batch(inserts=[new_item(2)], next_number=3), Batch(item_gone=[new_item(1).id], next_number=3)):
@@ -210,7 +211,7 @@ def test_a_killed_connection(shard: ServerShard, store: SqlStore) -> None:
 def test_an_old_connection_that_ends_while_its_lock_is_asked_for(
     shard: ServerShard, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the lock when that is asked for, and nobody has when it is asked who: the lock is the owner's again."""
+    """It holds the lock at the first query and is gone at the second: the lock is the owner's again."""
     lock = store._lock
     holder = lock.holder
 
@@ -234,7 +235,7 @@ def test_an_old_connection_that_ends_while_its_lock_is_asked_for(
 @SERVERS
 @pytest.mark.parametrize("arrives", [False, True])
 def test_a_connection_that_the_server_has_not_missed(shard: ServerShard, store: SqlStore, arrives: bool) -> None:
-    """It still holds the lock and, without the COMMIT, the transaction: it is ended, and the truth is told."""
+    """It still holds the lock and, without the COMMIT, the transaction: it is ended, and the outcome is known."""
     insert(store, new_item(1))
     shard.proxy(store).arm(Break("COMMIT", arrives=arrives, missed=True))
     with pytest.raises(CommitUnknown):
@@ -332,7 +333,7 @@ def test_a_row_that_is_not_what_the_owner_wrote(shard: AnyShard, store: SqlStore
         store.reconnect()
 
 
-def test_a_row_that_is_not_what_the_owner_wrote_is_confirmed_by_nobody(shard: AnyShard, store: SqlStore) -> None:
+def test_a_row_that_the_owner_did_not_write_is_never_confirmed(shard: AnyShard, store: SqlStore) -> None:
     assert store._link is not None
     store._link.execute("UPDATE shard SET seq = seq + 1")
     with pytest.raises(Fenced):

@@ -1,4 +1,4 @@
-"""What a statement reads is about what it returns, however long the backlog. Counted by the servers themselves."""
+"""A statement reads about the rows that it returns, however long the backlog. Counted by the servers themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_read(store: SqlStore, use: Callable[[], object]) -> int:
 
 
 class Backlog:
-    """A shard with `BACKLOG` ready items of lane 1 and as many of lane 2, and timers of which half are due."""
+    """A shard with `BACKLOG` ready items each of lanes 1 and 2, and timers of which half are due."""
 
     def __init__(self, store: SqlStore, order: str) -> None:
         self.store = store
@@ -152,14 +152,14 @@ def test_rows_read_by_writes(backlog: Backlog) -> None:
 
 @SERVERS
 def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
-    """Rows that were deleted and not purged are in nobody's statistics; a plan must not read them all the same."""
+    """Statistics leave out deleted rows that were not purged yet; a plan must not read those."""
     store = shard.store()
     store.open("owner", take_over=False)
     store.commit(Batch(lanes_new=[LANE], next_number=1))
     link = store._link
     assert link is not None
     with connect(shard) as keeper, keeper.cursor() as cursor:
-        for table in ("item", "ready", "timer", "expiry"):  # or it counts what is there, at a moment of its own
+        for table in ("item", "ready", "timer", "expiry"):  # or the server counts the rows at any moment
             cursor.execute(f"ALTER TABLE {table} STATS_AUTO_RECALC = 0")
     items = [new_item(number, expires_at_ms=NOW_MS, due_ms=NOW_MS * (number % 2)) for number in range(1, 3_001)]
     insert(store, *items)
@@ -271,7 +271,7 @@ def test_bodies_beyond_the_bound_of_packed_rows(shard: ServerShard) -> None:
 
 
 def test_expiring_rows_without_an_item(shard: ServerShard | SqliteShard) -> None:
-    """They cannot be, and if they are all the same they do not hold up the others."""
+    """They cannot be, and if they are all the same they do not delay other rows."""
     store = shard.store()
     store.open("owner", take_over=False)
     item = new_item(99, expires_at_ms=NOW_MS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from foqs.store.protocol import ShardRefused, StoreDown
-from foqs.store.schema import SCHEMA_VERSION, check_schema, create_schema
+from foqs.store.schema import check_schema, create_schema
 from foqs.store.server import Version, refuse_old
 from foqs.store.sql import SqlStore
+from foqs.store.tables import SCHEMA_VERSION
 from tests.store.asking import run
 from tests.store.test_ownership import SERVERS
 
@@ -42,6 +44,16 @@ def test_a_made_schema_is_good(shard_url: str) -> None:
     create_schema(shard_url, 3)
     store.confirm()
     store.close()
+
+
+def test_a_complete_schema_needs_no_lock(tmp_path: Path) -> None:
+    """`foqs dev` starts while another process writes the database, as the host before may do when it stops."""
+    path = tmp_path / "shard.db"
+    create_schema(f"sqlite:///{path}", 1)
+    with sqlite3.connect(path, isolation_level=None) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert create_schema(f"sqlite:///{path}", 1) == SCHEMA_VERSION
+    writer.close()
 
 
 def test_no_schema(shard_url: str) -> None:
@@ -102,8 +114,10 @@ def test_tables_that_are_not_as_they_should_be(shard_url: str) -> None:
     assert rest == [
         "table expiry is missing",
         "table lane lacks the column fairness",
+        "table lane lacks the column throttles",
         "table lane lacks the column topic",
-        "table lane lacks the index lane_of_names on (ns, topic, fairness)",
+        "table lane lacks the column weight",
+        "table lane lacks the index lane_of_names on (ns, topic, fairness, throttles)",
         "table ready lacks the column bytes",
     ]
 
@@ -182,7 +196,7 @@ def test_a_server_that_is_not_there() -> None:
 
 @SERVERS
 def test_a_wrong_password(shard_url: str) -> None:
-    url = make_url(shard_url).set(username="nobody", password="secret").render_as_string(hide_password=False)
+    url = make_url(shard_url).set(username="stranger", password="secret").render_as_string(hide_password=False)
     words = refusal(url)
-    assert "denies access to 'nobody'@'127.0.0.1'" in words or "PyMySQL[rsa]" in words
+    assert "denies access to 'stranger'@'127.0.0.1'" in words or "PyMySQL[rsa]" in words
     assert "secret" not in words

@@ -12,8 +12,8 @@ from foqs.lab.servers import Kind, ServerSettings
 from foqs.store.protocol import StoreError
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
-from tests.certificates import Authority
 from tests.conftest import NewServer
+from tests.support.certificates import Authority
 
 SERVERS = [
     pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),

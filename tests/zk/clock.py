@@ -1,4 +1,4 @@
-"""Virtual time for what is called back later."""
+"""Virtual time for callbacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._pushed, what))
 
     def until(self, time_ms: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Runs what is due up to `time_ms`, or until `done` holds; whether it does."""
+        """Run the callbacks that are due up to `time_ms`, or until `done` holds."""
         while not done():
             if not self._heap or self._heap[0][0] > time_ms:
                 self.now_ms = max(self.now_ms, time_ms)

@@ -14,7 +14,8 @@ import pytest
 from foqs.dedup import SLOTS
 from foqs.marks import Mark
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, SlotMove, Slots
-from foqs.zk.protocol import Done, FactStore, Session, ZkConflict, ZkError, ZkUnavailable
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable
 from tests.zk.mark_contract import MarkContract
 
 CONNECTED, SUSPENDED, EXPIRED = Session.CONNECTED, Session.SUSPENDED, Session.EXPIRED
@@ -59,7 +60,7 @@ class Client:
         self.rig.until(lambda: condition(self.facts))
 
     def did(self, what: Callable[[Done], None]) -> ZkError | None:
-        """What became of a change."""
+        """The outcome of a change."""
         outcomes = self.doing(what)
         self.rig.until(lambda: outcomes)
         return outcomes[0]
@@ -145,7 +146,7 @@ class FactStoreContract(MarkContract):
         b.sees(lambda facts: not facts.shards)
         assert isinstance(a.did(lambda done: a.store.remove_shard(1, done)), ZkConflict)
 
-    def test_a_later_store_reads_what_is_there(self, rig: Rig, a: Client) -> None:
+    def test_a_later_store_reads_existing_records(self, rig: Rig, a: Client) -> None:
         shards = {n: ShardFact(n, f"sqlite:///{n}") for n in (1, 9, 10, 32_767)}
         outcomes = [a.doing(lambda done, s=s: a.store.put_shard(s, new=True, done=done)) for s in shards.values()]
         rig.until(lambda: all(outcomes))
@@ -163,7 +164,7 @@ class FactStoreContract(MarkContract):
             "h",
         )
 
-    def test_what_was_told_does_not_change_afterwards(self, a: Client) -> None:
+    def test_reported_facts_do_not_change_afterwards(self, a: Client) -> None:
         assert a.put(ShardFact(1, "x"), new=True) is None
         a.sees(lambda facts: 1 in facts.shards)
         before = a.facts
@@ -233,7 +234,7 @@ class FactStoreContract(MarkContract):
         b.sees(lambda facts: facts.hosts["a"].leaving)
         assert all("a" in facts.hosts and facts.controller == "a" for facts in b.told[told:])
 
-    def test_the_first_to_join_is_the_controller_and_the_next_one_when_it_closes(self, rig: Rig, a: Client) -> None:
+    def test_the_first_host_is_controller_until_it_closes(self, rig: Rig, a: Client) -> None:
         a.join(host("z"))
         others = [Client(rig) for _ in range(3)]
         for name, client in zip("yxw", others, strict=True):
@@ -245,7 +246,7 @@ class FactStoreContract(MarkContract):
         others[0].close()
         others[2].sees(lambda facts: facts.controller == "w" and set(facts.hosts) == {"w"})
 
-    def test_what_an_earlier_session_of_a_host_left_is_replaced_for_good(self, rig: Rig, b: Client) -> None:
+    def test_records_of_an_earlier_session_are_replaced(self, rig: Rig, b: Client) -> None:
         a = Client(rig)
         a.join(host("a", "first"))
         assert a.own(1, "a", 5) is None
@@ -292,7 +293,7 @@ class FactStoreContract(MarkContract):
         assert b.disown(1, 4) is None
         a.sees(lambda facts: not facts.owners)
 
-    def test_changes_of_one_shard_are_made_in_the_order_of_their_calls(self, rig: Rig, a: Client, b: Client) -> None:
+    def test_changes_of_one_shard_keep_the_order_of_their_calls(self, rig: Rig, a: Client, b: Client) -> None:
         assert b.own(1, "b", 1) is None
         outcomes = [
             a.doing(lambda done, n=n: a.store.own(OwnerFact(1, "a", "a:1", n), done))
@@ -304,7 +305,7 @@ class FactStoreContract(MarkContract):
         assert [error for (error,) in outcomes] == [None] * 9
         b.sees(lambda facts: facts.owners == {1: OwnerFact(1, "a", "a:1", 11)})
 
-    def test_closing_ends_what_is_ephemeral_at_once(self, a: Client, b: Client) -> None:
+    def test_closing_ends_ephemeral_records_at_once(self, a: Client, b: Client) -> None:
         a.join(host("a"))
         assert a.own(1, "a", 1) is None
         assert a.put(ShardFact(1, "x"), new=True) is None
@@ -337,7 +338,7 @@ class FactStoreContract(MarkContract):
         a.sees(lambda facts: facts.shards[7].url == "y")
         assert set(b.facts.owners) == {1}
 
-    def test_every_connection_tells_of_the_facts_once_even_if_none_is_new(self, rig: Rig, a: Client) -> None:
+    def test_every_connection_reports_the_facts_once(self, rig: Rig, a: Client) -> None:
         for n in range(1, 4):
             rig.cut(a.store)
             rig.until(lambda: a.sessions[-1] is SUSPENDED)
@@ -377,7 +378,7 @@ class FactStoreContract(MarkContract):
         b.sees(lambda facts: set(facts.hosts) == {"a"})
         rig.until(lambda: a.sessions[:4] == [CONNECTED, SUSPENDED, EXPIRED, CONNECTED])
 
-    def test_closing_without_a_connection_comes_to_an_end(self, rig: Rig, a: Client) -> None:
+    def test_closing_without_a_connection_ends(self, rig: Rig, a: Client) -> None:
         rig.cut(a.store)
         rig.until(lambda: a.sessions == [CONNECTED, SUSPENDED])
         a.close()

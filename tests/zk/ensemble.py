@@ -43,7 +43,7 @@ class Ensemble:
         self._values: dict[str, Any] = {}
 
     def stop(self) -> None:
-        """No server answers: every store is suspended, and no session ends, since nobody is there to end it."""
+        """No server answers: every store is suspended, and no session ends, because no server can end it."""
         self.up = False
         for store in list(self._stores):
             store.suspend()
@@ -70,7 +70,7 @@ class Ensemble:
         return self._rng.random() < 0.5
 
     def know(self, store: MemoryFactStore) -> None:
-        """It is to be told of changes."""
+        """Schedule a report of changes to the store."""
         self._stores[store] = None
 
     def forget(self, store: MemoryFactStore) -> None:
@@ -90,7 +90,7 @@ class Ensemble:
                 store.notice(kind)
 
     def end_session(self, session: int) -> None:
-        """What it left behind is gone."""
+        """The session's ephemeral records are gone."""
         if self.sessions.pop(session, None) is None:
             return
         ephemeral: dict[str, dict[Any, Any]] = {

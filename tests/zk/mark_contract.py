@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from foqs.marks import Mark
-from foqs.zk.protocol import Session, ZkUnavailable
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import ZkUnavailable
 
 if TYPE_CHECKING:
     from tests.zk.contract import Client, Rig

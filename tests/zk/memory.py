@@ -1,8 +1,8 @@
 """Fact stores on an ensemble in memory, for simulations: no bytes, no sockets, virtual time.
 
-Each store learns of each kind of fact after a random delay of its own, in the order of the changes of that kind, as
-the watches of a real one deliver them: what it knows of hosts may be older than what it knows of owners. Requests and
-replies take random times as well, and a connection that is cut meanwhile leaves the outcome unknown.
+Each store sees each kind of fact after its own random delay, in the order of the changes of that kind, as watches of a
+real ZooKeeper deliver them: its hosts may be older than its owners. Requests and replies take random times as well. A
+connection that is cut during a request leaves the outcome unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from foqs.marks import Mark
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
-from foqs.zk.protocol import Done, Session, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from tests.zk.ensemble import KINDS, Ensemble
 
 
@@ -60,7 +61,7 @@ class MemoryFactStore:
         self.reconnect()
 
     def expire(self) -> None:
-        """The session is ended by the ensemble; the store is told at once if it is connected, else when it can be."""
+        """End the session on the ensemble's side; a connected store notices at once, another one when it connects."""
         if self._connection:
             self._disconnect()
             self.reconnect()
@@ -272,7 +273,8 @@ class MemoryFactStore:
     # ------------------------------------------------------------------------------------- changes
 
     def _ask(self, record: str, change: Callable[[int], None], done: Done) -> None:
-        """Changes of one record are made, and answered, in their order; others overtake each other."""
+        """Changes of one record are made and answered in their order; changes of different records overtake each
+        other."""
         ensemble, connection = self._ensemble, self._connection
         if not connection:
             ensemble.later(lambda: done(ZkUnavailable("no connection")), 0)
@@ -303,14 +305,14 @@ class MemoryFactStore:
         return None
 
     def _disconnect(self) -> None:
-        """What was under way is done or not by then, and nobody knows."""
+        """Cut the connection: requests in flight are done or not, and their outcome is unknown."""
         self._connection = 0
         self._noticing.clear()
         unknown = [done for answers in self._answers.values() for done, _ in answers]
         for changes in self._asked.values():
             lost = False
             for change, done in changes:
-                lost = lost or self._ensemble.chance()  # what comes after it is lost as well
+                lost = lost or self._ensemble.chance()  # later changes are lost as well
                 if not lost:
                     self._outcome(change)
                 unknown.append(done)

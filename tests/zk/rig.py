@@ -6,16 +6,15 @@ import asyncio
 import itertools
 import os
 import socket
-import time
 from collections.abc import Callable
 
 from kazoo.client import KazooClient
 
+from foqs.config.schema import ZookeeperSection
 from foqs.lab.servers import ZookeeperServer
-from foqs.sections import ZookeeperSection
 from foqs.zk.client import ZkFactStore
+from tests.support.waiting import wait_until
 
-_DEADLINE_S = 90
 _NOWHERE = "127.0.0.1:1"
 _roots = itertools.count(1)
 
@@ -25,7 +24,7 @@ class ZookeeperRig:
 
     def __init__(self, server: ZookeeperServer) -> None:
         self.server = server
-        # With no folder above it: what one test makes with an ACL of its own would keep the others out.
+        # No folder above it: an ACL that one test creates would keep other tests out.
         self.root = f"/tests-{os.getpid()}-{next(_roots)}"
         self.loop = asyncio.new_event_loop()
         self.stores: list[ZkFactStore] = []
@@ -40,10 +39,7 @@ class ZookeeperRig:
         return self.stores[-1]
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + _DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to that in time"
-            self.loop.run_until_complete(asyncio.sleep(0.002))
+        wait_until(condition, pause=lambda seconds: self.loop.run_until_complete(asyncio.sleep(seconds)))
 
     def kazoo(self, store: ZkFactStore) -> KazooClient:
         client = store._link._client

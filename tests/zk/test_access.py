@@ -10,7 +10,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from foqs.shardmgr.facts import Facts, OwnerFact, ShardFact
-from foqs.zk.protocol import Session, ZkError, ZkRefused, ZkUnavailable
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable
 from tests.conftest import sasl_zookeeper
 from tests.zk.contract import Client, host
 from tests.zk.rig import ZookeeperRig
@@ -57,7 +58,7 @@ def test_what_a_creator_makes_is_its_own(zk_rig: ZookeeperRig) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, DIGEST | {"auth_credential": f"foqs:not-{SECRET}"}], ids=["nobody", "a wrong password"]
 )
-def test_others_are_refused(
+def test_other_accounts_are_refused(
     zk_rig: ZookeeperRig, settings: dict[str, str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(1, logging.getLogger().name)

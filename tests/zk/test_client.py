@@ -11,8 +11,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, ShardFact, encode_shard
+from foqs.shardmgr.session import Session
 from foqs.zk.handler import LoopHandler
-from foqs.zk.protocol import Session, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
+from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 from tests.zk.contract import CONNECTED, EXPIRED, SUSPENDED, Client, FactStoreContract, Rig, host
 from tests.zk.rig import ZookeeperRig
 
@@ -60,8 +61,8 @@ def test_a_server_that_hangs_for_longer_than_the_time_out(own_rig: ZookeeperRig)
     own_rig.until(lambda: time.monotonic() > hung + 1.5 * SHORT_MS / 1_000)
     own_rig.server.resume()
     own_rig.until(lambda: a.sessions[-1] is CONNECTED)
-    # Whether the session was over is the server's to say: it may have read from the client before it looked. It also
-    # reads what came on connections that the client gave up meanwhile, in any order, and each ends the one before it.
+    # The server decides whether the session was over: it may have read from the client before it checked. It also reads
+    # from connections that the client has given up, in any order, and each ends the one before it.
     told = [state for state in a.sessions if state is not EXPIRED]
     assert told == [CONNECTED, SUSPENDED] * (len(told) // 2) + [CONNECTED]
     assert len(told) >= 3 and a.sessions.count(EXPIRED) <= 1
@@ -85,7 +86,7 @@ def test_a_server_that_is_silent_once_costs_no_session(own_rig: ZookeeperRig) ->
     a.sees(lambda facts: set(facts.hosts) == {"a"} and facts.owners[1].epoch == 1)
 
 
-def test_a_server_that_takes_no_connection_is_given_up_for_the_next() -> None:
+def test_a_server_without_connections_is_given_up() -> None:
     loop = asyncio.new_event_loop()
     handler = LoopHandler(loop, lambda: None, patience_s=0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
@@ -98,7 +99,7 @@ def test_a_server_that_takes_no_connection_is_given_up_for_the_next() -> None:
     loop.close()
 
 
-def test_what_was_under_way_when_the_server_hung_is_unknown(own_rig: ZookeeperRig) -> None:
+def test_requests_in_flight_at_a_hang_are_unknown(own_rig: ZookeeperRig) -> None:
     a = Client(own_rig, session_ms=SHORT_MS)
     own_rig.server.pause()
     outcomes = [
@@ -113,8 +114,8 @@ def test_what_was_under_way_when_the_server_hung_is_unknown(own_rig: ZookeeperRi
     a.sees(lambda facts: set(facts.shards) <= set(range(1, 301)))
 
 
-def test_what_was_read_as_the_connection_was_lost_is_not_told(zk_rig: ZookeeperRig) -> None:
-    """The last answer and the end of the connection come in one turn of the loop; facts are told of in the next."""
+def test_facts_read_at_a_connection_loss_are_not_reported(zk_rig: ZookeeperRig) -> None:
+    """The last answer and the end of the connection arrive in one turn of the loop; facts are reported in the next."""
     a = Client(zk_rig)
     zk_rig.loop.call_soon(a.store._view.shards.put, "1", encode_shard(ShardFact(1, "x")), 0)
     zk_rig.loop.call_soon(a.store._down, False)
@@ -140,7 +141,7 @@ def test_it_goes_on_trying_before_the_first_connection(own_rig: ZookeeperRig) ->
 
 
 def test_kazoo_s_thread_may_die(zk_rig: ZookeeperRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does at what it does not expect, such as an error code that it has never heard of."""
+    """The thread dies at unexpected answers, such as an unknown error code."""
     a, b = Client(zk_rig), Client(zk_rig)
     a.join(host("a"))
     b.sees(lambda facts: facts.hosts)
@@ -162,7 +163,7 @@ def test_kazoo_s_thread_may_die(zk_rig: ZookeeperRig, monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------------------------------------- records and sizes
 
 
-def test_two_thousand_shards_are_loaded_and_told_of_once(zk_rig: ZookeeperRig) -> None:
+def test_two_thousand_shards_are_loaded_and_reported_once(zk_rig: ZookeeperRig) -> None:
     a = Client(zk_rig)
     outcomes = [
         a.doing(lambda done, n=n: a.store.put_shard(ShardFact(n, f"sqlite:///{n}"), new=True, done=done))
@@ -195,7 +196,7 @@ def test_ten_thousand_shards_fit_the_assignment(zk_rig: ZookeeperRig) -> None:
     a.sees(lambda facts: facts.assignment == Assignment(0, hosts))
 
 
-def test_what_cannot_be_read_leaves_what_was_before(zk_rig: ZookeeperRig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_record_leaves_the_previous_one(zk_rig: ZookeeperRig, capsys: pytest.CaptureFixture[str]) -> None:
     a = Client(zk_rig)
     a.join(host("a"))
     assert a.assign({1: "a"}, -1) is None

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from foqs.shardmgr.facts import HostFact, OwnerFact, ShardFact
-from foqs.zk.protocol import Session, ZkConflict, ZkError, ZkUnknown
+from foqs.shardmgr.session import Session
+from foqs.zk.protocol import ZkConflict, ZkError, ZkUnknown
 from tests.zk.clock import Clock
 from tests.zk.contract import Client, FactStoreContract, Rig, host
 from tests.zk.ensemble import Ensemble
@@ -77,7 +78,7 @@ def test_a_cut_leaves_outcomes_unknown_and_either_way() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_all_come_to_know_the_same_whatever_happened(seed: int) -> None:
+def test_all_stores_end_with_the_same_facts(seed: int) -> None:
     rig, rng = MemoryRig(seed), random.Random(seed)
     clients = [Client(rig) for _ in range(6)]
     for number, client in enumerate(clients):

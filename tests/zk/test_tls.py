@@ -10,7 +10,7 @@ import pytest
 from foqs.errors import Invalid, Unavailable
 from foqs.shardmgr.facts import ShardFact
 from foqs.zk.shards import read_shards
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 from tests.zk.contract import Client, host
 from tests.zk.rig import ZookeeperRig
 from tests.zk.test_access import As
@@ -58,6 +58,6 @@ def test_a_server_that_is_another_is_not_talked_to(zk_rig: ZookeeperRig, tmp_pat
                 read_shards(config, timeout_s=0.5)
 
 
-def test_a_missing_file_is_told_at_once(zk_rig: ZookeeperRig, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_at_once(zk_rig: ZookeeperRig, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"zookeeper\.tls_ca_file: cannot read"):
         read_shards(zk_rig.config(tls=True, tls_ca_file=tmp_path / "none"))

@@ -5,8 +5,8 @@ from foqs.shardmgr.facts import Slots, encode_assignment, encode_slots
 from foqs.zk.view import View
 
 
-def test_a_record_that_was_removed_and_written_anew_is_another_one() -> None:
-    """Its versions begin anew, too; whether it was away in between nobody may have seen."""
+def test_a_record_that_was_written_again_is_another_one() -> None:
+    """Its versions restart too; a store may not have seen that the record was missing in between."""
     changes: list[None] = []
     view = View(lambda: changes.append(None))
     for host, shard in (("a", 1), ("b", 2)):

@@ -71,7 +71,7 @@ def as_json(cases: list[Case], shards: int, hosts: int) -> dict[str, Any]:
 
 
 def show(cases: list[Case], shards: int, hosts: int, console: Console) -> None:
-    """Prints a line a case: the median time with its spread, and what was decided."""
+    """Print a line for each case: the median time with its spread, and the decision."""
     table = Table(title=f"foqs bench assignment, {shards:,} shards on {hosts:,} hosts")
     table.add_column("case", no_wrap=True)
     for column in ("median ms", "min", "max", "shards given", "needed", "imbalance"):

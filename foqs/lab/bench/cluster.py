@@ -64,7 +64,7 @@ def _cluster(kind: Kind, folder: Path, *hosts: str) -> Iterator[LocalCluster]:
 
 
 def measure(kind: Kind, folder: Path, *, rounds: int, items: int, say: Callable[[str], None]) -> Figures:
-    """`items` are those of one round of cost, and a tenth of what is drained by priority."""
+    """Measure a cluster. `items` are drained in a round of cost; ten times that number by priority."""
     figures = Figures()
     with _cluster(kind, folder / "three", *HOSTS) as three, _cluster(kind, folder / "one", "a") as one:
         for number in range(rounds):
@@ -111,7 +111,7 @@ def _cycles(wires: Sequence[Wire], topic: str, items: int) -> None:
             outcomes = wires[turn % len(wires)].enqueue([ItemSpec(topic, payload)] * (100 - left))
             turn += 1
             left += sum(isinstance(outcome, int) for outcome in outcomes)
-            if left < 100:  # a host refuses items as long as its databases are slow to answer
+            if left < 100:  # a host refuses items while its databases are slow
                 time.sleep(_PACE_S)
         while left:
             got = wires[turn % len(wires)].dequeue([topic], left, wait_ms=1_000, lease_ms=_LEASE_MS)
@@ -219,7 +219,7 @@ def _stock(cluster: LocalCluster, number: int) -> list[Item]:
 
 
 def _take_over(cluster: LocalCluster, victim: str) -> float:
-    """From the death of a host until others serve its shards, without the session time-out."""
+    """Return the time from the death of a host until its shards are served, without the session time-out."""
     others = [name for name in cluster.hosts if name != victim]
     cluster.hosts[victim].kill()
     began = time.monotonic()
@@ -242,12 +242,12 @@ def show(figures: Figures, console: Console) -> None:
         table.add_column(column)
     acks = sorted(figures.acks_ms)
     for what, figure in (
-        ("processor time an item, in that of one host; clients go straight", _median(figures.cost_straight)),
-        ("the same, each request to the next host", _median(figures.cost_anywhere)),
-        (f"delivered while one more urgent by {MUCH} of {PRIORITIES} was ready", f"{figures.overtaken:.1%}"),
-        ("acks to a shard being moved, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
+        ("processor time an item, relative to one host; requests to the owner", _median(figures.cost_straight)),
+        ("the same, requests to another host", _median(figures.cost_anywhere)),
+        (f"delivered before an item more urgent by {MUCH} of {PRIORITIES}", f"{figures.overtaken:.1%}"),
+        ("acks to a moving shard, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
         ("a shard's move, ms", _median(figures.moves_ms)),
-        ("a dead host's shards are served, ms beyond the session time-out", _median(figures.takeovers_ms)),
+        ("take-over of a dead host's shards, ms after the session time-out", _median(figures.takeovers_ms)),
     ):
         table.add_row(what, figure)
     console.print(table)

@@ -1,6 +1,6 @@
 """A load generator: many connections in one thread, each with one request under way.
 
-The client is part of what is measured, so it does what a real one does (the client library's own codec, random
+The figures include the client, so it does the work of a real one (the client library's own codec, random
 priorities, every lease acked) and nothing else: no threads, no queue of its own.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foqs.client import codec
+from foqs.client import methods
 from foqs.errors import Overloaded
 from foqs.idl import idl
+from foqs.wire.remote_method import RemoteMethod
 
 _HEAD_BYTES = 4
 _IDLE_S = 30.0
@@ -58,18 +59,18 @@ class LoadConnection:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.step = step
-        self.method = codec.ENQUEUE
+        self.method = methods.ENQUEUE
         self.open = False
         self.overloaded = 0  # requests that had to be sent again
         self._request: Any = None
         self._got = bytearray()
         self._sequence = 0
 
-    def send(self, method: codec.Method, request: Any) -> None:
+    def send(self, method: RemoteMethod, request: Any) -> None:
         self._sequence += 1
         self.method, self._request = method, request
         frame = method.encode(request, self._sequence)
-        self.sock.sendall(codec.pack_length(len(frame)) + frame)
+        self.sock.sendall(frame)
         self.open = True
 
     def start(self) -> None:
@@ -146,7 +147,7 @@ def produce(load: Load) -> Took:
         if count <= 0:
             return
         sent += count
-        connection.send(codec.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
+        connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
 
     took.began = time.monotonic()
     drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])
@@ -169,12 +170,12 @@ def consume(load: Load) -> Took:
 
     def step(connection: LoadConnection, reply: Any) -> None:
         nonlocal leased
-        if connection.method is codec.DEQUEUE and reply is not None and reply.items:
+        if connection.method is methods.DEQUEUE and reply is not None and reply.items:
             leased += len(reply.items)
             acks = [idl.AckItem(item.id, item.lease) for item in reply.items]
-            connection.send(codec.ACK, idl.AckRequest(acks))
+            connection.send(methods.ACK, idl.AckRequest(acks))
             return
-        if connection.method is codec.ACK and reply is not None:
+        if connection.method is methods.ACK and reply is not None:
             refused = [outcome.error for outcome in reply.outcomes if outcome.error is not None]
             if refused:
                 raise RuntimeError(f"an ack was refused: {refused[0]}")
@@ -182,7 +183,7 @@ def consume(load: Load) -> Took:
             if every and took.items // every > len(took.marks):
                 took.marks.append(time.monotonic())
         if leased < load.total:
-            connection.send(codec.DEQUEUE, idl.DequeueRequest("bench", wants, None, 200))
+            connection.send(methods.DEQUEUE, idl.DequeueRequest("bench", wants, None, 200))
 
     took.began = time.monotonic()
     drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])

@@ -1,4 +1,4 @@
-"""What is measured: a database server of its own, shards on it, and a host as a process of its own."""
+"""The measured system: a private database server, shards on it, and a host in a process of its own."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Rig:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(key):
                 return int(line.split()[1]) * 1024
-        raise RuntimeError(f"the kernel says nothing of {key}")
+        raise RuntimeError(f"the kernel does not report {key}")
 
     def cpu_s(self) -> float:
         """Processor seconds the host has used."""

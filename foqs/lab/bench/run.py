@@ -1,7 +1,7 @@
-"""Interleaved rounds of every workload, and what is made of them: medians with their spread, and ratios.
+"""Runs interleaved rounds of every workload and computes medians with their spread, and ratios.
 
-What is compared is measured in turn within a round, because the speed of a machine drifts; ratios are made round by
-round and then their median is taken.
+Compared workloads alternate within a round, because the speed of a machine drifts. A ratio is the median of the ratios
+of all rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foqs.lab.bench.rig import Rig
 from foqs.lab.bench.workloads import Shape, cycle, drain, enqueue_only, latency
 
 Step = Callable[[str], None]
-"""Told the name of what is measured next (for a progress bar)."""
+"""Called with the name of the next measurement, for a progress bar."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from foqs.client import codec
+from foqs.client import methods
 from foqs.idl import idl
 from foqs.lab.bench.load import LoadConnection, drive
 from foqs.lab.bench.rig import Rig
@@ -81,21 +81,21 @@ class _Drain:
 
         def step(connection: LoadConnection, reply: Any) -> None:
             nonlocal asked, own
-            if connection.method is codec.ACK:
+            if connection.method is methods.ACK:
                 done = sum(outcome.error is None for outcome in reply.outcomes)
                 self.acked += done
                 own += done
-            elif connection.method is codec.DEQUEUE:
+            elif connection.method is methods.DEQUEUE:
                 took_ms = 1_000 * (time.monotonic() - asked)
                 self.answers_ms.append(took_ms if reply.items else max(0.0, took_ms - self.wait_ms))
                 if reply.items:
-                    connection.send(codec.ACK, idl.AckRequest([idl.AckItem(i.id, i.lease) for i in reply.items]))
+                    connection.send(methods.ACK, idl.AckRequest([idl.AckItem(i.id, i.lease) for i in reply.items]))
                     return
             if self.over or own >= share:
                 return
             asked = time.monotonic()
             wants = [idl.TopicCount(topic, _PER_TOPIC) for topic in next(slices)]
-            connection.send(codec.DEQUEUE, idl.DequeueRequest("bench", wants, _LEASE_MS, self.wait_ms))
+            connection.send(methods.DEQUEUE, idl.DequeueRequest("bench", wants, _LEASE_MS, self.wait_ms))
 
         return step
 
@@ -120,7 +120,7 @@ def fill(rig: Rig, plan: Plan, topics: Sequence[str]) -> float:
         sent[:] = [left.pop() for _ in range(min(_BATCH, len(left)))]
         if sent:
             specs = [idl.ItemSpec(topic=topics[n % len(topics)], payload=payload) for n in sent]
-            connection.send(codec.ENQUEUE, idl.EnqueueRequest("bench", specs))
+            connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", specs))
 
     began = time.monotonic()
     address = ("127.0.0.1", rig.port)

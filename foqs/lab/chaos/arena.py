@@ -72,7 +72,7 @@ def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) 
         detours = [replace(shard, server=SqlEndpoint(kind, ways[shard.server].port)) for shard in direct]
         cluster = LocalCluster(zookeeper, detours, folder, SETTINGS)
         stack.callback(cluster.stop)
-        cluster.shards = direct  # who looks at rows goes no detour
+        cluster.shards = direct  # the checks of rows bypass the relays
         names, to_zookeeper, to_host = [f"host-{n}" for n in range(1, hosts + 1)], {}, {}
         for name in names:
             port = free_port()

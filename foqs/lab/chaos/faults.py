@@ -1,4 +1,4 @@
-"""What is done to a cluster at work. Each fault ends what it began; nothing here waits for the cluster to recover."""
+"""Faults of a cluster at work. Each fault undoes itself; none waits for the cluster to recover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOST_MS = 60_000
 
 
 def host_killed(arena: Arena, rng: random.Random) -> None:
-    """And started again at once, or after others have taken its shards."""
+    """Kill a host, and start it again at once, or after other hosts have taken its shards."""
     name = _one_of(arena, rng)
     host = arena.cluster.hosts[name]
     host.kill()
@@ -23,7 +23,7 @@ def host_killed(arena: Arena, rng: random.Random) -> None:
 
 
 def host_frozen(arena: Arena, rng: random.Random) -> None:
-    """Past its session: it wakes up believing that it owns what others have."""
+    """Freeze a host beyond its session: it wakes up with the belief that it still owns its shards."""
     name = _one_of(arena, rng)
     arena.cluster.hosts[name].pause()
     _until_lost(arena, name)
@@ -32,7 +32,7 @@ def host_frozen(arena: Arena, rng: random.Random) -> None:
 
 
 def host_without_zookeeper(arena: Arena, rng: random.Random) -> None:
-    """It lives and serves, and others are told that it is gone."""
+    """Cut a living host off from ZooKeeper until the other hosts take its shards."""
     name = _one_of(arena, rng)
     arena.to_zookeeper[name].hold()
     _until_lost(arena, name)
@@ -66,7 +66,7 @@ def database_cut(arena: Arena, rng: random.Random) -> None:
 
 
 def database_held(arena: Arena, rng: random.Random) -> None:
-    """Half-open: nothing arrives, and nobody is told."""
+    """Make a connection half-open: no data arrives, and neither end gets an error."""
     relay = rng.choice(arena.to_database)
     relay.hold()
     time.sleep(rng.uniform(0.1, 3))

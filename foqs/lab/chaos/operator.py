@@ -17,7 +17,7 @@ _PAUSE_S = (0.3, 2.0)
 
 
 class Operator(threading.Thread):
-    """`changes` counts what was done. At the end no host is marked as drained."""
+    """Makes changes like an operator; `changes` counts them. At the end no host is drained."""
 
     def __init__(self, arena: Arena, seed: str) -> None:
         super().__init__(name="operator", daemon=True)
@@ -43,7 +43,7 @@ class Operator(threading.Thread):
         try:
             while not self._stopping.wait(self._rng.uniform(*_PAUSE_S)):
                 self._step()
-        except Exception as error:  # noqa: BLE001 - told by `stop`
+        except Exception as error:  # noqa: BLE001 - `stop` raises it
             self.error = error
 
     def _step(self) -> None:

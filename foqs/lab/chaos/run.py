@@ -72,7 +72,7 @@ class Report:
                  f"{self.moves} changes by an operator", str(self.tally)]  # fmt: skip
         for what, times in sorted(self.recoveries_s.items()):
             lines.append(
-                f"{what}: {len(times)} times, good again after {median(times):.1f} s (at most {max(times):.1f})"
+                f"{what}: {len(times)} times, recovered after {median(times):.1f} s (at most {max(times):.1f})"
             )
         lines += [*map(str, self.lies[:10]), *self.faults_logged[:10], *self.epochs[:10], *self.left[:10]]
         lines.append("every promise held" if self.good else "a promise was broken")
@@ -112,7 +112,7 @@ def chaos(
                 work(crew, at.cluster.shards, rng.randint(1, 100))
             operator.stop()
         drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S)
-        at.cluster.settled(*at.cluster.hosts)  # who was replaced has heard of it
+        at.cluster.settled(*at.cluster.hosts)  # replaced owners have noticed it
         replaced.look()
         owners = at.cluster.registry.facts.owners
         left = [f"{row}, of {owners.get(shard.number)}" for shard in at.cluster.shards for row in shard.left()]

@@ -1,8 +1,8 @@
 """Reads a history and says where a promise was broken: a pure function of the events.
 
-An event only says that something happened between its `began` and its `ended`. A lie is reported when no order that
-is possible explains what the clients were told, so a good host is never accused; where a crash may explain it
-(a lease that was not written yet is forgotten), it does.
+An event only says that something happened between its `began` and its `ended`. The checker reports a lie if no possible
+order explains the replies to the clients, so it never accuses a correct host. A crash explains some of them: the host
+forgets leases that it has not written yet.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
 
 
 class Rule(StrEnum):
-    LOST = "an item that was stored was neither acked nor delivered until it was"
-    LOST_AT_MOST_ONCE = "more at-most-once items never came than unanswered dequeues can have taken"
+    LOST = "a stored item was lost: it was not delivered until an ack"
+    LOST_AT_MOST_ONCE = "more at-most-once items are missing than unanswered dequeues can have taken"
     CAME_BACK = "an item was delivered after its ack had been answered OK"
     TWICE = "an at-most-once item was delivered twice"
-    STALE_ACK = "an ack whose lease was not the item's current one was answered OK"
+    STALE_ACK = "an ack with an old lease was answered OK"
     REFUSED_ACK = "an ack of a living lease was answered STALE_LEASE or NOT_FOUND"
     TWO_HOLDERS = "an item was delivered while another delivery's lease held"
     DUPLICATE = "one enqueue stored two items"
-    REFUSED_STORED = "an item came whose enqueue was answered with an error that says it was not stored"
-    INVENTED = "an item came that nobody enqueued, or under another id than its enqueue was told"
+    REFUSED_STORED = "an item was delivered although its enqueue was answered with an error"
+    INVENTED = "an item was delivered that no client enqueued, or under another id than its enqueue returned"
 
 
 class Lie(NamedTuple):
@@ -147,21 +147,21 @@ def _never_came(history: _History) -> list[Lie]:
             elif not any(ack.answer in _MAYBE_DONE for ack in item.acks):
                 lies.append(Lie(Rule.LOST, f"{key} ({item_id}), delivered {len(item.deliveries)} times"))
     if len(missing) > history.untold:
-        text = f"{len(missing)} never came, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
+        text = f"{len(missing)} are missing, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
         lies.append(Lie(Rule.LOST_AT_MOST_ONCE, text))
     return lies
 
 
 def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _History) -> list[Lie]:
-    """One enqueue, one item, under the id that was told; and nothing that was refused or that nobody gave."""
+    """Check that each enqueue stored one item under the returned id, and that no other item was delivered."""
     deliveries = [d for item_id in ids for d in history.items[item_id].deliveries]
     if enqueue is None:
         return [Lie(Rule.INVENTED, f"{key} was never enqueued")]
     lies = []
     if enqueue.answer is Answer.OK and any(d.id != enqueue.id for d in deliveries):
-        lies.append(Lie(Rule.INVENTED, f"{key} was stored as {enqueue.id} and came as {_listed(ids)}"))
+        lies.append(Lie(Rule.INVENTED, f"{key} was stored as {enqueue.id} and delivered as {_listed(ids)}"))
     if enqueue.answer is Answer.REFUSED and deliveries:
-        lies.append(Lie(Rule.REFUSED_STORED, f"{key} came as {_listed(ids)}"))
+        lies.append(Lie(Rule.REFUSED_STORED, f"{key} was delivered as {_listed(ids)}"))
     if len(ids) > 1:
         lies.append(Lie(Rule.DUPLICATE, f"{key} ({enqueue.answer}) has the ids {_listed(ids)}"))
     if enqueue.at_most_once and len(deliveries) > 1:
@@ -172,7 +172,7 @@ def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _Histor
 def _came_back(item: _Item) -> list[Lie]:
     acked = [ack for ack in item.acks if ack.answer is Answer.OK]
     return [
-        Lie(Rule.CAME_BACK, f"{delivery} was asked for after {ack}")
+        Lie(Rule.CAME_BACK, f"{delivery} was requested after {ack}")
         for ack in acked
         for delivery in item.deliveries
         if delivery.began > ack.ended

@@ -1,4 +1,4 @@
-"""Producers and consumers that log what they are told, and misbehave on purpose.
+"""Producers and consumers that log every reply, and misbehave on purpose.
 
 Consumers ack most of what they get; some items they nack, forget, or ack long after the lease; and they ack with
 tokens that are wrong. Everything random comes from the seed.
@@ -26,7 +26,7 @@ NAMESPACE = "crash"
 TOPICS = ("a", "b", "once")
 _ASKED = (("a", "b"), ("a", "b"), ("b", "a"), ("once",), ("once", "a"))
 """What consumers ask for. At-most-once items are in a topic of their own: their leases are committed first, and a
-consumer that waits for that acks nothing meanwhile."""
+consumer acks nothing while it waits for that commit."""
 LEASE_MS = 1_500
 _DRAIN_TIMEOUT_MS = 30_000
 _WAIT_MS = 300
@@ -52,7 +52,7 @@ class Load:
 
 
 class Progress:
-    """How many items of each shard were stored and ended (acked) so far, for whoever waits for it. Thread-safe."""
+    """Counts the stored and the acked items of each shard; threads can wait for a number. Thread-safe."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -72,7 +72,7 @@ class Progress:
             return self._change.wait_for(lambda: self._stored.total() - self._ended.total() <= backlog, timeout_s)
 
     def wait_more(self, items: int, shards: Sequence[int], timeout_s: float) -> bool:
-        """Until so many more were stored and as many more ended on each of `shards`; False when that took longer."""
+        """Wait until `items` more are stored and `items` more acked on each of `shards`. False after `timeout_s`."""
         with self._change:
             goals = [(counts, shard, counts[shard] + items) for counts in self._both for shard in shards]
             return self._change.wait_for(lambda: all(counts[shard] >= goal for counts, shard, goal in goals), timeout_s)
@@ -103,7 +103,7 @@ class _Client(threading.Thread):
         try:
             while not self._stopping.is_set():
                 self._step()
-        except Exception as error:  # noqa: BLE001 - told by `Crew.stop`
+        except Exception as error:  # noqa: BLE001 - `Crew.stop` raises it
             self.error = error
         finally:
             self._wire.close()
@@ -238,7 +238,7 @@ def take(wire: Wire, log: Log, topics: Sequence[str], count: int, *, lease_ms: i
 
 
 def ack(wire: Wire, log: Log, leases: Sequence[Lease]) -> list[Ack]:
-    """Acks and logs it; what was logged."""
+    """Ack, log the reply, and return the logged events."""
     began = monotonic_ns()
     outcomes = wire.ack(leases)
     ended = monotonic_ns()
@@ -251,8 +251,8 @@ def ack(wire: Wire, log: Log, leases: Sequence[Lease]) -> list[Ack]:
 
 
 class Crew:
-    """Clients of one or more hosts, each of one in turn. `with` starts and stops them; raises what went wrong in one of
-    them."""
+    """Clients of one or more hosts, each of one in turn. `with` starts and stops them, and raises their
+    errors."""
 
     def __init__(self, ports: Sequence[int], folder: Path, seed: str, load: Load) -> None:
         self.progress = Progress()

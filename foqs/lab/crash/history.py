@@ -1,4 +1,4 @@
-"""What clients of a queue were told, as events, and the log files that hold them.
+"""The replies to the clients of a queue as events, and the log files of these events.
 
 `began` and `ended` are nanoseconds of the machine's monotonic clock, the same for all processes: what the host did
 lies between them. Events are written one a line (JSON: the kind, then the fields in order).
@@ -36,8 +36,8 @@ class Enqueue(NamedTuple):
 
 
 class Dequeue(NamedTuple):
-    """Up to `wanted` items were asked for. Not `answered`: items may have been leased that nobody heard of; `doubtful`:
-    at-most-once items of which the answer says so."""
+    """A request for up to `wanted` items. Without a reply (`answered`), it may have leased items that no client knows.
+    `doubtful`: at-most-once items whose outcome is unknown according to the reply."""
 
     began: int
     ended: int
@@ -88,7 +88,7 @@ _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Del
 
 
 class Log:
-    """Where one client writes what it was told. Thread-safe; each event is in the file when `add` returns."""
+    """The log of one client. Thread-safe; each event is in the file when `add` returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)

@@ -1,4 +1,4 @@
-"""Payloads that say who they are and whether they are whole: key, filler, checksum."""
+"""Payloads with a key, a filler and a checksum, so that a change of one is detected."""
 
 from __future__ import annotations
 

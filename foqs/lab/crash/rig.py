@@ -96,7 +96,7 @@ class HostProcess:
         self.admin_port = free_port()
         self._config = folder / f"{name}.toml"
         server = {"id": name, **(settings or {}).get("server", {})}
-        # Workers pick theirs, as they do on port 0: nobody here has to know them.
+        # Workers pick their admin ports, as on port 0: the tests do not use them.
         admin = {"port": self.admin_port if workers is None else 0, **(settings or {}).get("admin", {})}
         self._config.write_text(toml({**(settings or {}), "server": server, "admin": admin}, shards))
         self.log = folder / f"{name}.log"
@@ -124,7 +124,7 @@ class HostProcess:
         found = wait_until(lambda: not process.alive or self.said(text) >= times, timeout_ms=timeout_ms)
         if self.said(text) >= times:
             return
-        error = TimeoutError(f"{self.name} did not say {text!r} in {timeout_ms} ms") if not found else RuntimeError(
+        error = TimeoutError(f"{self.name} did not log {text!r} within {timeout_ms} ms") if not found else RuntimeError(
             f"{self.name} ended"
         )  # fmt: skip
         error.add_note(process.log_tail())

@@ -24,7 +24,7 @@ from foqs.lab.crash.rig import HostProcess, Shard, make_shards
 from foqs.lab.servers import ContainerServer, DatabaseServer, Kind, start_database_server
 
 RECOVERY_S = 60.0
-"""After a kill, within this time items of every shard have to be stored and acked again."""
+"""Time after a kill within which the clients must store and ack items of every shard again."""
 DEFAULT_LOAD = Load()
 _DRAIN_S = 120.0
 _STALL_S = 0.1
@@ -62,7 +62,7 @@ class Report:
 
 
 def schedule(seed: int, host_kills: int, database_kills: int) -> list[tuple[str, ...]]:
-    """What is killed, in turn. A pair is killed together and counts for both."""
+    """Return the processes to kill, in order. A pair dies together and counts for both."""
     rng = random.Random(f"{seed}/schedule")
     both = sum(rng.random() < _BOTH for _ in range(min(host_kills, database_kills)))
     plan: list[tuple[str, ...]] = [("database", "host")] * both
@@ -128,7 +128,7 @@ def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
     """Waits until so many more items were stored and so many more ended on each shard."""
     if not crew.progress.wait_more(items, [shard.number for shard in shards], RECOVERY_S):
         crew.raise_errors()
-        raise TimeoutError(f"not {items} items more were stored and ended on each shard: {crew.progress}")
+        raise TimeoutError(f"fewer than {items} items were stored and acked on each shard: {crew.progress}")
 
 
 def _rows(shards: Sequence[Shard]) -> int:
@@ -136,11 +136,11 @@ def _rows(shards: Sequence[Shard]) -> int:
 
 
 def main(
-    kind: Annotated[str, typer.Argument(help="mariadb or mysql")],
+    kind: Annotated[str, typer.Argument(help="The database servers are of this kind: mariadb or mysql.")],
     seed: int = 0,
     kills: int = 20,
     database_kills: int = 5,
-    keep: Annotated[Path | None, typer.Option(help="Where to leave the logs.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="The command keeps the logs in this folder.")] = None,
 ) -> None:
     """Kills a host and its database server again and again, and says whether a promise was broken."""
     wanted: Kind = "mysql" if kind == "mysql" else "mariadb"

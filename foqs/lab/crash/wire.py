@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from foqs.client import codec
-from foqs.client.connection import Address, Connection, LostReply, NotSent
+from foqs.client import methods
+from foqs.client.connection import Address, Connection
 from foqs.client.items import Item, ItemSpec, Leased, Nack
-from foqs.errors import FoqsError, NotFound, OutcomeUnknown, StaleLease
+from foqs.errors import FoqsError, LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, item_error
 from foqs.idl import idl
 from foqs.lab.crash.history import Answer
+from foqs.wire.remote_method import RemoteMethod
 
 _GRACE_MS = 3_000
-"""How much longer than the server was told the client waits for its answer."""
+"""Time that the client waits for a reply, beyond the time-out in the request."""
 
 
 def answer_of(outcome: object) -> Answer:
@@ -32,7 +33,7 @@ def answer_of(outcome: object) -> Answer:
 
 
 class Wire:
-    """Used by one thread. Connects when it has to; `timeout_ms` is what the server is told (`context.timeout_ms`).
+    """A connection for one thread, opened when needed. `timeout_ms` is the time-out in the request.
 
     Every call answers one outcome an item: a request that failed as a whole is the outcome of each.
     """
@@ -46,7 +47,7 @@ class Wire:
 
     def enqueue(self, specs: Sequence[ItemSpec]) -> list[int | FoqsError]:
         """Ids or errors."""
-        return self._each(codec.ENQUEUE, idl.EnqueueRequest(ns=self._namespace, items=specs), len(specs))
+        return self._each(methods.ENQUEUE, idl.EnqueueRequest(ns=self._namespace, items=specs), len(specs))
 
     def dequeue(self, topics: Sequence[str], count: int, *, wait_ms: int, lease_ms: int) -> list[Item]:
         """Raises FoqsError; LostReply when items may have been leased."""
@@ -59,27 +60,27 @@ class Wire:
         leased."""
         wants = [idl.TopicCount(topic=topic, count=count) for topic in topics]
         request = idl.DequeueRequest(ns=self._namespace, wants=wants, wait_ms=wait_ms, lease_ms=lease_ms)
-        response = self._ask(codec.DEQUEUE, request, wait_ms)
+        response = self._ask(methods.DEQUEUE, request, wait_ms)
         return response.items or [], tuple(response.doubtful or ())
 
     def ack(self, items: Sequence[Leased]) -> list[FoqsError | None]:
         acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
-        return self._each(codec.ACK, idl.AckRequest(items=acks), len(acks))
+        return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))
 
     def nack(self, items: Sequence[Leased], *, delay_ms: int) -> list[FoqsError | None]:
         nacks = [Nack.of(item, delay_ms=delay_ms) for item in items]
-        return self._each(codec.NACK, idl.NackRequest(items=nacks), len(nacks))
+        return self._each(methods.NACK, idl.NackRequest(items=nacks), len(nacks))
 
     def extend(self, items: Sequence[Leased], lease_ms: int) -> list[FoqsError | None]:
         extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
-        return self._each(codec.EXTEND, idl.ExtendLeaseRequest(items=extensions), len(extensions))
+        return self._each(methods.EXTEND, idl.ExtendLeaseRequest(items=extensions), len(extensions))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _each(self, method: codec.Method, request: Any, count: int) -> list[Any]:
+    def _each(self, method: RemoteMethod, request: Any, count: int) -> list[Any]:
         try:
             outcomes = self._ask(method, request).outcomes
         except FoqsError as error:
@@ -88,21 +89,21 @@ class Wire:
             raise AssertionError(f"{len(outcomes)} outcomes for {count} items")
         return [self._outcome(method, outcome) for outcome in outcomes]
 
-    def _outcome(self, method: codec.Method, outcome: Any) -> Any:
+    def _outcome(self, method: RemoteMethod, outcome: Any) -> Any:
         if outcome.error is not None:
-            return codec.typed(outcome.error)
-        return outcome.id if method.gives_ids else None
+            return item_error(outcome.error)
+        return outcome.id if method is methods.ENQUEUE else None
 
-    def _ask(self, method: codec.Method, request: Any, wait_ms: int = 0) -> Any:
+    def _ask(self, method: RemoteMethod, request: Any, wait_ms: int = 0) -> Any:
         request.context = idl.RequestContext(timeout_ms=self._timeout_ms)
         self._sequence += 1
-        message = method.encode(request, self._sequence)
+        request_frame = method.encode(request, self._sequence)
         deadline = monotonic() + (self._timeout_ms + wait_ms + _GRACE_MS) / 1000
         try:
             if self._connection is None or not self._connection.usable():
                 self.close()
                 self._connection = Connection(self._address, 1.0)
-            frame = self._connection.exchange(message, deadline)
+            frame = self._connection.exchange(request_frame, deadline)
         except (NotSent, LostReply):
             self.close()
             raise

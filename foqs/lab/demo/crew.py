@@ -43,7 +43,7 @@ class Host:
             raise DemoFailed("the host ended by itself", self._process.log_tail())
 
     def stop(self) -> None:
-        """It finishes and commits what is in hand. Raises DemoFailed when it could not."""
+        """Stop the host after it has finished its requests. Raises DemoFailed if it could not."""
         if self._process.stop(grace_ms=_STOP_MS):
             raise DemoFailed("the host did not stop in order", self._process.log_tail())
 
@@ -70,14 +70,14 @@ class WorkerProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises DemoFailed when it is gone: nobody asked it to."""
+        """Raise DemoFailed if the worker ended by itself."""
         if not self._process.alive:
             raise DemoFailed(f"worker {self.number} ended by itself", self._process.log_tail())
 
     def kill_at_work(self, item: int) -> int:
         """SIGKILL if it works on `item`; returns how many it works on, 0 when it lives on.
 
-        It is frozen first. What it said until then is exact: an item with a `begin` and no `end` was neither
+        The worker is frozen first, so its output is exact: an item with a `begin` and no `end` was neither
         acked nor nacked, so it is leased to a process that will never say another word.
         """
         if item not in leases_held(self._said()):
@@ -122,7 +122,7 @@ class Crew:
             worker.check()
 
     def kill_one_at_work(self, item: int) -> tuple[WorkerProcess, int] | None:
-        """The worker that was killed and the number of leases it held; None when nobody works on `item` yet."""
+        """Kill the worker of `item`. Return it and its number of leases; None if no worker has begun the item."""
         for worker in self.workers:
             if held := worker.kill_at_work(item):
                 self.workers.remove(worker)
@@ -130,7 +130,7 @@ class Crew:
         return None
 
     def stop(self) -> None:
-        """Each ends what it works on and gives back the rest."""
+        """Stop all workers: each finishes its item and gives back the rest."""
         with ThreadPoolExecutor(max(1, len(self.workers))) as threads:
             list(threads.map(WorkerProcess.stop, self.workers))
         self.workers.clear()

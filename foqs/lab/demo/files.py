@@ -1,4 +1,4 @@
-"""The work itself, without a queue: which files there are, and what is counted in one of them."""
+"""The work of the demo without a queue: finds the files, and counts their functions, classes and lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# What was installed is not the standard library; Debian calls the folder differently.
+# Installed packages are not the standard library; Debian has another name for their folder.
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__"}
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What is counted in one file. One that does not parse has lines, but no functions and no classes."""
+    """Counts of one file. A file that does not parse has lines, but no functions and no classes."""
 
     lines: int
     functions: int
@@ -69,7 +69,7 @@ def measure(path: Path) -> Measure:
 
 
 def plain_loop(root: Path, names: Iterable[str], done: Callable[[int], None]) -> dict[str, Measure]:
-    """The same without a queue, in one process; `done` is told how many."""
+    """Count all files in one process without a queue; call `done` with the number of finished files."""
     measured = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the files' own code
@@ -80,7 +80,7 @@ def plain_loop(root: Path, names: Iterable[str], done: Callable[[int], None]) ->
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    # `ast.walk` visits every expression as well, which takes ten times as long; no def or class is inside one.
+    # `ast.walk` takes ten times the time, because it visits expressions, which contain no def or class.
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()

@@ -19,7 +19,7 @@ NACKS = 5
 _BATCH = 500
 _POLL_MS = 100
 _STALLED_S = 30.0
-_KILL_AFTER = 1 / 4  # of the files, so that there is enough left to see the others go on
+_KILL_AFTER = 1 / 4  # of the files, so that enough are left to show how the other workers go on
 _EMPTY_S = 5 * LEASE_MS / 1000
 
 
@@ -69,7 +69,7 @@ class Flow:
                     last = time.monotonic()
                     done(len(self.tally))
                 elif time.monotonic() - last > _STALLED_S:
-                    raise DemoFailed(f"no result for {_STALLED_S:.0f} s; {len(self.tally)} of {total} came")
+                    raise DemoFailed(f"no result for {_STALLED_S:.0f} s; {len(self.tally)} of {total} arrived")
                 if self.killed is None and self._long is not None:
                     self._kill_one(self._long)
         self._wait_empty()
@@ -83,7 +83,7 @@ class Flow:
         return {topic: sum(1 for _ in self._client.list_items(topic)) for topic in (FILES, RESULTS)}
 
     def _take_results(self, wait_ms: int) -> int:
-        """Counts what came, then acks it: this process is the only one that takes results."""
+        """Count the results, then ack them: this process is the only one that takes results."""
         self._crew.check()
         items = self._client.dequeue(RESULTS, _BATCH, wait_ms=wait_ms)
         now_ms = time.time() * 1000

@@ -1,4 +1,4 @@
-"""What a run of the demo came to, and what is wrong with it. No I/O."""
+"""The outcome of a run of the demo, and its faults. No I/O."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """What came through the queue, in `seconds` from the first enqueue until the topic of files was empty.
+    """Results of the queue, in `seconds` from the first enqueue until the topic of files was empty.
 
-    `told_to_fail` files were to be nacked at their first delivery; `result_waits_ms` are the times from the
-    enqueue of each result to its delivery; `left` says how many items each topic still held at the end.
+    Workers nacked `told_to_fail` files at their first delivery; `result_waits_ms` are the times from the
+    enqueue of each result to its delivery; `left` has the number of items in each topic at the end.
     """
 
     tally: Tally
@@ -44,16 +44,16 @@ class Outcome:
     plain_seconds: float
 
     def problems(self) -> list[str]:
-        """What is not as it must be, a line each; empty when all is well."""
+        """Return a line for each fault; none if the run was good."""
         queued = self.queued
         lines = differences(queued.tally.measures(), self.plain)
         lines += [f"{_items(count)} left in topic {topic}" for topic, count in queued.left.items() if count]
         if queued.tally.nacked != queued.told_to_fail:
-            lines.append(f"{queued.told_to_fail} files were nacked on purpose, {queued.tally.nacked} came again")
+            lines.append(f"{queued.told_to_fail} files were nacked on purpose, {queued.tally.nacked} delivered again")
         if queued.killed is None:
-            lines.append("no worker held a lease when one was to be killed")
+            lines.append("no worker was killed at work: none held a lease")
         elif queued.tally.redeliveries < queued.told_to_fail + 1:
-            lines.append("what the killed worker held was not delivered again")
+            lines.append("the items of the killed worker were not delivered again")
         return lines
 
 

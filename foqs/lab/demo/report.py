@@ -51,7 +51,7 @@ def _queue(outcome: Outcome) -> Table:
     items = len(tally) + len(queued.result_waits_ms)
     file_waits = [float(result.wait_ms) for result in tally.results.values()]
     by_kill = tally.redeliveries - queued.told_to_fail
-    table = _table("How the queue did", show_header=False)
+    table = _table("The work of the queue", show_header=False)
     table.add_column()
     table.add_column(justify="right", style="bold")
     table.add_column(style="dim")
@@ -59,7 +59,7 @@ def _queue(outcome: Outcome) -> Table:
     table.add_row(
         "redeliveries", f"{tally.redeliveries:,}", f"{queued.told_to_fail} nacked, {by_kill} from the killed one"
     )
-    table.add_row("results that came twice", f"{tally.repeated:,}", "counted once")
+    table.add_row("results delivered twice", f"{tally.repeated:,}", "counted once")
     table.add_row("items/s", f"{items / queued.seconds:,.0f}", f"{items:,} items, results included")
     table.add_row("a file's wait p50, p99", _waits(file_waits), "for a worker; the smallest first")
     table.add_row("a result's wait p50, p99", _waits(queued.result_waits_ms), "from its enqueue to its arrival")

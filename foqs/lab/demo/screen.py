@@ -32,7 +32,7 @@ class Screen:
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A part of the work; what it gives is called with how many of `total` are done."""
+        """Show a part of the work. Call the yielded function with the number of finished parts of `total`."""
         bar = self._bars.add_task(name, total=total)
         told = 0
 

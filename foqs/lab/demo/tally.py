@@ -111,9 +111,9 @@ def differences(queued: Mapping[str, Measure], plain: Mapping[str, Measure]) -> 
     for name in sorted(queued.keys() | plain.keys()):
         through, without = queued.get(name), plain.get(name)
         if through is None:
-            lines.append(f"{name}: no result came through the queue")
+            lines.append(f"{name}: the queue delivered no result")
         elif without is None:
-            lines.append(f"{name}: a result came for a file that is not one of them")
+            lines.append(f"{name}: the queue delivered a result for an unknown file")
         elif through != without:
             lines.append(f"{name}: {_counts(through)} through the queue, {_counts(without)} in the plain loop")
     if len(lines) > _SHOWN_DIFFERENCES:

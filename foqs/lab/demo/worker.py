@@ -1,7 +1,7 @@
 """A worker process of the demo: `python -m foqs.lab.demo.worker HOST:PORT FOLDER`.
 
-It measures files until SIGTERM. On stdout it says `begin ID` when it takes up an item and `end ID` before that
-item is acked or nacked: whoever stops this process can read there which leases it must still hold.
+It measures files until SIGTERM. It writes `begin ID` to stdout when it begins an item, and `end ID` before it
+acks or nacks the item. So the program that kills this process knows the leases that it still holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ RESULTS = "results"
 # not fail again.
 FAILS_ONCE = {"fails": "once"}
 NACKED = b"nacked once"
-# An item with this one keeps its first worker at work until that is killed: whoever is to kill a worker at work finds
-# one, however late it looks.
+# An item with this header keeps its first worker at work until it is killed. So the demo always finds a worker to
+# kill at work.
 TAKES_LONG = {"takes": "long"}
 # How soon the items of a killed worker are delivered again. The worker extends its leases while it works.
 LEASE_MS = 2_000
@@ -34,7 +34,7 @@ _LONG_S = 3_600
 
 
 class Measurer:
-    """Takes the name of a file, and sends what it counted there to the topic of results."""
+    """Takes the name of a file, and sends its counts to the topic of results."""
 
     def __init__(self, client: Client, root: Path) -> None:
         self._client = client

@@ -43,7 +43,7 @@ class DatabaseServer(SqlEndpoint):
         """
         if self._directory is not None:
             raise RuntimeError("the server was started before; restart() starts it again")
-        # Not resolved, a link in the path would make @@datadir differ from what was asked for.
+        # Not resolved, a link in the path would make @@datadir differ from the requested folder.
         self._directory = Path(tempfile.mkdtemp(prefix=f"foqs-{self.kind}-", dir=self._parent)).resolve()
         try:
             initialise(self.program, self._directory)
@@ -128,10 +128,10 @@ class DatabaseServer(SqlEndpoint):
             self.port = free_port()
             if self._serve():
                 return
-        raise ServerUnavailable(f"{_PORT_ATTEMPTS} free ports were taken by others before {self.kind} was up")
+        raise ServerUnavailable(f"other programs took {_PORT_ATTEMPTS} free ports before {self.kind} was up")
 
     def _serve(self) -> bool:
-        """Starts the process and waits for it; False when somebody else has the port."""
+        """Start the process and wait for it. False if another program has the port."""
         argv = serving_argv(self.program, self._folder, self.port, self.settings)
         log = self._folder / "log"
         seen_bytes = log.stat().st_size if log.exists() else 0

@@ -45,7 +45,7 @@ class SqlEndpoint:
         for (connection_id,) in self.query("SELECT id FROM information_schema.processlist WHERE db = %s", name):
             try:
                 self.query(f"KILL {connection_id:d}")
-            except pymysql.MySQLError:  # it went by itself meanwhile; the DROP tells what matters
+            except pymysql.MySQLError:  # the connection ended by itself; the DROP fails if one is left
                 continue
         self.query(f"DROP DATABASE IF EXISTS `{name}`")
 

@@ -113,7 +113,7 @@ def _mariadb_initialising_argv(program: Program, folder: Path) -> list[str]:
 
 
 def _common_options(program: Program, folder: Path) -> list[str]:
-    # Both refuse to run as root unless told to.
+    # Both servers refuse to run as root without this option.
     user = ["--user=root"] if os.geteuid() == 0 else []
     return [
         "--no-defaults",

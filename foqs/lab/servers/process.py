@@ -17,7 +17,7 @@ from pathlib import Path
 
 # Below the ports that Linux gives to outgoing connections, so that a killed server finds its port free again.
 _PORTS = range(15_000, 32_000)
-# Picked, and perhaps not listened on yet; who picked so many later does not mind that the first may be picked again.
+# Picked ports that may have no listener yet. Above this number the oldest may be picked again.
 _MOST_RESERVED = 256
 _POLL_S = 0.02
 _PAUSE_MS = 10_000
@@ -29,7 +29,7 @@ class ServerProcess:
     """A running child process, its log in a file. Thread-safe."""
 
     def __init__(self, argv: Sequence[str], *, log: Path) -> None:
-        """Starts `argv`, appending what it prints to `log`.
+        """Start `argv` and append its output to `log`.
 
         Raises:
             OSError: the program cannot be executed.
@@ -80,17 +80,17 @@ class ServerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Does nothing to one that is gone."""
-        # `poll` under the same lock: a pid that was reaped may already be somebody else's.
+        # `poll` under the same lock: the pid of a reaped process may already belong to another one.
         with self._lock:
             if self._popen.poll() is None:
                 self._popen.send_signal(number)
 
 
 def free_port(above: int = 0) -> int:
-    """A loopback TCP port that nobody listens on now, with `above` such ports right above it.
+    """Return a free loopback TCP port with `above` free ports right above it.
 
-    Whoever picks one is seldom the one that listens, and that takes seconds: so until then (or for as long as a killed
-    server is away) no other caller of this is given it, in whatever process of this machine.
+    Another process listens on it, seconds later, and may be killed and restarted. During that time this function gives
+    the port to no other caller, in any process of this machine.
     """
     while True:
         port = _random.choice(_PORTS[: len(_PORTS) - above])
@@ -144,7 +144,7 @@ def _is_stopped(pid: int) -> bool:
     """Whether the kernel has stopped all of its threads: the signal alone only asks for it."""
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except OSError:  # a thread has ended meanwhile
+    except OSError:  # a thread has ended in between
         return False
     return set(states) <= {"T", "t", "Z", "X"}
 

@@ -85,7 +85,7 @@ class ZookeeperServer:
         self._started().pause()
 
     def resume(self) -> None:
-        """SIGCONT. Sessions that timed out meanwhile are expired then."""
+        """Send SIGCONT. Sessions whose time-out is over expire then."""
         self._started().resume()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class ZookeeperServer:
         return self._process
 
     def _serve(self, argv: list[str], directory: Path) -> bool:
-        """Starts the process and waits for it; False when it ended, as it does when somebody else has the port."""
+        """Start the process and wait for it. False if it ended, for example because another program has the port."""
         self.stop()
         settings = {
             "tickTime": _TICK_MS,

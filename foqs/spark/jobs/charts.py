@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: no script, nothing fetched, text that a screen reader can read."""
+"""Small charts as inline SVG: no script, no external resource, and text for screen readers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TOP, _BOTTOM = 20, 24
 
 
 def bars(title: str, labels: Sequence[str], counts: Sequence[int], colour: str) -> str:
-    """A histogram; `title` is what is read aloud. `colour` is a class of the page."""
+    """Draw a histogram; a screen reader reads `title`. `colour` is a class of the page."""
     highest = max(counts, default=0) or 1
     step = _WIDTH / max(len(counts), 1)
     room = _HEIGHT - _TOP - _BOTTOM
     floor = _HEIGHT - _BOTTOM
-    # Some 46 units are room for one label: of more bars, only every second or third is named.
+    # A label needs about 46 units: with more bars, only every second or third has a label.
     every = max(1, -(-46 // int(max(step, 1))))
     drawn = [f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{floor}" y2="{floor}"/>']
     for position, (label, count) in enumerate(zip(labels, counts, strict=True)):
@@ -35,19 +35,19 @@ def bars(title: str, labels: Sequence[str], counts: Sequence[int], colour: str) 
 
 
 def split(title: str, parts: Sequence[tuple[str, int]], whole: int, width: int = 100, height: int = 10) -> str:
-    """Parts of `whole` in one bar: pairs of a class and a count."""
+    """Draw the parts of `whole` in one bar: pairs of a class and a count."""
     drawn, left = [f'<rect class="empty" x="0" y="0" width="{width}" height="{height}"/>'], 0.0
     for colour, count in parts:
         part = width * count / whole if whole else 0.0
         if count:
-            part = max(part, 1.0)  # what is there is seen
+            part = max(part, 1.0)  # a small part stays visible
             drawn.append(f'<rect class="{colour}" x="{left:.1f}" y="0" width="{part:.1f}" height="{height}"/>')
         left += part
     return _svg(title, width, height, drawn, "spark")
 
 
 def spark(title: str, counts: Sequence[int], colour: str, width: int = 72, height: int = 20) -> str:
-    """A histogram as small as a word."""
+    """Draw a histogram as small as a word."""
     highest = max(counts, default=0) or 1
     step = width / max(len(counts), 1)
     drawn = [f'<line class="axis" x1="0" x2="{width}" y1="{height - 0.5}" y2="{height - 0.5}"/>']
@@ -61,7 +61,7 @@ def spark(title: str, counts: Sequence[int], colour: str, width: int = 72, heigh
 
 
 def _height(count: int, highest: int, room: float) -> float:
-    """Never nothing for something."""
+    """Return a height; a count above 0 is always visible."""
     return max(1.5, room * count / highest) if count else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the commands of all jobs share: options, one line for what goes wrong, and a life as a module of its own."""
+"""Common parts of the job commands: options, errors in one line, and a start as a module of its own."""
 
 from __future__ import annotations
 
@@ -26,40 +26,69 @@ _CLASS = re.compile(r"^\[([A-Z_.0-9]+)\] ")
 
 _SOURCE = {
     "shards": Annotated[
-        list[str] | None, typer.Option("--shards", metavar="URL", help="SQLAlchemy URL of a shard; repeat it for each.")
+        list[str] | None,
+        typer.Option(
+            "--shards",
+            metavar="URL",
+            help="The items are in the shard with this SQLAlchemy URL. Repeat it for each shard.",
+        ),
     ],
-    "config": Annotated[str | None, typer.Option("--config", "-c", help="foqs.toml that names them.")],
-    "zookeeper": Annotated[str | None, typer.Option("--zookeeper", metavar="HOST:PORT,...", help="Of the cluster.")],
-    "zookeeper_root": Annotated[str | None, typer.Option("--zookeeper-root", help="Default: the reader's.")],
-    "user": Annotated[str | None, typer.Option("--user", help="A database user that may only read.")],
+    "config": Annotated[
+        str | None, typer.Option("--config", "-c", help="This foqs.toml names the shards or the cluster.")
+    ],
+    "zookeeper": Annotated[
+        str | None,
+        typer.Option("--zookeeper", metavar="HOST:PORT,...", help="The cluster of the shards is in this ZooKeeper."),
+    ],
+    "zookeeper_root": Annotated[
+        str | None,
+        typer.Option("--zookeeper-root", help="The cluster is below this node of ZooKeeper. Default: /foqs."),
+    ],
+    "user": Annotated[
+        str | None,
+        typer.Option("--user", help="This database user reads the shards; SELECT is the only right that it needs."),
+    ],
     "password": Annotated[
         str | None,
-        typer.Option("--password", envvar="FOQS_SPARK_PASSWORD", help="Of --user. An option is seen in `ps`."),
+        typer.Option(
+            "--password",
+            envvar="FOQS_SPARK_PASSWORD",
+            help="This is the password of --user. Prefer the variable: `ps` shows options.",
+        ),
     ],
     "partitions_per_shard": Annotated[
-        int | None, typer.Option("--partitions-per-shard", min=1, help="How many tasks read one shard.")
+        int | None, typer.Option("--partitions-per-shard", min=1, help="This many tasks read each shard.")
     ],
 }
-"""The fields of a `Source` as options."""
+"""The fields of a `Source` as command line options."""
 _PLACE = {
     "master": Annotated[
         str | None,
         typer.Option(
-            "--master", metavar="URL", help="Of Spark: spark://, yarn, k8s:// or local[N]. Default: local[*]."
+            "--master", metavar="URL", help="Spark runs there: spark://, yarn, k8s:// or local[N]. Default: local[*]."
         ),
     ],
     "conf": Annotated[
-        list[str] | None, typer.Option("--conf", metavar="K=V", help="A setting of Spark; may be repeated.")
+        list[str] | None,
+        typer.Option("--conf", metavar="K=V", help="Spark gets this setting. Repeat it for each setting."),
     ],
 }
 """The fields of a `Place` as options."""
-NamespaceFilter = Annotated[str | None, typer.Option("--namespace", "-n", help="Only this one.")]
-TopicFilter = Annotated[str | None, typer.Option("--topic", "-t", help="Only this one.")]
+NamespaceFilter = Annotated[str | None, typer.Option("--namespace", "-n", help="The job reads this namespace only.")]
+TopicFilter = Annotated[str | None, typer.Option("--topic", "-t", help="The job reads this topic only.")]
 EndpointsOption = Annotated[
-    str, typer.Option("--endpoints", envvar="FOQS_ADDRESS", metavar="HOST:PORT,...", help="Hosts of foqs.")
+    str,
+    typer.Option(
+        "--endpoints", envvar="FOQS_ADDRESS", metavar="HOST:PORT,...", help="The job connects to these hosts of foqs."
+    ),
 ]
 TokenOption = Annotated[
-    str | None, typer.Option("--token", envvar="FOQS_TOKEN", help="For the hosts, or @FILE that holds it.")
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="FOQS_TOKEN",
+        help="This credential identifies the job to the hosts. @FILE reads it from a file.",
+    ),
 ]
 TlsOption = Annotated[
     str | None,
@@ -67,16 +96,17 @@ TlsOption = Annotated[
         "--tls",
         envvar="FOQS_CLIENT_TLS",
         metavar="on|KEY=VALUE,...",
-        help="Talk TLS to the hosts: `on`, or ca_file, cert_file, key_file and server_name.",
+        help="Connections to hosts use TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="The job reports its plan and changes nothing.")]
 
 
 def of_source(command: Callable[Concatenate[Source, P], R]) -> Callable[..., R]:
-    """A command that takes the options of a Source behind its own, and gives `command` one as its first argument.
+    """Return a command with the options of a Source after its own, which gives `command` a Source as its first
+    argument.
 
-    As a function it takes them by name. Raises Invalid unless exactly one says where the shards are.
+    As a function it takes them by name. Raises Invalid unless exactly one names the shards.
     """
 
     def made(given: dict[str, Any]) -> Source:
@@ -86,7 +116,7 @@ def of_source(command: Callable[Concatenate[Source, P], R]) -> Callable[..., R]:
 
 
 def of_place(command: Callable[Concatenate[Place, P], R]) -> Callable[..., R]:
-    """A command that takes --master and --conf, and gives `command` a Place as its first argument.
+    """Return a command with --master and --conf, which gives `command` a Place as its first argument.
 
     As a function it takes them by name. Raises Invalid.
     """
@@ -116,7 +146,7 @@ def _taking(
 
 
 def one_line(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose errors of Spark are `Invalid` with one line that says what is wrong."""
+    """Return a command that turns Spark's errors into `Invalid` with one line."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -144,11 +174,12 @@ def words_of(text: str) -> str:
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _CLASS.sub("", lines[0]) if lines else "Spark failed without a word"
+    return _CLASS.sub("", lines[0]) if lines else "Spark failed without a message"
 
 
 def run(command: Callable[..., Any]) -> NoReturn:
-    """`command` as the whole program: its own arguments, one line on stderr for an error, 0 or 1."""
+    """Run `command` as the whole program: it reads the arguments, prints an error in one line on stderr, and exits with
+    0 or 1."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     try:
@@ -160,22 +191,22 @@ def run(command: Callable[..., Any]) -> NoReturn:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Raises Invalid without a terminal, Abort for no."""
+    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Invalid("there is no terminal to ask on: give --yes, or --dry-run to look only")
+        raise Invalid("no terminal for the confirmation: give --yes to confirm, or --dry-run to show the changes")
     typer.confirm(question, abort=True)
 
 
 def epoch_ms(given: str | None) -> int:
-    """Of ISO 8601 (UTC where it names no zone); None is now. Raises Invalid."""
+    """Parse ISO 8601 (UTC if it names no zone); None means now. Raises Invalid."""
     if given is None:
         return int(time() * 1000)
     try:
         moment = datetime.fromisoformat(given)
     except ValueError:
-        raise Invalid(f"--now: {given!r} is no time as 2026-11-21T12:00:00Z") from None
+        raise Invalid(f"--now: {given!r} is not a time such as 2026-11-21T12:00:00Z") from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

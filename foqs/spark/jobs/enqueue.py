@@ -34,7 +34,7 @@ COLUMNS = (
     "delivery",
     "dedup_key",
 )
-"""What the writer takes, by name."""
+"""Options of the writer, by name."""
 _SAMPLE_ROWS = 5
 
 
@@ -65,7 +65,7 @@ class Plan:
             raise Invalid("give --topic or --topic-column")
 
     def unused(self, given: Sequence[str], taken: Sequence[str]) -> list[str]:
-        """Columns that nobody chose to leave out, and that are in no item."""
+        """Return the columns that are in no item, unless an option selects the columns explicitly."""
         if self.select or self.payload_json:
             return []
         used = {name.lower() for name in (*taken, self.payload_column, self.topic_column) if name is not None}
@@ -76,35 +76,64 @@ class Plan:
 @command.of_place
 def enqueue(
     place: Place,
-    inputs: Annotated[list[str], typer.Option("--input", metavar="PATH", help="A file or folder; may be repeated.")],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The tenant.")],
+    inputs: Annotated[
+        list[str],
+        typer.Option("--input", metavar="PATH", help="The rows are in this file or folder. Repeat it for each."),
+    ],
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The items go to the namespace of this tenant.")],
     endpoints: command.EndpointsOption,
-    format: Annotated[str, typer.Option("--format", help="json, csv, parquet, orc, text, or what Spark has.")] = "json",
+    format: Annotated[
+        str, typer.Option("--format", help="The files are json, csv, parquet, orc, text, or another format of Spark.")
+    ] = "json",
     options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="K=V", help="Of that format; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="K=V", help="The reader of the format gets this option. Repeat it for each option."
+        ),
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of all items.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="All items go to this topic.")] = None,
     topic_column: Annotated[
-        str | None, typer.Option("--topic-column", metavar="NAME", help="The item's topic. Default: topic.")
+        str | None,
+        typer.Option("--topic-column", metavar="NAME", help="This column is the item's topic. Default: topic."),
     ] = None,
     payload_column: Annotated[
-        str | None, typer.Option("--payload-column", metavar="NAME", help="The item's payload. Default: payload.")
+        str | None,
+        typer.Option("--payload-column", metavar="NAME", help="This column is the item's payload. Default: payload."),
     ] = None,
-    payload_json: Annotated[bool, typer.Option("--payload-json", help="The payload is the whole row as JSON.")] = False,
+    payload_json: Annotated[
+        bool, typer.Option("--payload-json", help="Use the whole row as payload, as JSON.")
+    ] = False,
     select: Annotated[
         list[str] | None,
-        typer.Option("--select", metavar="SQL", help="As `cast(urgency as int) as priority`; may be repeated."),
+        typer.Option(
+            "--select",
+            metavar="SQL",
+            help="This expression makes a column, such as `cast(urgency as int) as priority`. Repeat it for each.",
+        ),
     ] = None,
     max_rows_per_second: Annotated[
-        float | None, typer.Option("--max-rows-per-second", min=0.001, help="Of all tasks together.")
+        float | None,
+        typer.Option(
+            "--max-rows-per-second", min=0.001, help="All tasks together enqueue at most this many rows in a second."
+        ),
     ] = None,
     on_invalid: Annotated[
-        OnInvalid, typer.Option("--on-invalid", help="collect: write bad rows to --invalid-path, and go on.")
+        OnInvalid,
+        typer.Option(
+            "--on-invalid",
+            help="A bad row fails the job, or, with collect, the job writes it to --invalid-path and goes on.",
+        ),
     ] = OnInvalid.FAIL,
-    invalid_path: Annotated[str | None, typer.Option("--invalid-path", metavar="DIR")] = None,
+    invalid_path: Annotated[
+        str | None, typer.Option("--invalid-path", metavar="DIR", help="The job writes bad rows to this folder.")
+    ] = None,
     job_id: Annotated[
         str | None,
-        typer.Option("--job-id", metavar="NAME", help="The same rows under the same name are stored once, for a day."),
+        typer.Option(
+            "--job-id",
+            metavar="NAME",
+            help="Rows are stored once under this name, even if the command runs again within a day.",
+        ),
     ] = None,
     token: command.TokenOption = None,
     tls: command.TlsOption = None,
@@ -113,7 +142,7 @@ def enqueue(
     """Enqueue the rows of files.
 
     A row's columns by name: topic, payload (text or bytes), priority, deliver_after (a timestamp) or delay_ms,
-    lease_ms, ttl_ms, metadata, headers, delivery, dedup_key. With --select, these are what it names; with
+    lease_ms, ttl_ms, metadata, headers, delivery, dedup_key. With --select, it names these columns; with
     --payload-json alone, the row's columns are in the payload only. A task that Spark repeats stores nothing twice. The
     whole command does when it is run again, unless it has the same --job-id, or its rows have a dedup_key
     (--select "concat('import-7:', id) as dedup_key").
@@ -136,7 +165,7 @@ def enqueue(
         rows = read(spark, inputs, format, pairs(options or ()))
         found = items(rows, plan)
         if unused := plan.unused(rows.columns, found.columns):
-            print(f"columns that are not used: {', '.join(unused)}", file=sys.stderr)
+            print(f"unused columns: {', '.join(unused)}", file=sys.stderr)
         if dry_run:
             show(found)
             return
@@ -158,7 +187,7 @@ def read(spark: SparkSession, paths: Sequence[str], format: str, options: dict[s
 
 
 def items(rows: DataFrame, plan: Plan) -> DataFrame:
-    """Rows as the writer takes them: a subset of COLUMNS, in any case. Raises Invalid when a payload or a topic is
+    """Return the rows in the writer's columns: a subset of COLUMNS, in any case. Raises Invalid if payload or topic is
     missing."""
     from pyspark.sql import functions as F
 
@@ -175,7 +204,9 @@ def items(rows: DataFrame, plan: Plan) -> DataFrame:
         found = base.selectExpr(*plan.select)
         found = base.selectExpr(*plan.select, *(name for name in made if name not in _by_name(found)))
         if unknown := sorted(name for lower, name in _by_name(found).items() if lower not in COLUMNS):
-            raise Invalid(f"--select names what an item has not: {', '.join(unknown)} (it has {', '.join(COLUMNS)})")
+            raise Invalid(
+                f"--select names columns that an item does not have: {', '.join(unknown)} (it has {', '.join(COLUMNS)})"
+            )
     else:
         there = _by_name(base)
         wanted = made if plan.payload_json else COLUMNS
@@ -185,7 +216,7 @@ def items(rows: DataFrame, plan: Plan) -> DataFrame:
     if "payload" not in _by_name(found):
         raise Invalid(f"no column is the payload: give --payload-column (one of {', '.join(rows.columns)}) or another")
     if not plan.topic and "topic" not in _by_name(found):
-        raise Invalid("no topic: give --topic, or --topic-column")
+        raise Invalid("no topic: give --topic or --topic-column")
     return found
 
 
@@ -194,7 +225,7 @@ def write(found: DataFrame, options: dict[str, str], format: str = "foqs") -> No
 
 
 def show(found: DataFrame) -> None:
-    """Schema, count and some rows, on stdout."""
+    """Print schema, count and some rows to stdout."""
     found.printSchema()
     print(f"{many(found.count(), 'row')} would be enqueued; the first:")
     found.show(_SAMPLE_ROWS, truncate=60)
@@ -209,17 +240,17 @@ def pairs(options: Sequence[str]) -> dict[str, str]:
     """
     for option in options:
         if not option.partition("=")[1]:
-            raise Invalid(f"--option {option!r}: not name=value")
+            raise Invalid(f"--option {option!r}: not in the form name=value")
     return {name: value for name, _, value in (option.partition("=") for option in options)}
 
 
 def _by_name(frame: DataFrame) -> dict[str, str]:
-    """The columns' names by their lower case."""
+    """Return the columns' names by their lower case."""
     return {name.lower(): name for name in frame.columns}
 
 
 def _quoted(name: str) -> str:
-    """A column of any name, dots included."""
+    """Return a column of any name, dots included."""
     return "`" + name.replace("`", "``") + "`"
 
 

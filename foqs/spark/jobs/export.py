@@ -1,4 +1,4 @@
-"""`foqs spark export`: what is queued, as Parquet in folders by namespace, topic and day."""
+"""`foqs spark export`: writes queued items as Parquet, in folders by namespace, topic and day."""
 
 from __future__ import annotations
 
@@ -30,17 +30,25 @@ class Mode(StrEnum):
 def export(
     source: Source,
     place: Place,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Any path that Spark can write to.")],
-    mode: Annotated[Mode, typer.Option("--mode", help="When DIR is there. overwrite: all of it.")] = Mode.ERROR,
-    no_payloads: Annotated[bool, typer.Option("--no-payloads", help="No payload, metadata and headers.")] = False,
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="The files go to this path, which Spark can write to.")
+    ],
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="This mode applies if DIR exists: overwrite replaces all of it.")
+    ] = Mode.ERROR,
+    no_payloads: Annotated[
+        bool, typer.Option("--no-payloads", help="The files have no payload, metadata and headers.")
+    ] = False,
     namespace: command.NamespaceFilter = None,
     topic: command.TopicFilter = None,
 ) -> None:
-    """Export items to Parquet, in folders namespace=.../topic=.../day=...; the day is that of the enqueue, in UTC.
+    """Export items to Parquet files by namespace, topic and day.
 
-    Spark escapes what a folder's name cannot hold. To read names back as they were, set
-    spark.sql.sources.partitionColumnTypeInference.enabled=false: else a topic 007 is taken for the number 7. A
-    name whose escaped form is longer than the file system's names may be (often 255 bytes) fails the export.
+    The folders are namespace=.../topic=.../day=...; the day is that of the enqueue, in UTC.
+
+    Spark escapes characters that a folder's name cannot have. To read names back unchanged, set
+    spark.sql.sources.partitionColumnTypeInference.enabled=false; otherwise Spark reads the topic 007 as the number 7.
+    The export fails if a name's escaped form is longer than the file system allows (often 255 bytes).
     """
     with session("foqs export", place) as spark:
         items = snapshot(spark, source, payloads=not no_payloads, namespace=namespace, topic=topic)
@@ -49,10 +57,11 @@ def export(
 
 
 def write(items: DataFrame, out: str, mode: Mode = Mode.ERROR) -> int:
-    """Writes a snapshot in folders by PARTITIONS; returns how many items that were. Reads the snapshot once."""
+    """Write a snapshot in folders by PARTITIONS and return its number of items. Read the snapshot once."""
 
     def to_folders(frame: DataFrame) -> None:
-        # Else each task would write a file into each folder that it has an item of; large folders are still cut up.
+        # Otherwise each task would write a file into each folder for which it has an item; large folders are still
+        # split.
         even = frame.hint("rebalance", *PARTITIONS)
         even.write.mode(mode.value).partitionBy(*PARTITIONS).parquet(out)
 
@@ -60,7 +69,7 @@ def write(items: DataFrame, out: str, mode: Mode = Mode.ERROR) -> int:
 
 
 def with_day(items: DataFrame) -> DataFrame:
-    """With `day`, a date: that of enqueued_at in UTC, whatever the session's time zone is."""
+    """Add `day`, the date of enqueued_at in UTC, whatever the session's time zone is."""
     from pyspark.sql import functions as F
 
     day = F.floor(F.unix_millis("enqueued_at") / _DAY_MS).cast("int")

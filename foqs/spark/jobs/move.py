@@ -1,4 +1,4 @@
-"""`foqs spark move`: items of one topic that a predicate names, to another topic."""
+"""`foqs spark move`: moves the items of a topic that match a predicate to another topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAMPLE_ROWS = 5
 
 
 class NotMoved(FoqsError):
-    """Some items were left where they are; the same command may be given again."""
+    """Some items were left in the old topic; the same command can be repeated."""
 
     retryable = True
 
@@ -36,55 +36,64 @@ class NotMoved(FoqsError):
 def move(
     source: Source,
     place: Place,
-    from_namespace: Annotated[str, typer.Option("--from-namespace")],
-    from_topic: Annotated[str, typer.Option("--from-topic")],
-    to_namespace: Annotated[str, typer.Option("--to-namespace")],
-    to_topic: Annotated[str, typer.Option("--to-topic")],
+    from_namespace: Annotated[str, typer.Option("--from-namespace", help="The items are in this namespace.")],
+    from_topic: Annotated[str, typer.Option("--from-topic", help="The items are in this topic.")],
+    to_namespace: Annotated[str, typer.Option("--to-namespace", help="The items go to this namespace.")],
+    to_topic: Annotated[str, typer.Option("--to-topic", help="The items go to this topic.")],
     endpoints: command.EndpointsOption,
     where: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="As \"attempt > 3 and state = 'ready'\". Default: all.")
+        str,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="The job takes items for which this holds, such as \"attempt > 3 and state = 'ready'\".",
+        ),
     ] = "true",
-    copy: Annotated[bool, typer.Option("--copy", help="Leave the sources where they are.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="The items stay in their old topic too.")] = False,
     include_leased: Annotated[
-        bool, typer.Option("--include-leased", help="Also items that a consumer has: they are processed as well.")
+        bool,
+        typer.Option("--include-leased", help="The job takes leased items too; their consumers process them as well."),
     ] = False,
     job_id: Annotated[
         str | None,
-        typer.Option("--job-id", help="A job stores an item once. Default: made of topics, --where and --copy."),
+        typer.Option(
+            "--job-id", help="A job stores an item once under this name. Default: made of topics, --where and --copy."
+        ),
     ] = None,
     delete_consumed: Annotated[
         bool,
         typer.Option(
-            "--delete-consumed", help="Delete also sources whose copy an earlier try stored and that is gone since."
+            "--delete-consumed",
+            help="The job also deletes sources whose copy an earlier try stored and that is gone by now.",
         ),
     ] = False,
     token: command.TokenOption = None,
     tls: command.TlsOption = None,
     dry_run: command.DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="The command does not ask for confirmation.")] = False,
 ) -> None:
     """Move items to another topic, or copy them: a redrive.
 
-    Each item is stored in the new topic with a dedup key made of the job, the item's id and the time of its enqueue.
-    A task or command that is repeated stores no item twice while the queue remembers the keys (limits.dedup_window_ms,
-    a day). A copy and a move are different jobs, also with the same --job-id. Priority, metadata, headers, delivery, a
-    delay and the rest of a TTL are kept; the attempts begin at 0.
+    Each item is stored in the new topic with a dedup key made of the job, the item's id and the time of its enqueue. A
+    repeated task or command stores no item twice while the queue remembers the keys (limits.dedup_window_ms, a day). A
+    copy and a move are different jobs, also with the same --job-id. The copy keeps priority, metadata, headers,
+    delivery, a delay and the rest of a TTL; its attempts begin at 0.
 
-    A move deletes a source when its copy is stored. If an earlier try stored the copy, the move looks for it first. If
-    the copy is gone (a consumer of the new topic acked it, or it expired), the source stays where it is and is counted:
+    A move deletes a source when its copy is stored. If an earlier attempt stored the copy, the move looks for it first.
+    If the copy is gone (a consumer of the new topic acked it, or it expired), the move keeps and counts the source:
     --delete-consumed deletes such sources, another --job-id moves them again.
 
-    A snapshot is not a lock. An item that a consumer leases or acks between the look and the delete is moved all the
-    same, and may be processed in both topics; an at-most-once item too. Stop the consumers of the old topic first,
-    where that matters. Items that are leased in the snapshot are left alone, unless --include-leased. The snapshot is
-    read again after the question, so the items that are moved may differ from those that were shown.
+    A snapshot is not a lock. If a consumer leases or acks an item between the snapshot and the delete, the item is
+    moved all the same, and may be processed in both topics; this holds for at-most-once items too. To avoid that, stop
+    the consumers of the old topic first. Items leased in the snapshot stay in the old topic, unless --include-leased is
+    given. The command reads the snapshot again after the question, so the moved items may differ from the items shown.
 
-    Without --copy, the hosts have to be of the cluster that the shards are of; this is checked with the first items.
+    Without --copy, hosts and shards must belong to the same cluster; the command checks this with the first items.
     """
     if (from_namespace, from_topic) == (to_namespace, to_topic):
         raise Invalid("source and target are the same topic")
     if copy and delete_consumed:
-        raise Invalid("--delete-consumed goes with a move: a copy deletes nothing")
+        raise Invalid("--delete-consumed needs a move: a copy deletes nothing")
     if job_id is not None and not _JOB.fullmatch(job_id):
         raise Invalid("--job-id: 1 to 64 letters, digits, dots, dashes and underscores")
     verb = "copied" if copy else "moved"
@@ -113,13 +122,13 @@ def move(
 
 
 def chosen(items: DataFrame, where: str, *, include_leased: bool = False) -> DataFrame:
-    """Of a snapshot, what is to be moved."""
+    """Return the rows of a snapshot that the move applies to."""
     found = items.where(where)
     return found if include_leased else found.where("state <> 'leased'")
 
 
 def show(found: DataFrame) -> tuple[int, list[int]]:
-    """Counts by state and some items, on stdout; returns how many there are, and the ids of those shown."""
+    """Print counts by state and some items to stdout; return the number of items and the ids of those shown."""
     counts = {row["state"]: row["count"] for row in found.groupBy("state").count().collect()}
     for state in sorted(counts):
         print(f"{state}: {counts[state]}")
@@ -130,7 +139,7 @@ def show(found: DataFrame) -> tuple[int, list[int]]:
 
 
 def _resolved(light: Callable[[], DataFrame], full: Callable[[], DataFrame]) -> DataFrame:
-    """Without payloads, unless the predicate speaks of them."""
+    """Read the snapshot without payloads, unless the predicate uses them."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -140,7 +149,7 @@ def _resolved(light: Callable[[], DataFrame], full: Callable[[], DataFrame]) -> 
 
 
 def carry_out(found: DataFrame, target: Target) -> Totals:
-    """Moves what is `chosen`, each partition by a task with a client of its own."""
+    """Move the `chosen` rows, each partition in a task with its own client."""
     from pyspark.sql import functions as F
 
     times = {f"{name}_ms": F.unix_millis(name) for name in ("enqueued_at", "deliver_after", "expires_at")}
@@ -149,7 +158,7 @@ def carry_out(found: DataFrame, target: Target) -> Totals:
     def task(part: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         yield tuple(move_rows(part, target))
 
-    # What comes back is one small tuple a partition, of the try that succeeded.
+    # Each partition returns one small tuple, from its successful attempt.
     parts = rows.rdd.mapPartitions(task).collect()
     totals = Totals()
     for part in parts:
@@ -169,19 +178,23 @@ def job_of(*arguments: str) -> str:
 def said(totals: Totals, *, copy: bool, delete_consumed: bool = False) -> list[str]:
     lines = [f"{totals.stored} stored in the new topic"]
     if totals.duplicates:
-        lines.append(f"{totals.duplicates} not stored again: an earlier try of this job stored them")
+        lines.append(f"{totals.duplicates} not stored again: an earlier attempt of this job stored them")
     if not copy:
-        lines.append(f"{totals.deleted} deleted from the old one")
+        lines.append(f"{totals.deleted} deleted from the old topic")
     if totals.consumed:
-        line = f"{totals.consumed} not stored again: an earlier try stored them, and they are gone from the new topic"
-        left = "; left in the old one: --delete-consumed deletes them there, another --job-id moves them again"
+        line = (
+            f"{totals.consumed} not stored again: an earlier attempt stored them, and they are gone from the new topic"
+        )
+        left = "; left in the old topic: --delete-consumed deletes them there, another --job-id moves them again"
         lines.append(line if delete_consumed else line + left)
     if totals.gone:
-        lines.append(f"{totals.gone} were gone from the old one before the delete: perhaps processed there as well")
+        lines.append(
+            f"{totals.gone} were gone from the old topic before the delete: consumers may have processed them there too"
+        )
     if totals.kept:
-        lines.append(f"{totals.kept} could not be deleted from the old one: they are in both")
+        lines.append(f"{totals.kept} could not be deleted from the old topic: they are in both topics")
     if totals.failed:
-        lines.append(f"{totals.failed} not known to be stored: left where they are")
+        lines.append(f"{totals.failed} with an unknown outcome: left in the old topic")
     return lines
 
 

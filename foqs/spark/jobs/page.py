@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no link.
+"""The report as one self-contained HTML page: no script, no font, no link.
 
-Names of namespaces and topics are what users chose: all text goes through `escape`, and names stand in <bdi>.
+Users choose the names of namespaces and topics: all text passes `escape`, and names are inside <bdi>.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _COLUMNS = (
 
 
 def render(report: Report) -> str:
-    """The whole document, UTF-8 to be. Its length grows with `report.topics` only."""
+    """Return the whole document as text. Its length grows with `report.topics` only."""
     body = (
         _head(report),
         _overview(report.total),
         *((_topics(report), _oldest(report)) if report.topics else ('<p class="none">Nothing is queued.</p>',)),
         "<footer><p>Percentiles are approximate; counts, sums and maxima are exact. Age counts from the enqueue, wait "
         "from when an item may be delivered. Retried: delivered more than once. Shards are read one by one, so an item "
-        "that moved meanwhile may be counted as it was a moment before.</p></footer>",
+        "that moved during the reading may be counted as it was a moment before.</p></footer>",
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -67,7 +67,7 @@ def _head(report: Report) -> str:
         for name, value, note in cards
     )
     return (
-        f'<header><h1>What is queued</h1><p class="time">foqs, as of <time>{moment(report.now_ms)}</time></p></header>'
+        f'<header><h1>Queued items</h1><p class="time">foqs, as of <time>{moment(report.now_ms)}</time></p></header>'
         f'<dl class="cards">{shown}</dl>'
     )
 
@@ -174,7 +174,7 @@ def _parts(figures: Figures) -> list[tuple[str, int]]:
 
 
 def _span(counts: tuple[int, ...]) -> tuple[int, int]:
-    """From the first bucket that holds something to after the last, and one to each side to breathe."""
+    """Return the range from the first to the last bucket with items, and one more on each side."""
     filled = [position for position, count in enumerate(counts) if count]
     return max(0, filled[0] - 1), min(len(counts), filled[-1] + 2)
 
@@ -184,7 +184,7 @@ def _of(spread: Spread | None, which: str, words: Callable[[int], str]) -> str:
 
 
 def _spread(spread: Spread | None, words: Callable[[int], str]) -> str:
-    """All of it in a line."""
+    """Return all of it in one line."""
     return " · ".join(f"{name} {_of(spread, name, words)}" for name in ("p50", "p90", "p99", "max"))
 
 

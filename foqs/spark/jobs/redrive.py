@@ -1,7 +1,7 @@
 """Move or copy the rows of one partition through the client: store each copy, then delete its source.
 
-A job stores an item at most once while the service remembers the item's key. A source is deleted only when its copy was
-stored by this request, or was stored before and is still in the new topic. Nothing here knows Spark.
+A job stores an item at most once while the service remembers the item's key. A source is deleted only if this request
+stored its copy, or if an earlier one did and the copy is still in the new topic. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foqs.client import Client, Delivery, Duplicate, FoqsError, Invalid, ItemSpe
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
 TRIES = 3
-"""Of a batch, each as long as the client's own time-out: what may be repeated is repeated."""
+"""Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 NAMES = (
     "id",
     "payload",
@@ -31,12 +31,12 @@ NAMES = (
     "headers",
     "delivery",
 )
-"""What a row has to have; times in Unix epoch milliseconds."""
+"""Required columns of a row; times in Unix epoch milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where items go, and how. The same `job` stores no item twice; a copy and a move are never the same job.
+    """The target of a job, and its mode. The same `job` stores no item twice; a copy and a move are never the same job.
 
     `delete_consumed`: delete also the sources of `Totals.consumed`.
     """
@@ -94,7 +94,7 @@ def move_rows(
     target: Target,
     connect: Callable[[Target], AbstractContextManager[Any]] = Target.client,
 ) -> Totals:
-    """Move (or copy) the items of `rows`. The totals count the result of each; no error of an item is raised.
+    """Move (or copy) the items of `rows`. The totals count the result of each item; an item's error is not raised.
 
     Memory is bounded by a batch.
     """
@@ -106,9 +106,9 @@ def move_rows(
 
 
 def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
-    """The copy of an item: its own place in time, the rest of its TTL, and a key that names its source.
+    """Return the copy of an item: with its own time, the rest of its TTL, and a key that names its source.
 
-    The key has the verb, as a copy is no move, and the time of the enqueue: an id alone is unique only within one
+    The key has the verb, because a copy is no move, and the time of the enqueue: an id alone is unique only within one
     cluster, and a shard restored from a backup may assign it again.
     """
     expires_at_ms = row["expires_at_ms"]
@@ -127,9 +127,10 @@ def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
 
 
 def refuse_strangers(ids: Iterable[int], namespace: str, topic: str, client: Any) -> None:
-    """Raises Invalid unless the hosts know one of `ids` as an item of that topic, and none as one of another.
+    """Check that the hosts belong to the cluster of `ids`.
 
-    Ids are unique in a cluster only: with the hosts of another one, deletes would meet items that nobody meant.
+    Raises Invalid unless the hosts know one of `ids` as an item of that topic, and none as an item of another topic.
+    Ids are unique in a cluster only: with the hosts of another cluster, the move would delete unrelated items.
     """
     known = False
     for item_id in ids:
@@ -143,11 +144,13 @@ def refuse_strangers(ids: Iterable[int], namespace: str, topic: str, client: Any
             )
         known = True
     if not known:
-        raise Invalid("the hosts know none of the first items: they are of another cluster, or the items are gone")
+        raise Invalid(
+            "the hosts know none of the first items: the hosts belong to another cluster, or the items are gone"
+        )
 
 
 def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Up to BATCH_ITEMS rows, and not much more than BATCH_BYTES of payload."""
+    """Yield batches of up to BATCH_ITEMS rows, and not much more than BATCH_BYTES of payload."""
     batch: list[Any] = []
     size = 0
     for row in rows:
@@ -200,7 +203,7 @@ def _delete(sources: list[int], client: Any) -> Totals:
 
 
 def _is_there(copy: int, target: Target, client: Any) -> bool:
-    """Whether the item with the id `copy` is in the new topic now. Raises FoqsError when the service does not say."""
+    """Return whether the new topic has the item `copy` now. Raises FoqsError if the service does not answer that."""
     try:
         item = client.get_item(copy)
     except NotFound:
@@ -209,9 +212,10 @@ def _is_there(copy: int, target: Target, client: Any) -> bool:
 
 
 def _stored(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, int], str | None]:
-    """The id of the copy by that of its source, a Duplicate where the key was known; and the first error of the rest.
+    """Return the id of the copy by that of its source (a Duplicate if the key was known), and the first error of the
+    rest.
 
-    An enqueue of unknown outcome is repeated, as its key is the same.
+    An enqueue of unknown outcome is repeated with the same key, so it stores the copy once.
     """
     stored: dict[int, int] = {}
     left = list(specs)

@@ -1,6 +1,6 @@
-"""`foqs spark report`: how much is queued, how old and how large it is, by topic.
+"""`foqs spark report`: number, age and size of the queued items, by topic.
 
-Everything is summed up by Spark; what reaches the driver is bounded by the topics that the page shows.
+Spark computes all sums; the data that reaches the driver is bounded by the topics that the page shows.
 """
 
 from __future__ import annotations
@@ -32,20 +32,27 @@ TOP_TOPICS = 100
 def report(
     source: Source,
     place: Place,
-    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="For Parquet: topics, total.")] = None,
-    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="For the page, one HTML file.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="The Parquet files `topics` and `total` go to this folder."),
+    ] = None,
+    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="The page is this HTML file.")] = None,
     namespace: command.NamespaceFilter = None,
     topic: command.TopicFilter = None,
-    oldest: Annotated[int, typer.Option(min=0, max=100, help="So many of each topic's oldest items.")] = 5,
+    oldest: Annotated[
+        int, typer.Option(min=0, max=100, help="The report lists this many of each topic's oldest items.")
+    ] = 5,
     top: Annotated[
-        int, typer.Option(min=1, max=1_000, help="The page shows so many topics, and the rest summed.")
+        int, typer.Option(min=1, max=1_000, help="The page shows this many topics, and the sum of the rest.")
     ] = TOP_TOPICS,
-    now: Annotated[str | None, typer.Option("--now", metavar="TIME", help="ISO 8601; ages count to it.")] = None,
+    now: Annotated[
+        str | None, typer.Option("--now", metavar="TIME", help="Ages count up to this time (ISO 8601). Default: now.")
+    ] = None,
 ) -> None:
-    """Report on what is queued: Parquet for other programs, a page for people.
+    """Report on the queued items: Parquet for other programs, a page for people.
 
-    Under --out, `topics` has one row for each topic and `total` one over all; both are written anew by each run. With
-    neither --out nor --page the totals are printed only.
+    Under --out, `topics` has one row for each topic, and `total` has one row for all; each run replaces both. With
+    neither --out nor --page, the job only prints the totals.
     """
     now_ms = command.epoch_ms(now)
     with session("foqs report", place) as spark:
@@ -64,9 +71,10 @@ def report(
 def summarise(
     items: DataFrame, now_ms: int, *, out: str | None = None, oldest: int = 5, top: int = TOP_TOPICS
 ) -> Report:
-    """Of a snapshot (payloads are not needed) at `now_ms` (Unix epoch); writes `topics` and `total` under `out`.
+    """Return the report of a snapshot (payloads are not needed) at `now_ms` (Unix epoch); write `topics` and `total`
+    under `out`.
 
-    Reads the snapshot once: what the numbers need of it is kept by Spark, in memory or on its disks.
+    Read the snapshot once: Spark keeps the needed numbers in memory or on its disks.
     """
     from pyspark.sql import functions as F
     from pyspark.storagelevel import StorageLevel
@@ -89,7 +97,7 @@ def summarise(
             topics.unpersist()
     finally:
         kept.unpersist()
-    assert counted is not None and whole is not None  # an aggregate without keys is one row, of nothing as well
+    assert counted is not None and whole is not None  # an aggregate without keys has one row, also for no items
     return Report(
         now_ms,
         Figures.of(whole),
@@ -108,7 +116,8 @@ def summarise(
 
 
 def by_topic(items: DataFrame, now_ms: int, oldest: int) -> DataFrame:
-    """`figures` of each topic, with `oldest`: array of (id, enqueued_at_ms), the oldest first, null for 0 of them."""
+    """Return `figures` of each topic, with `oldest`: an array of (id, enqueued_at_ms), the oldest first; null for 0 of
+    them."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 

@@ -1,4 +1,4 @@
-"""The SparkSession of a job, and what it reads from."""
+"""The SparkSession of a job, and its source of items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the shards are found (exactly one of the first three), and as whom they are read. Raises Invalid."""
+    """The places of the shards (exactly one of the first three), and the database user. Raises Invalid."""
 
     shards: tuple[str, ...] = ()
     config: str | None = None
@@ -29,12 +29,12 @@ class Source:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.shards, self.config, self.zookeeper))) != 1:
-            raise Invalid("give exactly one of --shards, --config and --zookeeper: where the shards are")
+            raise Invalid("give exactly one of --shards, --config and --zookeeper: it names the shards")
         if self.zookeeper_root and not self.zookeeper:
-            raise Invalid("--zookeeper-root goes with --zookeeper")
+            raise Invalid("--zookeeper-root needs --zookeeper")
 
     def options(self, *, payloads: bool, namespace: str | None = None, topic: str | None = None) -> dict[str, str]:
-        """Of the reader of the format "foqs"."""
+        """Options of the reader of the format "foqs"."""
         given = {
             "shards": ",".join(self.shards) or None,
             "config": self.config,
@@ -74,7 +74,7 @@ class Place:
         return {name: value for name, _, value in (pair.partition("=") for pair in self.conf)}
 
     def _remote(self) -> str | None:
-        """What asks for Spark Connect."""
+        """Settings that select Spark Connect."""
         if self.master is not None and self.master.startswith("sc://"):
             return f"--master {self.master}"
         for name in ("spark.remote", "spark.api.mode"):
@@ -86,19 +86,20 @@ class Place:
 
 
 def no_connect(cause: str) -> str:
-    """The error of a job that would run over Spark Connect."""
+    """Return the error of a job that would run over Spark Connect."""
     return (
-        f"the jobs do not run over Spark Connect ({cause}), as their driver has to be this process: use "
+        f"the jobs do not run over Spark Connect ({cause}), because their driver must be this process: use "
         "spark-submit, or --master with the URL of a cluster (spark://, yarn, k8s://), without SPARK_REMOTE"
     )
 
 
 @contextmanager
 def session(name: str, place: Place) -> Iterator[SparkSession]:
-    """The session there is (of a notebook, of spark-submit), else a new one at `place`, which ends with the block.
+    """Yield the existing session (of a notebook, of spark-submit), else a new one at `place`, which ends with the
+    block.
 
-    Without a master, Spark runs on this machine. Raises Invalid without PySpark, over Spark Connect, and when `place`
-    asks for settings that a session that is there does not take any more.
+    Without a master, Spark runs on this machine. Raises Invalid without PySpark, over Spark Connect, and if `place` has
+    settings that the existing session can no longer apply.
     """
     try:
         from pyspark.sql import SparkSession
@@ -108,11 +109,11 @@ def session(name: str, place: Place) -> Iterator[SparkSession]:
 
     from foqs.spark.source import FoqsSource
 
-    # What it logs of a wrong query, a page of JSON, is what the command says in a line.
+    # Spark logs a page of JSON for a wrong query; the command prints the error in one line.
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     there = SparkSession.getActiveSession()
     if there is not None and place != Place():
-        raise Invalid("--master and --conf: there is a session of Spark already; set them where it is made")
+        raise Invalid("--master and --conf: a Spark session exists already; set them where the program creates it")
     spark = there or _start(SparkSession.builder.appName(name), place)
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         if there is None:
@@ -129,13 +130,13 @@ def session(name: str, place: Place) -> Iterator[SparkSession]:
 def snapshot(
     spark: SparkSession, source: Source, *, payloads: bool, namespace: str | None = None, topic: str | None = None
 ) -> DataFrame:
-    """What is queued, as far as it is of `namespace` and `topic`. It is read anew by each action on it."""
+    """Return the queued items of `namespace` and `topic`. Each action on the frame reads the databases again."""
     options = source.options(payloads=payloads, namespace=namespace, topic=topic)
     return spark.read.format("foqs").options(**options).load()
 
 
 def written(frame: DataFrame, write: Callable[[DataFrame], None]) -> int:
-    """Has `frame` written; returns how many rows that were, without reading them twice."""
+    """Write `frame` and return its number of rows without a second read."""
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -145,16 +146,16 @@ def written(frame: DataFrame, write: Callable[[DataFrame], None]) -> int:
     try:
         return int(seen.get["rows"])
     except Py4JJavaError:
-        return 0  # Spark leaves the counting out of a plan when it sees that there is nothing
+        return 0  # Spark omits the counter from a plan if it sees that there is nothing
 
 
 def _start(builder: SparkSession.Builder, place: Place) -> SparkSession:
-    # spark-submit has started a JVM, which knows the master and all settings.
+    # spark-submit has started a JVM, which has the master and all settings.
     if "PYSPARK_GATEWAY_PORT" not in os.environ and (place.master or "local").startswith("local"):
         # Spark's own default is the first python3 of the PATH, which may lack foqs.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
-        # Of the 200 that are Spark's own default, nearly all would be empty tasks on one machine.
+        # Spark's default is 200; nearly all of them would be empty tasks on one machine.
         builder = builder.config("spark.sql.shuffle.partitions", "16")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "FATAL")

@@ -1,4 +1,4 @@
-"""What a report says, as plain values: a few numbers a topic, however many items there are."""
+"""The content of a report as plain values: a few numbers for each topic, for any number of items."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 STATES = ("ready", "delayed", "leased")
 
-# A histogram is a tuple of counts. Bucket n holds what is not below its n-th bound, and below the next.
+# A histogram is a tuple of counts. Bucket n has the values from its n-th bound to below the next bound.
 AGES_MS = (0, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000, 2_592_000_000)
 SIZES_BYTES = (0, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
-# A producer may use as many priorities as there are items: exact where people choose them, powers of ten beyond.
+# A producer may use any number of priorities: exact for small ones, powers of ten beyond.
 PRIORITIES = (
     -(1 << 31),
     *(1 - 10**power for power in range(9, 1, -1)),
@@ -22,7 +22,7 @@ PRIORITIES = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Approximate percentiles and the exact maximum, in the unit of what was measured."""
+    """Approximate percentiles and the exact maximum, in the unit of the measured values."""
 
     p50: int
     p90: int
@@ -31,7 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, row: Any) -> Self | None:
-        """None when nothing was measured."""
+        """Return None if no value was measured."""
         return None if row is None or row["max"] is None else cls(*(int(row[name]) for name in cls.__slots__))
 
 
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def rest(self) -> Mapping[str, int]:
-        """Items, states and bytes of the topics that are not shown, summed."""
+        """Return items, states and bytes of the topics that are not shown, summed."""
         return {
             name: getattr(self.total, name) - sum(getattr(topic.figures, name) for topic in self.topics)
             for name in ("items", *STATES, "bytes")
@@ -117,6 +117,6 @@ class Report:
 
 
 def _counts(buckets: Sequence[Any], bounds: Sequence[int]) -> tuple[int, ...]:
-    """Buckets without items are not among `buckets`."""
+    """Return a histogram; `buckets` lacks the buckets without items."""
     found = {bucket["low"]: bucket["items"] for bucket in buckets}
     return tuple(found.get(low, 0) for low in bounds)

@@ -74,7 +74,7 @@ def size_labels() -> list[str]:
 
 
 def priority_labels() -> list[str]:
-    """Exact ones as they are, ranges by the end that is nearer to 0."""
+    """Return a priority's label: exact values unchanged, ranges by the end nearer to 0."""
     labels = []
     for low, after in zip(PRIORITIES, (*PRIORITIES[1:], None), strict=True):
         if after is not None and after == low + 1:

@@ -1,0 +1,202 @@
+"""Copies the values of a host's metrics on its event loop, in short turns.
+
+Values of one scrape may be a few milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from platform import python_version
+from time import perf_counter
+
+from foqs import __version__
+from foqs.admin.exposition import Rows, Value
+from foqs.admin.families import FAMILIES
+from foqs.admin.topics import TopicCounts, topic_rows
+from foqs.admin.view import View
+from foqs.counters import NO_NAME, Counters, Namespaces
+from foqs.engine.shard import Shard
+from foqs.errors import Code
+from foqs.histogram import Histogram
+from foqs.item import Item
+from foqs.prefetch.lane import Lane, LaneKey
+from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
+from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.controller import moving
+from foqs.shardmgr.facts import ShardUse
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.session import Session
+
+_TURN_S = 0.001
+_LANES = 64  # between two looks at the clock
+CAUSES = ("ack", "ttl", "delete", "dropped")
+
+Add = Callable[..., None]
+"""(name of the metric without foqs_, value, labels ...)"""
+
+
+class _Turns:
+    """Yields to the event loop between turns."""
+
+    def __init__(self) -> None:
+        self._until = perf_counter() + _TURN_S
+
+    async def rest(self) -> None:
+        """Yield if this turn was long enough."""
+        if perf_counter() >= self._until:
+            await asyncio.sleep(0)
+            self._until = perf_counter() + _TURN_S
+
+
+async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
+    """Return rows for all FAMILIES; those of the cluster are empty on a host without one."""
+    rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {name: [] for name in FAMILIES}
+
+    def add(name: str, value: Value, *labels: str) -> None:
+        rows[f"foqs_{name}"].append((labels, value))
+
+    turns, node = _Turns(), view.node
+    _process(add, view, lag)
+    _items(add, node.engine.counters)
+    await turns.rest()
+    await _namespaces(add, node.engine.counters.namespaces, turns)
+    _requests(add, node.server.counters)
+    add("budget_used_bytes", node.engine.budget.used_bytes)
+    add("budget_limit_bytes", node.engine.budget.limit_bytes)
+    _work(add, node.engine.counters)
+    if view.seat is not None:
+        _cluster(add, view)
+    topics: dict[LaneKey, TopicCounts] = {}
+    for shard in list(node.engine.shards.values()):
+        await turns.rest()
+        _shard(add, shard)
+        add("shard_window_rows", await _lanes(shard, topics, turns), str(shard.number))
+    for name, found in (await asyncio.to_thread(topic_rows, topics, most_topics, node.now_ms())).items():
+        rows[name] += found
+    return rows
+
+
+async def _lanes(shard: Shard, topics: dict[LaneKey, TopicCounts], turns: _Turns) -> int:
+    """Add the shard's topics to `topics`. Return the number of items in its windows."""
+    window_rows = 0
+    for at, lane in enumerate(list(shard.lanes.values())):
+        if not at % _LANES:
+            await turns.rest()
+        if lane.total or lane.ready:
+            topics.setdefault(lane.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
+        if lane.window is not None:
+            window_rows += len(lane.window)
+    return window_rows
+
+
+def _oldest_ms(lane: Lane[Item]) -> int | None:
+    return lane.oldest_ready_at_ms() if lane.ready else None
+
+
+def _process(add: Add, view: View, lag: Histogram) -> None:
+    add("ready", not view.missing())
+    add("build_info", 1, __version__, python_version())
+    add("shards_unreachable", len(view.unreachable()))
+    add("host_info", 1, view.id, view.node.address)
+    add("event_loop_lag_seconds", lag.copy())
+    add("machine_clock_ahead_seconds", view.node.machine_ahead_ms() / 1000)
+
+
+def _items(add: Add, counters: Counters) -> None:
+    add("items_redelivered_total", counters.redelivered)
+    add("items_due_total", counters.due)
+    add("items_duplicate_total", counters.duplicates)
+    add("quota_items_total", counters.quota_admitted, "admitted")
+    add("quota_items_total", counters.quota_refused, "refused")
+    for code in Code:
+        add("items_refused_total", counters.refused[code], code.name.lower())
+    add("lease_writes_total", counters.lease_writes)
+    add("lease_writes_saved_total", counters.lease_writes_saved)
+
+
+async def _namespaces(add: Add, namespaces: Namespaces, turns: _Turns) -> None:
+    for name, namespace in list(namespaces):
+        for method, seconds in namespace.seconds.items():
+            add("request_duration_seconds", seconds.copy(), method, name)
+        if name != NO_NAME:
+            add("items_enqueued_total", namespace.enqueued, name)
+            add("items_delivered_total", namespace.delivered, name)
+            add("items_nacked_total", namespace.nacked, name)
+            add("items_released_total", namespace.released, name)
+            add("leases_extended_total", namespace.extended, name)
+            add("leases_expired_total", namespace.expired, name)
+            for cause in CAUSES:
+                add("items_removed_total", namespace.removed[cause], name, cause)
+        await turns.rest()
+
+
+def _requests(add: Add, rpc: RpcCounters) -> None:
+    for name, method in rpc.methods.items():
+        add("request_bytes_total", method.request_bytes, name)
+        add("answer_bytes_total", method.answer_bytes, name)
+        for code in Code:
+            add("request_errors_total", method.errors[code], name, code.name.lower())
+    add("requests_lost_total", rpc.lost)
+    add("requests_failed_total", rpc.failed)
+    add("answers_too_large_total", rpc.too_large)
+    for reason in REFUSED:
+        add("frames_refused_total", rpc.refused[reason], reason)
+    add("connections", rpc.connections)
+    add("connections_accepted_total", rpc.connections_accepted)
+    add("connections_refused_total", rpc.connections_refused)
+    for reason in CLOSED:
+        add("connections_closed_total", rpc.closed[reason], reason)
+    add("budget_waits_total", rpc.budget_waits)
+
+
+def _work(add: Add, counters: Counters) -> None:
+    add("requests_forwarded_total", counters.forwarded)
+    add("requests_held_total", counters.held)
+    for outcome in ("opened", "released", "lost", "not_opened"):
+        add("shard_moves_total", getattr(counters, f"shards_{outcome}"), outcome)
+    add("transactions_total", counters.transactions)
+    add("transaction_rows_total", counters.transaction_rows)
+    add("transactions_failed_total", counters.failed_transactions)
+    add("transactions_unsettled_total", counters.unsettled_transactions)
+    add("rows_refused_total", counters.refused_rows)
+    for name in ("window_hits", "window_misses", "page_reads", "page_rows", "body_reads", "merge_waits", "merge_skips"):
+        add(f"{name}_total", getattr(counters, name))
+    add("clock_jumps_total", counters.clock_jumps)
+
+
+def _shard(add: Add, shard: Shard) -> None:
+    number = str(shard.number)
+    for state in ShardState:
+        add("shard_state", shard.state is state, number, state.value)
+    for breaker in BreakerState:
+        add("shard_breaker_state", shard.breaker.state is breaker, number, breaker.value)
+    add("shard_breaker_opened_total", shard.breaker.opened, number)
+    add("shard_connection_lost", shard.lost, number)
+    if shard.state in (ShardState.SERVING, ShardState.DRAINING):
+        add("shard_epoch", shard.epoch, number)
+    add("shard_pending_inserts", shard.chunk_rows, number)
+    add("shard_pending_chunks", len(shard.chunks), number)
+    add("shard_pending_changes", len(shard.changes), number)
+    add("shard_pending_looks", shard.looks.count, number)
+    add("shard_leases", len(shard.unwritten), number, "unwritten")
+    add("shard_leases", len(shard.written), number, "written")
+    add("shard_trip_seconds", shard.batch_metrics.seconds.copy(), number)
+    add("shard_transaction_seconds", shard.batch_metrics.transaction_seconds.copy(), number)
+    add("shard_transaction_rows", shard.batch_metrics.transaction_rows.copy(), number)
+
+
+def _cluster(add: Add, view: View) -> None:
+    seat = view.seat
+    assert seat is not None
+    facts = seat.facts
+    for state in Session:
+        add("zookeeper_session_state", seat.state is state, state.value)
+        add("zookeeper_session_changes_total", seat.changes[state], state.value)
+    add("controller", seat.fresh and facts.controller == view.id)
+    add("assignment_version", facts.assignment.version)
+    add("shards_assigned", len(view.wanted()))
+    add("cluster_hosts", len(facts.hosts))
+    add("cluster_shards", sum(shard.use is not ShardUse.DISABLED for shard in facts.shards.values()))
+    add("cluster_shards_moving", len(moving(facts)))
+    add("cluster_slots_moving", len(facts.slots.moves))

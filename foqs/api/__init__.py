@@ -1,0 +1,1 @@
+"""The contract: handlers, checks of requests, responses, authorisation, audit."""

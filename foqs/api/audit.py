@@ -1,0 +1,58 @@
+"""The audit log: requests that were refused because a proof or a right is missing, and administrative requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from foqs.log_throttle import LogThrottle
+from foqs.request_context import trace_of
+from foqs.rpc.call import Call
+
+log = structlog.get_logger("foqs.audit")
+
+REFUSED_A_SECOND = 10
+ADMIN_A_SECOND = 100
+_IDS = 10
+
+
+class Audit:
+    """Bounded, so that no caller fills a disk with it: `left_out` in a line counts the lines that were not written
+    before it. `now_s` is monotonic."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._refusals = LogThrottle(REFUSED_A_SECOND)
+        self._admin = LogThrottle(ADMIN_A_SECOND)
+
+    def refused(self, call: Call, why: str) -> None:
+        left_out = self._refusals.take(self._now_s())
+        if left_out is not None:
+            log.warning("audit.refused", why=why, **_said(call), left_out=left_out)
+
+    def admin(self, call: Call) -> None:
+        """The request was started; its outcome is not part of the line."""
+        left_out = self._admin.take(self._now_s())
+        if left_out is not None:
+            ids = call.request.ids or ()
+            log.info("audit.admin", items=len(ids), first=ids[:_IDS], **_said(call), left_out=left_out)
+
+
+def _said(call: Call) -> dict[str, Any]:
+    """Return the fields about the caller: the first name of a certificate, and nothing of a token."""
+    context = call.request.context
+    said: dict[str, Any] = {"method": call.method, "address": call.peer}
+    if context is not None and context.principal is not None:
+        said["who"] = context.principal
+    elif call.certified:
+        said["certificate"] = _one_line(call.certified[0][:128])
+    if context is not None and context.request_id is not None:
+        said["request_id"] = context.request_id
+    return {**said, **trace_of(context)}
+
+
+def _one_line(text: str) -> str:
+    """Return the caller's text so that it cannot look like a line of the log."""
+    return text if text.isprintable() else ascii(text)

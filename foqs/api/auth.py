@@ -1,0 +1,243 @@
+"""Authentication and authorisation: checks of a caller before its request reaches the handler.
+
+A caller is a client or another host of the cluster. A client proves by token or certificate that it is a principal. A
+host proves its part by the cluster's secret, and names the principal for which it calls. Items are not checked here:
+where a request names no namespace, `Call.within` holds the namespaces of the caller, and it finds no other items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from foqs.api.audit import Audit
+from foqs.config.load import Config
+from foqs.config.schema import AuthSection
+from foqs.errors import Forbidden, Invalid, Overloaded, Unauthenticated
+from foqs.idl import idl
+from foqs.peers.ready_subscriber import Ask
+from foqs.principals import Principal, Principals, Right, read
+from foqs.rate_limit import RateLimit
+from foqs.rpc.call import Call
+from foqs.rpc.peer import Done
+
+log = structlog.get_logger("foqs.host")
+
+Handler = Callable[[Call], None]
+Handlers = Mapping[str, Handler]
+
+_HOST, _ANYBODY, _SEES = "host", "anybody", "sees"
+NEEDS: Mapping[str, Right | str] = {
+    "Enqueue": Right.PRODUCE,
+    "Dequeue": Right.CONSUME,
+    "Ack": Right.CONSUME,
+    "Nack": Right.CONSUME,
+    "ExtendLease": Right.CONSUME,
+    "GetItem": Right.ADMIN,
+    "ListItems": Right.ADMIN,
+    "DeleteItems": Right.ADMIN,
+    "GetActiveTopics": _SEES,
+    "GetServerInfo": _ANYBODY,
+    "GetRouting": _ANYBODY,
+    "WatchTopics": _HOST,
+    "GiveSlot": _HOST,
+    "TakeTokens": _HOST,
+    "CountItems": _HOST,
+}
+_ADMINISTRATIVE = frozenset({"DeleteItems"})
+
+
+class Guard:
+    """The checks of one host. Without `principals_file` every caller has every right. `pace` limits the requests of an
+    address."""
+
+    def __init__(
+        self,
+        principals_file: Path | None,
+        cluster_secret: str | None,
+        pace: RateLimit | None,
+        now_s: Callable[[], float],
+    ) -> None:
+        """Raises Invalid: the file cannot be read, or its content is wrong."""
+        self._pace = pace
+        self._now_s = now_s
+        self._file = principals_file
+        self._principals = None if principals_file is None else read(principals_file)
+        self._reading: asyncio.Future[Principals] | None = None
+        self._proof = None if cluster_secret is None else proof_of(cluster_secret)
+        self._audit = Audit(now_s)
+
+    def trusts(self, certified: tuple[str, ...]) -> bool:
+        """Whether a connection needs no token: authentication is off, or a principal has one of these names of its
+        certificate."""
+        return self._principals is None or self._principals.of_certificate(certified) is not None
+
+    def read_again(self) -> None:
+        """Read the principals file again, on a thread. Its rights hold from the next request on, as a connection
+        has none of its own. An invalid file changes nothing."""
+        if self._file is not None:
+            self._reading = asyncio.get_running_loop().run_in_executor(None, read, self._file)
+            self._reading.add_done_callback(self._read)
+
+    def over(self, handlers: Handlers) -> dict[str, Handler]:
+        """Return the same handlers behind the checks. Raises KeyError for a method that is not in `NEEDS`."""
+        if self._principals is None:
+            guarded = dict(handlers)
+        else:
+            guarded = {name: partial(self._check, NEEDS[name], handle) for name, handle in handlers.items()}
+        for name in _ADMINISTRATIVE & guarded.keys():
+            guarded[name] = partial(self._audited, guarded[name])
+        if self._pace is None:
+            return guarded
+        return {name: partial(self._bound, self._pace, handle) for name, handle in guarded.items()}
+
+    def proven(self, ask: Ask) -> Ask:
+        """Return `ask` with the proof that a host asks."""
+        if self._proof is None:
+            return ask
+
+        def asked(address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+            context = request.context
+            if context is None:
+                context = request.context = idl.RequestContext()
+            context.host_proof = self._proof
+            if self._principals is None:
+                context.principal = None  # not proven: authentication is off
+            ask(address, method, request, timeout_ms, done)
+
+        return asked
+
+    def introduction(self) -> tuple[str, Any] | None:
+        """Return (method, request) by which this host proves itself on a connection before its first large request;
+        None without a secret. The other host may require proofs although this one does not."""
+        if self._proof is None:
+            return None
+        return "GetServerInfo", idl.GetServerInfoRequest(context=idl.RequestContext(host_proof=self._proof))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _read(self, reading: asyncio.Future[Principals]) -> None:
+        if reading is not self._reading:
+            reading.exception()  # a later reading may have ended before this one
+            return
+        try:
+            self._principals = reading.result()
+            log.info("principals.reloaded", principals=len(self._principals.by_name))
+        except Invalid as error:
+            log.error("principals.not_reloaded", reason=error.message)
+
+    def _bound(self, pace: RateLimit, handle: Handler, call: Call) -> None:
+        context = call.request.context
+        # A caller with a wrong proof counts as a client: the handler behind this refuses it.
+        if context is None or context.host_proof is None or not self._proves(context.host_proof):
+            wait_ms = pace.wait_ms(call.peer.rpartition(":")[0], self._now_s())
+            if wait_ms:
+                raise Overloaded("too many requests from this address", wait_ms)
+        handle(call)
+
+    def _check(self, need: Right | str, handle: Handler, call: Call) -> None:
+        try:
+            self._admit(need, call)
+        except (Unauthenticated, Forbidden) as error:
+            self._audit.refused(call, error.message)
+            raise
+        handle(call)
+
+    def _audited(self, handle: Handler, call: Call) -> None:
+        context = call.request.context
+        if context is not None and self._principals is None:
+            context.principal = None  # not proven: authentication is off
+        handle(call)
+        if context is None or not context.hops:  # else the first host has written the line
+            self._audit.admin(call)
+
+    def _admit(self, need: Right | str, call: Call) -> None:
+        """Raises Unauthenticated, Forbidden."""
+        context = call.request.context
+        if context is None:
+            context = call.request.context = idl.RequestContext()
+        claimed, context.principal = context.principal, None
+        is_host = context.host_proof is not None and self._is_host(context.host_proof)
+        if is_host:
+            call.trust()
+        if need is _HOST:
+            if not is_host:
+                raise Forbidden("only hosts of the cluster may ask this")
+            return
+        if is_host and need is _ANYBODY and claimed is None and context.token is None:
+            return  # the host asks on its own behalf
+        if context.hops and not is_host:
+            raise Forbidden("hops: only hosts of the cluster forward requests")
+        who = self._vouched(call, claimed) if is_host else self._proven(call, call.certified)
+        call.trust()
+        # Another host trusts the name that this host gives, so the token goes no further.
+        context.principal, context.token, context.host_proof = who.name, None, None
+        self._look_at(need, who, call)
+
+    def _is_host(self, proof: str) -> bool:
+        if not self._proves(proof):
+            raise Unauthenticated("host_proof: the cluster's secret is another one")
+        return True
+
+    def _proves(self, proof: str) -> bool:
+        return self._proof is not None and hmac.compare_digest(proof.encode(), self._proof.encode())
+
+    def _vouched(self, call: Call, name: str | None) -> Principal:
+        """Return the principal that another host names. A host without principals names none and passes the token on;
+        the certificate is that host's own then, and proves no principal."""
+        assert self._principals is not None
+        if name is None:
+            return self._proven(call, ())
+        found = self._principals.by_name.get(name)
+        if found is None:
+            raise Unauthenticated("this host's principals_file does not have the principal")
+        return found
+
+    def _proven(self, call: Call, certified: Sequence[str]) -> Principal:
+        """Return the principal of a token or a certificate."""
+        assert self._principals is not None
+        token = call.request.context.token
+        if token is not None:
+            found, why = self._principals.of_token(token), "the token is not valid"
+        elif certified:
+            found, why = self._principals.of_certificate(certified), "no principal has the client's certificate"
+        else:
+            found, why = None, "a token or a client's certificate is needed"
+        if found is None:
+            raise Unauthenticated(why)
+        return found
+
+    def _look_at(self, need: Right | str, who: Principal, call: Call) -> None:
+        if need is _ANYBODY:
+            return
+        namespaces = who.may(need) if isinstance(need, Right) else who.sees
+        ns = getattr(call.request, "ns", None)
+        if ns is None:
+            if not namespaces:
+                raise Forbidden(_may_not(who, need, "any namespace"))
+            if not namespaces.everywhere:
+                call.within = namespaces
+        elif ns not in namespaces:
+            raise Forbidden(_may_not(who, need, f"the namespace {ns[:255]!r}"))
+
+
+def _may_not(who: Principal, need: Right | str, where: str) -> str:
+    return f"{who.name} has no right {need.value + ' ' if isinstance(need, Right) else ''}in {where}"
+
+
+def proof_of(cluster_secret: str) -> str:
+    """Return the proof that hosts send each other. It is derived from the secret, which is never sent."""
+    return hmac.new(cluster_secret.encode(), b"a host of this foqs cluster", "sha256").hexdigest()
+
+
+def make_guard(config: Config, now_s: Callable[[], float]) -> Guard:
+    """Raises Invalid: a file cannot be read, or its content is wrong."""
+    auth, a_second = config.auth or AuthSection(), config.server.requests_per_second_per_address
+    pace = None if a_second is None else RateLimit(a_second)
+    return Guard(auth.principals_file, auth.cluster_secret, pace, now_s)

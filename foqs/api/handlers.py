@@ -1,0 +1,60 @@
+"""The methods of the contract. A handler checks a request, gives it to the engine or to another host, and answers when
+either reports the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foqs.api.item_life import ItemLife
+from foqs.api.lookups import Lookups
+from foqs.api.peer_methods import PeerMethods
+from foqs.api.routing import RoutingMethods
+from foqs.api.server_info import Info
+from foqs.engine.engine import Engine
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_client import QuotaClient
+from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.rpc.call import Call
+
+
+class Handlers:
+    """`now_ms` is the host's clock; `address` is host:port as clients know it. `share_slots` is called when a slot of
+    deduplication keys has no shard. `forwarder` is None on a host without other hosts; with one, `routing_changed` is
+    called when the routing gives another value."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        news: ReadyPublisher,
+        quotas: QuotaClient,
+        forwarder: Forwarder | None,
+        share_slots: Callable[[], None],
+    ) -> None:
+        self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder, share_slots)
+        self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
+        self.routing = RoutingMethods(engine, limits, now_ms, address, news, forwarder)
+        self._info = Info(engine, lambda: self.limits, now_ms)
+        self._peers = PeerMethods(engine, lambda: self.limits, lambda: self.routing.current().slots, quotas.coordinator)
+        self.routing_changed = self.routing.changed
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            **self._items.handlers(),
+            **self._lookups.handlers(),
+            **self.routing.handlers(),
+            **self._peers.handlers(),
+            "GetServerInfo": self._info.server_info,
+        }
+
+    @property
+    def limits(self) -> Limits:
+        return self._items.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        """Follow a reload of the configuration: from the next request on."""
+        self._items.limits = self._lookups.limits = self.routing.limits = limits

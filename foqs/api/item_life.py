@@ -1,0 +1,227 @@
+"""Enqueue, dequeue, and what ends or extends a lease: the requests that change items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from foqs.api import responses, validation
+from foqs.buffers.pending_dedup import Keyed
+from foqs.engine import dedup, item_ops
+from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.errors import FoqsError, Invalid, NotServed
+from foqs.idl import idl
+from foqs.item import Item
+from foqs.limits import Limits
+from foqs.peers import by_id
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_client import QuotaClient
+from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.rpc.call import Call
+
+
+class ItemLife:
+    """`share_slots` is called when a slot of deduplication keys has no shard."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        news: ReadyPublisher,
+        quotas: QuotaClient,
+        forwarder: Forwarder | None,
+        share_slots: Callable[[], None],
+    ) -> None:
+        self.limits = limits
+        self._engine = engine
+        self._now_ms = now_ms
+        self._news = news
+        self._quotas = quotas
+        self._forwarder = forwarder
+        self._share_slots = share_slots
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            "Enqueue": self.enqueue,
+            "Dequeue": self.dequeue,
+            "Ack": self.ack,
+            "Nack": self.nack,
+            "ExtendLease": self.extend,
+            "DeleteItems": self.delete,
+        }
+
+    def enqueue(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        validation.refuse_when_draining(self._engine.draining)
+        ns = validation.name(request.ns, "ns", limits)
+        specs = validation.counted(request.items, "items", limits.request_items)
+        timeout_ms = validation.timeout_ms(request, limits)
+        now_ms = self._now_ms()
+        taken = validation.Intake(ns, limits, now_ms)
+        taken.take(specs)
+
+        def reply(outcomes: list[int | FoqsError]) -> None:
+            call.reply(idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.counters)))
+
+        waiting = EnqueueCall(len(specs), reply)
+        for index, error in taken.errors.items():
+            waiting.refused([index], error)
+        if waiting.done:
+            return
+        quota, deadline_ms = self._quotas.of(ns), now_ms + timeout_ms
+        if quota is None or self._was_charged(request):
+            self._store(waiting, taken, request, deadline_ms)
+        else:
+            store = partial(self._store, waiting, taken, request, deadline_ms)
+            items = len(taken.items) + len(taken.keyed)
+            self._quotas.charge(ns, quota, items, taken.keep, waiting, deadline_ms, store)
+
+    def _was_charged(self, request: Any) -> bool:
+        """Whether the host that forwarded the request has charged the quota."""
+        return self._forwarder is not None and validation.forwarder_for(self._forwarder, request) is None
+
+    def _store(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
+        engine, forwarder, now_ms = self._engine, validation.forwarder_for(self._forwarder, request), self._now_ms()
+        if taken.keyed:
+            self._enqueue_keyed(waiting, taken.keyed, request, forwarder, deadline_ms)
+        if not taken.items:
+            return
+        if forwarder is not None and not engine.stores(now_ms):
+            good = [request.items[index] for index in taken.indices]
+            if forwarder.enqueue(waiting, taken.indices, good, request, deadline_ms):
+                return
+        timeout_ms = max(1, deadline_ms - now_ms)
+        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms)
+
+    def _enqueue_keyed(
+        self, waiting: EnqueueCall, items: list[Keyed], request: Any, forwarder: Forwarder | None, deadline_ms: int
+    ) -> None:
+        engine, now_ms = self._engine, self._now_ms()
+        engine.deadlines.push(deadline_ms, waiting)
+        engine.alarm(deadline_ms)
+        slots = engine.slots if self._forwarder is None else self._forwarder.routing().slots.shards
+        if not slots or 0 in slots:
+            self._share_slots()
+        if forwarder is not None:
+            forwarder.enqueue_keyed(waiting, items, request, deadline_ms)
+            return
+        for number, part in dedup.by_shard(slots, items).items():
+            away = dedup.place(engine, waiting, number, part, now_ms)
+            if away and self._forwarder is not None:
+                waiting.refused([one.at for one in away], NotServed())
+                self._forwarder.slot_moves.adopt()
+
+    def dequeue(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        validation.refuse_when_draining(self._engine.draining)
+        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        ns = validation.name(request.ns, "ns", limits)
+        wants = validation.counted(request.wants, "wants", limits.request_topics)
+        keys = [((ns, validation.name(want.topic, "topic", limits)), want.count or 0) for want in wants]
+        if len({key for key, _ in keys}) != len(keys):
+            raise Invalid("a topic stands in wants more than once")
+        validation.within(min(count for _, count in keys), "count", 1, limits.request_items, 1)
+        validation.within(sum(count for _, count in keys), "the sum of the counts", 1, limits.request_items, 1)
+        lease_ms = validation.within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+        wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
+        timeout_ms = validation.timeout_ms(request, limits)
+        names_bytes = len(ns.encode()) + max(len(key[1].encode()) for key, _ in keys)
+        # The answer fits a frame whatever the items are: names and fields count with their largest size.
+        most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
+        bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
+
+        def reply(items: list[Item], doubtful: list[int]) -> bool:
+            call.on_lost = None  # a circle of references: the garbage collector would have to find it
+            response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
+            if not (items or doubtful) and request.context is not None and request.context.hops:
+                response.news_version = self._news.found_nothing(key for key, _ in keys)
+            if doubtful:
+                call.doubt(len(doubtful), "at-most-once leases that may have been made")
+            return call.reply(response)
+
+        now_ms, forwarder, elsewhere = self._now_ms(), validation.forwarder_for(self._forwarder, request), None
+        if forwarder is not None:
+            elsewhere = partial(forwarder.dequeue, call, now_ms + wait_ms, now_ms + wait_ms + timeout_ms)
+        overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
+        waiting = DequeueCall(keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere)
+        call.on_lost = lambda: self._engine.cancel(waiting)
+        self._engine.dequeue(waiting, now_ms, wait_ms)
+
+    def ack(self, call: Call) -> None:
+        items = validation.counted(call.request.items, "items", self.limits.request_items)
+        ids = [item.id for item in items]
+        waiting, ns, timeout_ms = self._waiting(call, idl.AckResponse, ids)
+        now_ms, forwarder = self._now_ms(), validation.forwarder_for(self._forwarder, call.request)
+        if forwarder is not None:
+            ids = [item_id or 0 for item_id in ids]
+            op = lambda at: item_ops.ack(items[at].lease or 0)  # noqa: E731
+            forwarder.follow(waiting, by_id.ACK, call.request, ids, op, now_ms + timeout_ms)
+        self._engine.ack(waiting, items, ns, now_ms, timeout_ms)
+
+    def nack(self, call: Call) -> None:
+        items = validation.counted(call.request.items, "items", self.limits.request_items)
+        self._settle(call, idl.NackResponse, by_id.NACK, [(item.id or 0, self._nack(item)) for item in items])
+
+    def _nack(self, item: Any) -> item_ops.Op:
+        limits, lease = self.limits, item.lease or 0
+        try:
+            delay_ms = validation.within(item.delay_ms, "delay_ms", 0, limits.delay_max_ms, 0)
+            metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
+            if item.reason is not None:
+                if type(item.reason) is not str:
+                    raise Invalid("reason is not UTF-8")
+                if len(item.reason.encode("utf-8", "surrogatepass")) > limits.reason_bytes:
+                    raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
+            if item.release:
+                if delay_ms or metadata is not None:
+                    raise Invalid("release excludes delay_ms and metadata")
+                return item_ops.release(lease)
+        except Invalid as error:
+            return item_ops.refuse(error)
+        return item_ops.nack(lease, delay_ms, metadata)
+
+    def extend(self, call: Call) -> None:
+        items = validation.counted(call.request.items, "items", self.limits.request_items)
+        found = [(item.id or 0, self._extend(item)) for item in items]
+        self._settle(call, idl.ExtendLeaseResponse, by_id.EXTEND, found)
+
+    def _extend(self, item: Any) -> item_ops.Op:
+        limits = self.limits
+        try:
+            lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+        except Invalid as error:
+            return item_ops.refuse(error)
+        return item_ops.extend(item.lease or 0, lease_ms)
+
+    def _settle(self, call: Call, response: Any, kind: by_id.Kind, items: list[tuple[int, item_ops.Op]]) -> None:
+        ids = [item_id for item_id, _ in items]
+        waiting, ns, timeout_ms = self._waiting(call, response, ids)
+        now_ms, forwarder = self._now_ms(), validation.forwarder_for(self._forwarder, call.request)
+        if forwarder is not None:
+            forwarder.follow(waiting, kind, call.request, ids, lambda at: items[at][1], now_ms + timeout_ms)
+        self._engine.settle(waiting, items, ns, now_ms, timeout_ms)
+
+    def _waiting(self, call: Call, response: Any, ids: list[int]) -> tuple[ItemsCall, str | None, int]:
+        """Check a request about items by id. Return (the call that waits for outcomes, namespace, timeout_ms)."""
+        request = call.request
+        timeout_ms = validation.timeout_ms(request, self.limits)
+        validation.nothing_twice(ids)
+        ns = getattr(request, "ns", None)
+        if ns is not None:
+            validation.name(ns, "ns", self.limits)
+
+        def reply(outcomes: list[FoqsError | None]) -> None:
+            call.reply(response(responses.item_outcomes(call, outcomes, self._engine.counters)))
+
+        waiting = ItemsCall(len(ids), reply)
+        waiting.within = call.within
+        return waiting, ns, timeout_ms
+
+    def delete(self, call: Call) -> None:
+        ids = validation.counted(call.request.ids, "ids", self.limits.request_items)
+        self._settle(call, idl.DeleteItemsResponse, by_id.DELETE, [(item_id, item_ops.delete) for item_id in ids])

@@ -1,0 +1,115 @@
+"""Look-ups and listings: requests that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from foqs.api import responses, validation
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, Listed, Listing, active_topics, topics_cursor
+from foqs.engine.pending import LookCall
+from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.idl import idl
+from foqs.item import Item
+from foqs.item_states import Phase, Place
+from foqs.limits import Limits
+from foqs.peers.active_topics import ANSWER_MS, Gathering
+from foqs.peers.forwarder import Forwarder
+from foqs.rows import Body
+from foqs.rpc.call import Call
+
+
+class Lookups:
+    """`address` is this host's, as clients know it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        forwarder: Forwarder | None,
+    ) -> None:
+        self.limits = limits
+        self._engine = engine
+        self._now_ms = now_ms
+        self._address = address
+        self._forwarder = forwarder
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            "GetItem": self.get_item,
+            "ListItems": self.list_items,
+            "GetActiveTopics": self.active_topics,
+        }
+
+    def get_item(self, call: Call) -> None:
+        item_id = call.request.id
+        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        timeout_ms = validation.timeout_ms(call.request, self.limits)
+        if item_id is None:
+            raise Invalid("id is missing")
+        self._look(call, self._now_ms() + timeout_ms)
+
+    def _look(self, call: Call, deadline_ms: int) -> None:
+        now_ms = self._now_ms()
+        waiting = LookCall(partial(self._looked, call, deadline_ms))
+        self._engine.look(call.request.id, waiting, now_ms, max(1, deadline_ms - now_ms))
+
+    def _looked(
+        self, call: Call, deadline_ms: int, item: Item | None, body: Body | None, error: FoqsError | None
+    ) -> None:
+        forwarder = validation.forwarder_for(self._forwarder, call.request)
+        if forwarder is not None and isinstance(error, NotServed):
+            forwarder.get_item(call, partial(self._look, call, deadline_ms), deadline_ms)
+            return
+        hidden = call.within is not None and item is not None and item.lane.key[0] not in call.within
+        if error is not None or item is None or body is None or hidden:
+            call.fail(error or NotFound("no such item"))
+            return
+        leased = item.phase is Phase.LEASED
+        delayed = not leased and item.place is Place.TIMER
+        state = idl.ItemState.LEASED if leased else idl.ItemState.DELAYED if delayed else idl.ItemState.READY
+        until_ms = item.lease_expires_at_ms if leased else 0
+        shown = responses.shown(item.lane.key, body, item.attempt, state, until_ms)
+        call.reply(idl.GetItemResponse(shown, state))
+
+    def list_items(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
+        timeout_ms = validation.timeout_ms(request, limits)
+        forwarder = validation.forwarder_for(self._forwarder, request)
+        if forwarder is not None and request.shard is None:
+            forwarder.list_items(call, self._now_ms() + timeout_ms)
+            return
+        room_bytes = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
+        state, cursor, only = request.state or 0, request.cursor, request.shard
+
+        def reply(items: list[Listed], cursor: str | None) -> None:
+            call.reply(idl.ListItemsResponse([responses.shown(key, *item) for item in items], cursor))
+
+        listing = Listing(self._engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
+        self._engine.list(listing, self._now_ms(), timeout_ms)
+
+    def active_topics(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        ns = None if request.ns is None else validation.name(request.ns, "ns", limits)
+        limit = validation.within(request.limit, "limit", 1, limits.active_topics, 1_000)
+        timeout_ms = validation.timeout_ms(request, limits)
+        topics, more = active_topics(self._engine, ns, limit, request.cursor, self._address(), call.within)
+
+        def reply(topics: list[Any], more: bool) -> None:
+            call.reply(idl.GetActiveTopicsResponse(topics, topics_cursor(topics[-1]) if more else None))
+
+        forwarder = validation.forwarder_for(self._forwarder, request)
+        others = forwarder.exchange.other_hosts() if forwarder is not None else ()
+        gathering = Gathering(1 + len(others), limit, reply)
+        gathering.add(topics, more)
+        for address in others:
+            assert forwarder is not None
+            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor)
+            deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
+            forwarder.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)

@@ -1,0 +1,84 @@
+"""Methods that only hosts call: tokens of quotas, counts of items, and slots that move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foqs.api import validation
+from foqs.buffers.pending_dedup import Give
+from foqs.dedup import DIGEST_BYTES, SLOTS, bounds_of
+from foqs.engine.engine import Engine
+from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.peers import slot_migration
+from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.quotas.bucket import Ask, Grant
+from foqs.rows import DedupRow
+from foqs.rpc.call import Call
+from foqs.shardmgr.facts import Slots
+
+_MOST_TOKENS = 1 << 40
+_NAMES = Limits()  # the limits of the asking host may differ
+
+
+class PeerMethods:
+    """`limits` and `slots` are called for each request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Callable[[], Limits],
+        slots: Callable[[], Slots],
+        coordinator: QuotaCoordinator,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._slots = slots
+        self._coordinator = coordinator
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"GiveSlot": self.give_slot, "TakeTokens": self.take_tokens, "CountItems": self.count_items}
+
+    def give_slot(self, call: Call) -> None:
+        """Raises as `slot_migration.give`, and Invalid."""
+        request = call.request
+        slot = validation.within(request.slot, "slot", 0, SLOTS - 1, -1)
+        if slot < 0 or request.shard is None or request.stamp is None:
+            raise Invalid("shard, slot or stamp is missing")
+        low = request.low or bounds_of(slot)[0]
+        if len(low) != DIGEST_BYTES:
+            raise Invalid(f"low has not {DIGEST_BYTES} bytes")
+        limit = validation.within(request.limit, "limit", 1, self._limits().request_items, 1)
+
+        def done(found: list[DedupRow] | FoqsError) -> None:
+            if isinstance(found, FoqsError):
+                call.fail(found)
+            else:
+                call.reply(idl.GiveSlotResponse([idl.RememberedKey(*row) for row in found]))
+
+        slot_migration.give(self._engine, self._slots(), request.shard, Give(slot, request.stamp, low, limit, done))
+
+    def take_tokens(self, call: Call) -> None:
+        request = call.request
+        ns = validation.name(request.ns, "ns", _NAMES)
+        holder = validation.name(request.holder, "holder", _NAMES)
+        numbers = (request.number, request.wanted, request.held, request.back)
+        if any(number is None or not 0 <= number < _MOST_TOKENS for number in numbers):
+            raise Invalid("number, wanted, held or back is missing, or not in its bounds")
+
+        def answer(grant: Grant | FoqsError) -> None:
+            if isinstance(grant, FoqsError):
+                call.fail(grant)
+            else:
+                call.reply(idl.TakeTokensResponse(*grant))
+
+        self._coordinator.take(ns, holder, Ask(*numbers), answer)
+
+    def count_items(self, call: Call) -> None:
+        ns = validation.name(call.request.ns, "ns", _NAMES)
+
+        def answer(shards: dict[int, int]) -> None:
+            call.reply(idl.CountItemsResponse(shards))
+
+        self._coordinator.counts.count_here(ns, answer)

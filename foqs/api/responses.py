@@ -1,0 +1,102 @@
+"""The engine's outcomes and items as structs of the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.api.validation import headers_of
+from foqs.counters import Counters
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError, wire_code
+from foqs.idl import idl
+from foqs.item import Item
+from foqs.rows import Body, NewItem
+from foqs.rpc.call import Call
+from foqs.wire.structs import lean
+
+_Item = lean(idl.Item)
+_EnqueueOutcome = lean(idl.EnqueueOutcome)
+_OK = idl.ItemOutcome()
+REPLY_OVERHEAD_BYTES = 1024
+"""The most that a reply has beside its items."""
+
+
+def _refused(call: Call, error: FoqsError, counters: Counters) -> Any:
+    counters.refused[error.code] += 1
+    return idl.ItemError(wire_code(error, call.request), error.message, error.retry_after_ms)
+
+
+def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Counters) -> list[Any]:
+    """Return the outcomes for the answer to `call`. Unknown outcomes are logged."""
+    made = []
+    unknown: list[FoqsError] = []
+    for outcome in outcomes:
+        one = _EnqueueOutcome()
+        if isinstance(outcome, int):
+            one.id = outcome
+            if isinstance(outcome, Duplicate):
+                one.duplicate = True
+                counters.duplicates += 1
+        else:
+            one.error = _refused(call, outcome, counters)
+            if not outcome.outcome_known:
+                unknown.append(outcome)
+        made.append(one)
+    if unknown:
+        call.doubt(len(unknown), unknown[0].message)
+    return made
+
+
+def item_outcomes(call: Call, outcomes: list[FoqsError | None], counters: Counters) -> list[Any]:
+    """As `enqueue_outcomes`, for items by id."""
+    unknown: list[FoqsError] = []
+    made = [_OK if error is None else _failed(call, error, counters, unknown) for error in outcomes]
+    if unknown:
+        call.doubt(len(unknown), unknown[0].message)
+    return made
+
+
+def _failed(call: Call, error: FoqsError, counters: Counters, unknown: list[FoqsError]) -> Any:
+    if not error.outcome_known:
+        unknown.append(error)
+    return idl.ItemOutcome(_refused(call, error, counters))
+
+
+def leased(item: Item) -> Any:
+    """Return the item as its consumer gets it. Its body is in memory."""
+    body = item.body
+    assert body is not None
+    made = _with_body(item.lane.key, body)
+    made.lease = item.lease
+    made.attempt = item.attempt
+    made.deliver_after_ms = item.deliver_after_ms
+    made.lease_expires_at_ms = item.lease_expires_at_ms
+    return made
+
+
+def shown(key: tuple[str, str], body: Body, attempt: int, state: int, lease_expires_at_ms: int) -> Any:
+    """Return an item as an operator gets it: with no lease to ack it."""
+    made = _with_body(key, body)
+    made.lease = 0
+    made.attempt = attempt
+    made.deliver_after_ms = body.deliver_after_ms
+    made.lease_expires_at_ms = lease_expires_at_ms
+    made.state = state
+    return made
+
+
+def _with_body(key: tuple[str, str], body: Body | NewItem) -> Any:
+    made = _Item()
+    made.id = body.id
+    made.ns, made.topic = key
+    made.priority = body.priority
+    made.payload = body.payload
+    made.delivery = body.delivery
+    made.enqueued_at_ms = body.enqueued_at_ms
+    if body.metadata is not None:
+        made.metadata = body.metadata
+    if body.headers is not None:
+        made.headers = headers_of(body.headers)
+    if body.expires_at_ms:
+        made.expires_at_ms = body.expires_at_ms
+    return made

@@ -1,0 +1,39 @@
+"""GetServerInfo: the host's version, its limits, and how much its shards have done and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from foqs import __version__
+from foqs.engine.engine import Engine
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.rpc.call import Call
+
+_KEPT_MS = 1_000
+"""A count walks all lanes of all shards, and any client may ask for one."""
+
+
+class Info:
+    """`limits` is called for each answer: SIGHUP replaces them."""
+
+    def __init__(self, engine: Engine, limits: Callable[[], Limits], now_ms: Callable[[], int]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._items: Mapping[int, int] = {}
+        self._counted_ms: int | None = None
+
+    def server_info(self, call: Call) -> None:
+        rows = {shard.number: shard.rows_changed for shard in self._engine.serving}
+        items = self._count() if call.request.count_items else None
+        call.reply(idl.GetServerInfoResponse(__version__, self._limits().as_map(), rows, items))
+
+    def _count(self) -> Mapping[int, int]:
+        now_ms = self._now_ms()
+        if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
+            self._counted_ms = now_ms
+            self._items = {
+                shard.number: sum(lane.total for lane in shard.lanes.values()) for shard in self._engine.serving
+            }
+        return self._items

@@ -1,0 +1,202 @@
+"""Checks of requests, and their conversion into the engine's types. Each check raises `Invalid`.
+
+The codec guarantees the types of numbers and containers; strings may be `bytes` (not UTF-8) and absent fields None.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from typing import Any, TypeVar
+
+from foqs.budget import Budget
+from foqs.buffers.pending_dedup import Keyed
+from foqs.dedup import Dedup, content_of, digest_of
+from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
+from foqs.limits import Limits
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+
+F = TypeVar("F")
+
+
+def name(value: object, what: str, limits: Limits) -> str:
+    """A namespace or topic: UTF-8, 1 to `name_bytes` bytes, no control characters."""
+    if type(value) is not str:
+        raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
+    if not value or len(value.encode("utf-8", "surrogatepass")) > limits.name_bytes:
+        raise Invalid(f"{what} must have 1 to {limits.name_bytes} bytes")
+    if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
+        raise Invalid(f"{what} holds a control character")
+    return value
+
+
+def timeout_ms(request: Any, limits: Limits) -> int:
+    """Return the time the caller waits, from the context or the default."""
+    context = request.context
+    if context is None or context.timeout_ms is None:
+        return limits.timeout_default_ms
+    wanted: int = context.timeout_ms
+    if not 1 <= wanted <= limits.timeout_max_ms:
+        raise Invalid(f"context.timeout_ms is not in 1..{limits.timeout_max_ms}")
+    return wanted
+
+
+def counted(items: Any, what: str, most: int) -> list[Any]:
+    """Return a list of 1 to `most` entries."""
+    if not items:
+        raise Invalid(f"{what} is empty")
+    if len(items) > most:
+        raise Invalid(f"{what} has {len(items)} entries, more than {most}")
+    return items  # type: ignore[no-any-return]
+
+
+def within(value: int | None, what: str, low: int, high: int, default: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise Invalid(f"{what} is {value}, not in {low}..{high}")
+    return value
+
+
+def blob(value: bytes | None, what: str, most: int) -> bytes | None:
+    if value is not None and len(value) > most:
+        raise Invalid(f"{what} has {len(value)} bytes, more than {most}")
+    return value
+
+
+def _headers(value: Any, limits: Limits) -> bytes | None:
+    if value is None:
+        return None
+    size = 0
+    for key, text in value.items():
+        if type(key) is not str or type(text) is not str:
+            raise Invalid("headers hold text that is not UTF-8")
+        size += len(key.encode("utf-8", "surrogatepass")) + len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.headers_bytes:
+        raise Invalid(f"headers have {size} bytes, more than {limits.headers_bytes}")
+    # With spaces each pair is no shorter than in an answer, whose size is estimated from the stored bytes.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def headers_of(stored: bytes | None) -> dict[str, str] | None:
+    return None if stored is None else json.loads(stored)
+
+
+class Intake:
+    """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
+
+    __slots__ = ("_keys", "_limits", "_now_ms", "_ns", "errors", "indices", "items", "keyed", "keys", "sizes")
+
+    def __init__(self, ns: str, limits: Limits, now_ms: int) -> None:
+        self._ns = ns
+        self._limits = limits
+        self._now_ms = now_ms
+        self._keys: dict[str, LaneKey] = {}
+        self.items: list[NewItem] = []
+        self.keys: list[LaneKey] = []
+        self.indices: list[int] = []
+        self.sizes: list[int] = []
+        self.keyed: list[Keyed] = []  # items with a deduplication key; they are not in `items`
+        self.errors: dict[int, FoqsError] = {}
+
+    def take(self, specs: list[Any]) -> None:
+        for index, spec in enumerate(specs):
+            try:
+                self._take(index, spec)
+            except Invalid as error:
+                # Without its frames, which refer to this: the payloads would wait for the garbage collector.
+                self.errors[index] = error.with_traceback(None)
+
+    def keep(self, count: int) -> list[int]:
+        """Drop all but the first `count` items, with keys or without. Return the indices of the dropped ones."""
+        indices = sorted([*self.indices, *(one.at for one in self.keyed)])
+        first = set(indices[:count])
+        plain = bisect_left(self.indices, indices[count]) if count < len(indices) else len(self.indices)
+        for run in (self.items, self.keys, self.indices, self.sizes):
+            del run[plain:]
+        self.keyed = [one for one in self.keyed if one.at in first]
+        return indices[count:]
+
+    def _take(self, index: int, spec: Any) -> None:
+        limits, now_ms = self._limits, self._now_ms
+        topic, payload, metadata = spec.topic, spec.payload, spec.metadata
+        key = self._keys.get(topic)
+        if key is None:
+            key = self._keys[topic] = (self._ns, name(topic, "topic", limits))
+        if payload is None:
+            raise Invalid("payload is missing")
+        size = len(payload)
+        if size > limits.payload_bytes:
+            raise Invalid(f"payload has {size} bytes, more than {limits.payload_bytes}")
+        headers = None
+        if metadata is not None or spec.headers is not None:
+            blob(metadata, "metadata", limits.metadata_bytes)
+            headers = _headers(spec.headers, limits)
+            size += len(metadata or b"") + len(headers or b"")
+        delivery = spec.delivery
+        if delivery not in (AT_LEAST_ONCE, AT_MOST_ONCE):
+            raise Invalid("delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE")
+        due_ms = self._due_ms(spec)
+        lease_ms = expires_at_ms = 0
+        if spec.lease_ms is not None:
+            lease_ms = within(spec.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+        if spec.ttl_ms is not None:
+            expires_at_ms = now_ms + within(spec.ttl_ms, "ttl_ms", 1, limits.ttl_max_ms, 0)
+        after_ms = due_ms or now_ms
+        dedup = None
+        if spec.dedup_key is not None:
+            dedup_key = name(spec.dedup_key, "dedup_key", limits)
+            dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
+        item = NewItem(
+            payload, metadata, headers, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
+        )
+        if dedup is not None:
+            self.keyed.append(Keyed(index, dedup, item, key, size))
+            return
+        self.items.append(item)
+        self.keys.append(key)
+        self.indices.append(index)
+        self.sizes.append(size)
+
+    def _due_ms(self, spec: Any) -> int:
+        """Return when the item may be delivered; 0 for now (a time in the past means now)."""
+        at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
+        if at_ms is None and delay_ms is None:
+            return 0
+        most = self._limits.delay_max_ms
+        if delay_ms is not None:
+            if at_ms is not None:
+                raise Invalid("both deliver_after_ms and delay_ms are given")
+            if not 0 <= delay_ms <= most:
+                raise Invalid(f"delay_ms is {delay_ms}, not in 0..{most}")
+            return self._now_ms + int(delay_ms) if delay_ms else 0
+        if at_ms - self._now_ms > most:
+            raise Invalid(f"deliver_after_ms is more than {most} ms ahead")
+        return int(at_ms) if at_ms > self._now_ms else 0
+
+
+def nothing_twice(ids: list[int]) -> None:
+    """Refuse a request that names an id more than once."""
+    if len(set(ids)) != len(ids):
+        raise Invalid("an id stands in the request more than once")
+
+
+def forwarder_for(forwarder: F | None, request: Any) -> F | None:
+    """Return `forwarder`, or None for a request that another host forwarded: a request takes one hop, never more."""
+    if forwarder is None or (request.context is not None and request.context.hops):
+        return None
+    return forwarder
+
+
+def refuse_when_full(budget: Budget, share: float, retry_after_ms: int) -> None:
+    """Refuse a request with a long answer while answers that clients do not read fill the budget up to `share`. Raises
+    Overloaded."""
+    if not budget.fits(0, share):
+        raise Overloaded("the host's buffers are full", retry_after_ms)
+
+
+def refuse_when_draining(draining: bool) -> None:
+    """Raises Unavailable: the host is shutting down."""
+    if draining:
+        raise Unavailable("the host is shutting down")

@@ -1,0 +1,176 @@
+"""Items with deduplication keys that wait for a shard's next transaction, or are in flight.
+
+Only the owner of the key's shard stores it, in one batch after the other. So the owner knows each key that is pending,
+and another request with the same key waits for the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from foqs.dedup import Dedup, Duplicate, slot_of
+from foqs.errors import FoqsError, Invalid
+from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import DedupRow, Holding, NewItem
+from foqs.shardmgr.slots import has
+
+OTHER_CONTENT = "the dedup_key was enqueued with another topic or payload before"
+
+
+class TakesOutcomes(Protocol):
+    """An enqueue request: gets the outcome of its items, by their index in the request."""
+
+    def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None: ...
+
+
+class Keyed:
+    """An item with a key; `at` is its index in the request. `waits`: requests with the same key that arrived while the
+    item was pending, with the index and the content of their item."""
+
+    __slots__ = ("at", "dedup", "item", "lane", "size_bytes", "waits")
+
+    def __init__(self, at: int, dedup: Dedup, item: NewItem, lane: LaneKey, size_bytes: int) -> None:
+        self.at = at
+        self.dedup = dedup
+        self.item = item
+        self.lane = lane
+        self.size_bytes = size_bytes
+        self.waits: list[tuple[TakesOutcomes, int, int]] | None = None
+
+
+class Give(NamedTuple):
+    """A slot that moves to another shard, by the record of that `stamp`.
+
+    `done` gets the first `limit` of its rows, from the digest `low` on, when this shard no longer has the slot."""
+
+    slot: int
+    stamp: int
+    low: bytes
+    limit: int
+    done: Callable[[list[DedupRow] | FoqsError], None]
+
+
+class Copy(NamedTuple):
+    """Rows from the shard that had their slot before. `done` is called when they are stored."""
+
+    rows: list[DedupRow]
+    done: Callable[[FoqsError | None], None]
+
+
+class Keys:
+    """The deduplication keys of one shard. `pending` are those not stored yet, by digest.
+
+    `scan` finds rows that have expired; `gone` is the range of rows that the next transaction deletes. `held` are the
+    shard's slots, `in_flight` those that the sent transaction writes, and `wanted` those that the next one will write.
+    """
+
+    def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
+        self.scan = Checkpoint(scan_from_ms)
+        self.gone: tuple[int, int] | None = None
+        self.held = held or Holding()
+        self.wanted: Holding | None = None
+        self.in_flight: Holding | None = None
+        self.gives: list[Give] = []
+        self.copies: list[Copy] = []
+        self.pending: dict[bytes, Keyed] = {}
+
+    @property
+    def last(self) -> Holding:
+        """The slots that the next change of slots starts from."""
+        return self.wanted or self.in_flight or self.held
+
+    def takes(self, digest: bytes) -> bool:
+        """Whether the shard has the key's slot, and is not about to give it away."""
+        return self.takes_slot(slot_of(digest))
+
+    def takes_slot(self, slot: int) -> bool:
+        return has(self.held.bits, slot) and not (self.gives and any(give.slot == slot for give in self.gives))
+
+    def under_way(self, slot: int) -> bool:
+        """Whether a key of the slot may still be stored."""
+        return any(slot_of(digest) == slot for digest in self.pending)
+
+    def add(self, keyed: Keyed, call: TakesOutcomes) -> bool:
+        """Return True if the item is new here; else `call` waits for the pending item with the same key."""
+        first = self.pending.setdefault(keyed.dedup.digest, keyed)
+        if first is keyed:
+            return True
+        if first.waits is None:
+            first.waits = []
+        first.waits.append((call, keyed.at, keyed.dedup.content))
+        return False
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self.pending)} pending)"
+
+
+class KeyedRequest:
+    """Stands for the request of a chunk with keys; other requests may wait for the same items.
+
+    `sent`: a transaction with the items was built. `done`: the items were withdrawn or refused before that. Items that
+    stay after their request timed out do no harm: a repetition gets the same ids.
+    """
+
+    __slots__ = ("_call", "_entries", "_keys", "done", "sent")
+
+    def __init__(self, keys: Keys, call: TakesOutcomes, entries: Sequence[Keyed]) -> None:
+        self._keys = keys
+        self._call = call
+        self._entries = entries
+        self.sent = self.done = False
+
+    def withdraw(self) -> Sequence[int]:
+        """Drop the items unless a transaction may have them, or another request waits for one of them.
+
+        Returns the indices of the request's items that were dropped, with those that repeat a key.
+        """
+        waits = [wait for keyed in self._entries for wait in keyed.waits or ()]
+        if self.done or self.sent or any(call is not self._call for call, _, _ in waits):
+            return ()
+        self.done = True
+        return [keyed.at for keyed in self._end(range(len(self._entries)))] + [at for _, at, _ in waits]
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        entries = self._end(indices)
+        self._call.settled([keyed.at for keyed in entries], [item.id for item in items])
+        for keyed in entries:
+            if keyed.waits:
+                _settle(keyed.waits, keyed.item.id, keyed.dedup.content)
+
+    def found(self, indices: Sequence[int], rows: Sequence[DedupRow]) -> None:
+        """The keys were stored before: each row has the stored item."""
+        found = list(zip(self._end(indices), rows, strict=True))
+        outcomes = [_outcome(row.id, row.content, keyed.dedup.content) for keyed, row in found]
+        self._call.settled([keyed.at for keyed, _ in found], outcomes)
+        for keyed, row in found:
+            if keyed.waits:
+                _settle(keyed.waits, row.id, row.content)
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        if self.done:
+            return
+        self.done = not self.sent
+        entries = self._end(indices)
+        self._call.settled([keyed.at for keyed in entries], [error] * len(entries))
+        for keyed in entries:
+            for call, at, _ in keyed.waits or ():
+                call.settled((at,), (error,))
+
+    def _end(self, indices: Sequence[int]) -> list[Keyed]:
+        """Remove the items from `pending` and return them."""
+        entries, pending = [self._entries[i] for i in indices], self._keys.pending
+        for keyed in entries:
+            del pending[keyed.dedup.digest]
+        return entries
+
+
+def _settle(waits: Sequence[tuple[TakesOutcomes, int, int]], item_id: int, stored: int) -> None:
+    """Settle the requests that waited for an item whose content is `stored`."""
+    for call, at, content in waits:
+        call.settled((at,), (_outcome(item_id, stored, content),))
+
+
+def _outcome(item_id: int, stored: int, content: int) -> int | FoqsError:
+    return Duplicate(item_id) if content == stored else Invalid(OTHER_CONTENT)

@@ -1,0 +1,129 @@
+"""One batch for a shard's database: at most one transaction, then reads, one after the other on one connection.
+
+Results are applied in the order of the batches, so no read is staler than the writes before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.pending_dedup import Copy, Give
+from foqs.item import Change, Item
+from foqs.leases.checkpoint import Range
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Window
+from foqs.rows import Batch, Body, DedupRow, DedupScan, DueRow, ExpiringRow, Found, Key, ReadyRow, Scan, TimerRow
+
+
+@dataclass(slots=True)
+class PageRead:
+    """A page of `window` behind `after`, with the bodies of its first rows up to `body_bytes`."""
+
+    lane: Lane[Item]
+    window: Window[Item]
+    generation: int
+    after: Key | None
+    limit: int
+    body_bytes: int
+
+
+@dataclass(slots=True)
+class LanesRead:
+    """The first pages of several lanes with few ready rows, together: up to `limit` rows, lane by lane in the order of
+    their numbers, which is the order of `pages`. The bodies of the first rows come along up to `body_bytes`."""
+
+    pages: list[PageRead]
+    limit: int
+    body_bytes: int
+
+
+@dataclass(slots=True)
+class ListRead:
+    """Rows for an operator: ready ones behind `after` in lane order, or timer rows."""
+
+    lane: int
+    state: str  # "ready", "delayed" or "leased"
+    after: tuple[int, ...] | None
+    limit: int
+    body_bytes: int
+    done: Any  # called with (rows, bodies), or with an error
+
+
+@dataclass(slots=True)
+class ShardBatch:
+    """The work for the shard's thread. A batch with `reconnect` has nothing else."""
+
+    reconnect: bool = False
+    transaction: Batch | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    lanes_new: list[Lane[Item]] = field(default_factory=list)
+    lanes_gone: list[Lane[Item]] = field(default_factory=list)
+    pages: list[PageRead] = field(default_factory=list)
+    lanes_pages: list[LanesRead] = field(default_factory=list)
+    bodies: list[int] = field(default_factory=list)
+    look: list[int] = field(default_factory=list)
+    due: tuple[Range, int] | None = None  # range, limit
+    expiring: tuple[Range, int] | None = None
+    lists: list[ListRead] = field(default_factory=list)
+    dedup_expired: tuple[Range, int] | None = None
+    give: Give | None = None
+    copies: list[Copy] = field(default_factory=list)
+    confirm: bool = False
+    rows: int = 0
+    begun_ms: int = 0
+    keys_ms: int = 0  # a deduplication key that expires after this is remembered
+
+
+class Outcome(Enum):
+    NONE = "none"  # there was no transaction
+    COMMITTED = "committed"
+    FAILED = "failed"  # certainly not committed
+    UNKNOWN = "unknown"  # reconnect tells
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """The result of a shard batch.
+
+    `outcome` holds for every item of the transaction that is not in `rejected` (why the database refuses it),
+    `committed` (settled before the rest, while a failing statement was bisected), `failed` or `known` (not stored,
+    because the key was stored before; the row has the stored item).
+    Reads that were not made are None, or missing at the end of `pages`, `lanes_pages` and `lists`. `settled` answers a
+    reconnect.
+    `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
+    """
+
+    outcome: Outcome = Outcome.NONE
+    rejected: dict[int, str] = field(default_factory=dict)
+    committed: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    known: dict[int, DedupRow] = field(default_factory=dict)
+    pages: list[tuple[list[ReadyRow], dict[int, Body]]] = field(default_factory=list)
+    lanes_pages: list[tuple[list[ReadyRow], dict[int, Body]]] = field(default_factory=list)
+    bodies: list[Body] | None = None
+    look: list[Found] | None = None
+    due: Scan[DueRow] | None = None
+    expiring: Scan[ExpiringRow] | None = None
+    lists: list[tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]] = field(default_factory=list)
+    dedup_expired: DedupScan | None = None
+    given: list[DedupRow] | None = None
+    confirmed: bool = False
+    db_now_ms: int = 0
+    settled: bool | None = None
+    down: bool = False
+    fenced: bool = False
+    disk_full: bool = False
+    error: str = ""
+    latency_ms: float = 0.0
+    transaction_ms: float = field(default=0.0, repr=False)
+
+    @property
+    def saved(self) -> bool:
+        """Whether the parts of the transaction beside items are committed, with all items or with some."""
+        if self.outcome is not Outcome.COMMITTED:
+            return False
+        return bool(self.committed) or not (self.rejected or self.failed)

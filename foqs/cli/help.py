@@ -1,0 +1,51 @@
+"""The form of `--help`: the groups of the commands, and the examples below each text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import typer
+from rich.markup import escape
+
+RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
+"""The groups of `foqs --help`."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def command(
+    app: typer.Typer, *examples: str, name: str | None = None, group: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register a function as a command of `app`: its docstring is the text, `examples` are command lines."""
+
+    def register(function: Callable[P, R]) -> Callable[P, R]:
+        decorate = app.command(
+            name, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
+        )
+        return decorate(function)
+
+    return register
+
+
+def commands(name: str, text: str, *examples: str) -> typer.Typer:
+    """Return an app that holds the sub-commands of `foqs NAME`."""
+    return typer.Typer(name=name, help=text, epilog=_epilog(examples), no_args_is_help=True)
+
+
+def top(text: str, *examples: str) -> dict[str, Any]:
+    """Return the settings of the program itself."""
+    return {"help": text, "epilog": _epilog(examples), "no_args_is_help": True}
+
+
+def _flowing(docstring: str) -> str:
+    """Join the lines of each paragraph, so that they fill a terminal of any width; rich would read [tls] as a style."""
+    text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
+    return escape(text)
+
+
+def _epilog(examples: tuple[str, ...]) -> str:
+    # The line break in front keeps the indentation: typer dedents every line but the first.
+    return escape("\nExamples:\n" + "\n".join(f"  {line}" for line in examples))

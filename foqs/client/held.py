@@ -1,0 +1,56 @@
+"""One lease that a worker holds."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from foqs.client.items import Item
+
+if TYPE_CHECKING:
+    from foqs.client.work_span import WorkSpan
+
+
+class Held:
+    """One lease. Times are of the monotonic clock, in seconds.
+
+    `gone`: the server said that the lease is over. `settling`: the item's ack or nack is being sent to the
+    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
+    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
+    given up.
+    """
+
+    __slots__ = ("asked", "doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
+
+    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
+        self.item = item
+        self.expires = expires
+        self.extend_at = extend_at
+        self.asked = 0
+        self.gone = False
+        self.settling = False
+        self.doubtful = False
+        self.lost: threading.Event | None = None
+        self.traced: WorkSpan | None = None
+
+    def usable(self, now: float) -> bool:
+        """Whether work on the item may be begun."""
+        return not self.gone and now < self.expires
+
+    def event(self) -> threading.Event:
+        """Set when the lease is over, or may be. Called by the handler's thread only; made when it is asked for."""
+        if self.lost is None:
+            self.lost = threading.Event()
+            if not self.usable(monotonic()):
+                self.lost.set()
+        return self.lost
+
+    def tell(self) -> None:
+        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
+            self.traced.lease_lost()
+        if self.lost is not None:
+            self.lost.set()
+
+    def __repr__(self) -> str:
+        return f"Held({self.item!r} {'gone' if self.gone else 'until'} {self.expires:.3f})"

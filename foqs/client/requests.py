@@ -1,0 +1,85 @@
+"""How a client asks: which host gets which part of a request, and which requests are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from foqs.client import methods
+from foqs.client.caller import Caller
+from foqs.client.connection import Address
+from foqs.client.router import Router
+from foqs.client.routes import Part
+from foqs.client.tasks import Batch, Look, Split, requests_of
+from foqs.second_answer import Policy
+from foqs.wire.remote_method import RemoteMethod
+
+_REQUEST_OVERHEAD_BYTES = 8_192
+
+
+class Requests:
+    """The requests of one client. `timeout_ms` is the timeout of those that are given none."""
+
+    def __init__(self, caller: Caller, router: Router, namespace: str, timeout_ms: int) -> None:
+        self._caller = caller
+        self._router = router
+        self._namespace = namespace
+        self._timeout_ms = timeout_ms
+
+    def timeout_s(self, timeout_ms: int | None) -> float:
+        return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+
+    def look(self, ask: Callable[[], Any], deadline: float) -> Any:
+        self._router.begin()
+        look = Look(deadline, ask)
+        self._caller.finish(look)
+        return look.response()
+
+    def read(self, method: RemoteMethod, request: Any, timeout_ms: int | None, item_id: int | None = None) -> Any:
+        deadline = monotonic() + self.timeout_s(timeout_ms)
+
+        def attempt() -> Any:
+            owner = self._router.routes.owner(item_id)
+            to = self._router.order(() if owner is None else (owner,))
+            return self._caller.ask(method, request, deadline, repeatable=True, to=to)
+
+        return self.look(attempt, deadline)
+
+    def pages(
+        self, method: RemoteMethod, request: Any, content: Callable[[Any], list[Any]], timeout_ms: int | None
+    ) -> Iterator[Any]:
+        while True:
+            response = self.read(method, request, timeout_ms)
+            yield from content(response) or ()
+            if not response.cursor:
+                return
+            request.cursor = response.cursor
+
+    def each(
+        self,
+        method: RemoteMethod,
+        policy: Policy,
+        items: Iterable[Any],
+        splitting: Callable[[Sequence[Any]], Split],
+        timeout_ms: int | None,
+    ) -> list[Any]:
+        """Return the outcome of each item. `splitting` says for the items of one request which host gets which."""
+
+        def request(chunk: Sequence[Any]) -> Any:
+            if method is methods.DELETE:
+                return method.request(ids=chunk)
+            return method.request(ns=self._namespace, items=chunk)
+
+        self._router.begin()
+        outcomes: list[Any] = []
+        for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
+            deadline = monotonic() + self.timeout_s(timeout_ms)
+            split = splitting(chunk)
+            batch = Batch(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
+            self._caller.finish(batch)
+            outcomes += batch.closed()
+        return outcomes
+
+    def anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
+        return (Part(self._router.order(last=set(refused.values())), asked),)

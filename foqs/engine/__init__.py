@@ -1,0 +1,1 @@
+"""One host's decisions, pure: requests in, transactions out, replies out."""

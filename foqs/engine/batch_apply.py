@@ -1,0 +1,317 @@
+"""Applies the result of a shard batch to memory, in the order in which the database executed its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.engine import dedup, pages
+from foqs.engine.enqueue import DISK_FULL, again_ms
+from foqs.engine.expiry import apply_due, apply_expiring
+from foqs.engine.shard import Shard
+from foqs.errors import Invalid, NotServed, Unavailable
+from foqs.item import Cause, Change, from_found
+from foqs.item_states import Phase, Place, To
+
+# Members of enums, bound once for the hot path.
+_ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
+
+
+def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    """Apply `result`, of a shard that is not fenced. The caller then handles `shard.woken` and `shard.returned`."""
+    assert shard.in_flight is batch, "one batch at a time"
+    shard.in_flight = None
+    ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
+    shard.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
+    shard.batch_metrics.ended(batch, result)
+    shard.lost = shard.lost or result.down
+    shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
+    if (result.down or result.disk_full) and shard.breaker.closed:
+        shard.breaker.trip(now_ms)
+    if not ok or result.error:
+        shard.pause_from_ms = now_ms
+    if batch.reconnect:
+        _reconnected(shard, result, now_ms)
+        return
+    if batch.transaction is not None:
+        if result.known:
+            dedup.settle_known(batch, result.known)
+        if result.outcome is Outcome.UNKNOWN:
+            shard.unsettled = batch
+            shard.counters.unsettled_transactions += 1
+            _known_before_the_break(shard, batch, result, now_ms)
+        else:
+            _apply_transaction(shard, batch, result, now_ms)
+    # A transaction of which everything was refused may not have reached the database.
+    if ok and (result.saved or result.confirmed):
+        shard.confirmed_ms = batch.begun_ms
+    _apply_reads(shard, batch, result, now_ms)
+    if shard.confirming:
+        confirming, shard.confirming = shard.confirming, []
+        for confirmed in confirming:
+            confirmed()
+
+
+def _reconnected(shard: Shard, result: BatchResult, now_ms: int) -> None:
+    if result.settled is None:
+        return
+    shard.lost = False
+    shard.pause_from_ms = None
+    batch, shard.unsettled = shard.unsettled, None
+    if batch is not None:
+        outcome = Outcome.COMMITTED if result.settled else Outcome.FAILED
+        _apply_transaction(shard, batch, BatchResult(outcome=outcome), now_ms)
+
+
+def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    """Apply the known part of a transaction that was bisected before the connection broke; the rest stays unknown."""
+    if not (result.rejected or result.committed or result.failed):
+        return
+    known = result.rejected.keys() | result.committed | result.failed
+    part = ShardBatch(transaction=batch.transaction)
+    part.changes = [change for change in batch.changes if change.item.id in known]
+    batch.changes = [change for change in batch.changes if change.item.id not in known]
+    for chunk in batch.chunks:
+        inside = [i for i, item in enumerate(chunk.items) if item.id in known]
+        part.chunks.append(chunk.part(inside))
+    batch.chunks = [
+        chunk.part([i for i, item in enumerate(chunk.items) if item.id not in known]) for chunk in batch.chunks
+    ]
+    if result.committed:
+        part.lanes_new, part.lanes_gone = batch.lanes_new, batch.lanes_gone
+        batch.lanes_new, batch.lanes_gone = [], []
+    _apply_transaction(shard, part, result, now_ms)
+
+
+# ------------------------------------------------------------------------------------------ the transaction
+
+
+def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    shard.counters.transactions += 1
+    if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
+        shard.counters.transaction_rows += batch.rows
+        shard.rows_changed += batch.rows
+        _lanes_committed(shard, batch)
+        for chunk in batch.chunks:
+            _stored(shard, chunk)
+        _changed(shard, batch.changes, now_ms)
+        left = batch.lanes_new
+    else:
+        shard.counters.failed_transactions += result.outcome is Outcome.FAILED
+        _apply_mixed(shard, batch, result, now_ms)
+        left = batch.lanes_new + ([] if result.committed else batch.lanes_gone)
+    dedup.transaction_applied(shard, batch.transaction, now_ms, committed=result.saved)
+    for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
+        if not lane.total:
+            shard.idle_lane(lane, now_ms)
+
+
+def _lanes_committed(shard: Shard, batch: ShardBatch) -> None:
+    for lane in batch.lanes_new:
+        lane.stored = True
+    for lane in batch.lanes_gone:
+        shard.forget_lane(lane)
+
+
+def _stored(shard: Shard, chunk: Chunk) -> None:
+    items, keys = chunk.items, chunk.keys
+    start = 0
+    for end in range(1, len(items) + 1):
+        if end == len(items) or keys[end] is not keys[start]:
+            lane = shard.lane(keys[start])
+            shard.stored(items[start:end], lane)
+            lane.namespace.enqueued += end - start
+            start = end
+    chunk.request.stored(chunk.indices, chunk.items)
+
+
+def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    """Apply a transaction of which a part was refused or all failed, item by item."""
+    all_committed = result.outcome is Outcome.COMMITTED
+    # Without inserts a transaction may fit a full disk. So changes are refused only if there were no inserts.
+    full = result.disk_full and not batch.chunks
+    if result.committed:
+        _lanes_committed(shard, batch)
+
+    def is_committed(item_id: int) -> bool:
+        return item_id in result.committed or (all_committed and item_id not in result.failed)
+
+    for chunk in batch.chunks:
+        _chunk_mixed(shard, chunk, result, is_committed)
+    for change in batch.changes:
+        if change.item.id in result.rejected:
+            shard.counters.refused_rows += 1
+            _refused(shard, change, now_ms, "the database refuses this change")
+        elif is_committed(change.item.id):
+            committed(shard, change, now_ms)
+        elif full and change.waits and change.cause is not Cause.LEASE:
+            _refused(shard, change, now_ms, DISK_FULL)
+        else:
+            _again(shard, change, now_ms)
+
+
+def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: Callable[[int], bool]) -> None:
+    rejected = [i for i, item in enumerate(chunk.items) if item.id in result.rejected]
+    good = [i for i, item in enumerate(chunk.items) if item.id not in result.rejected and is_committed(item.id)]
+    left = [i for i, item in enumerate(chunk.items) if item.id not in result.rejected and not is_committed(item.id)]
+    if rejected:
+        shard.counters.refused_rows += len(rejected)
+        chunk.request.refused([chunk.indices[i] for i in rejected], Invalid("the database refuses this item"))
+    if good:
+        _stored(shard, chunk.part(good))
+    if left:
+        part = chunk.part(left)
+        chunk.indices, chunk.items, chunk.keys, chunk.dedup = part.indices, part.items, part.keys, part.dedup
+        chunk.in_flight = False
+        shard.returned.append(chunk)
+
+
+def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
+    """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
+
+    Its assignments are `Item.commit` of a change to GONE."""
+    known, written = shard.known, shard.written
+    held = saved = removed = counted = 0
+    lane = None
+    for change in changes:
+        item = change.item
+        if change.cause is not _ACK or item.change is not None or change.scan is not None:
+            committed(shard, change, now_ms)
+            continue
+        if item.lane is not lane:  # most come lane by lane
+            if lane is not None:
+                lane.namespace.removed["ack"] += removed - counted
+            lane, counted = item.lane, removed
+        removed += 1
+        leased = item.phase is _LEASED
+        saved += leased and item.place is _IN_READY
+        item.in_flight = None
+        item.phase = _IDLE
+        item.lease = 0
+        lane.leased -= leased
+        lane.total -= 1
+        if not lane.total:
+            shard.idle_lane(lane, now_ms)
+        if known.pop(item.id, None) is not None:
+            held += item.held
+            item.held = 0
+        if written:
+            written.pop(item.id, None)
+        for request, at in change.waits:
+            request.settled(at, None)
+    shard.budget.give(held)
+    if lane is not None:
+        lane.namespace.removed["ack"] += removed - counted
+    shard.counters.lease_writes_saved += saved
+
+
+def committed(shard: Shard, change: Change, now_ms: int) -> None:
+    """Apply a committed change to the item, and settle its requests."""
+    item, to = change.item, change.to
+    leased, later = item.phase is Phase.LEASED, item.change
+    item.commit(change)
+    _count(shard, change)
+    if to is To.GONE:
+        shard.count_gone(item.lane, now_ms)
+        shard.forget(item)
+        if later is not None:  # a second ack, say: it finds the item gone
+            change.waits += later.waits
+            shard.leave_scan(later, now_ms)
+    elif change.metadata is not None:
+        shard.drop_body(item)
+    if leased and item.phase is not Phase.LEASED:
+        item.lane.leased -= 1
+    if change.scan is not None:
+        shard.scan_done(change, now_ms)
+    if to is not To.GONE and item.change is None:
+        if to is To.KEPT:
+            shard.settle_phase(item)
+        elif to is To.READY:
+            shard.enter_ready(item)
+        elif to is To.DELAYED:
+            shard.forget(item)
+        else:
+            shard.remember_written(item)
+    for request, at in change.waits:
+        request.settled(at, None)
+
+
+def _count(shard: Shard, change: Change) -> None:
+    counters, namespace, cause = shard.counters, change.item.lane.namespace, change.cause
+    if change.to is To.GONE:
+        namespace.removed[cause.name.lower()] += 1
+    elif cause is Cause.LEASE:
+        counters.lease_writes += 1
+    elif cause is Cause.EXPIRED:
+        namespace.expired += 1
+    elif cause is Cause.NACK:
+        namespace.nacked += 1
+    elif cause is Cause.RELEASE:
+        namespace.released += 1
+    elif cause is Cause.EXTEND:
+        namespace.extended += 1
+    elif cause is Cause.DUE:
+        counters.due += 1
+
+
+def _again(shard: Shard, change: Change, now_ms: int) -> None:
+    """Let a change that was not committed wait for the next transaction, unless a newer one waits."""
+    item, newer = change.item, change.item.change
+    if newer is None:
+        item.retry()
+        shard.changes.append(change)
+    else:
+        item.drop()
+        newer.waits += change.waits
+        shard.leave_scan(change, now_ms)
+
+
+def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
+    """Settle a change that the database refuses: the item stays where it is."""
+    item = change.item
+    item.drop()
+    shard.leave_scan(change, now_ms)
+    if item.change is None:
+        shard.settle_phase(item)
+    for request, at in change.waits:
+        request.settled(at, Unavailable(why, again_ms(shard, now_ms) if shard.disk_full else None))
+
+
+# ------------------------------------------------------------------------------------------------- the reads
+
+
+def _apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    pages.apply(shard, batch, result)
+    if batch.look:
+        _apply_look(shard, batch.look, result)
+    if batch.due is not None:
+        apply_due(shard, result.due, now_ms)
+    if batch.expiring is not None:
+        apply_expiring(shard, result.expiring, now_ms)
+    dedup.apply_reads(shard, batch, result, now_ms)
+    for at, listing in enumerate(batch.lists):
+        if at < len(result.lists):
+            listing.done(*result.lists[at], None)
+        else:
+            shard.lists.insert(0, listing)
+
+
+def _apply_look(shard: Shard, ids: list[int], result: BatchResult) -> None:
+    if result.look is None:
+        return  # they stay in `looks` for the next batch
+    found = {row.body.id: row for row in result.look}
+    for item_id in ids:
+        waiting = shard.looks.take(item_id)
+        row = found.get(item_id)
+        item = shard.known.get(item_id)
+        if item is None and row is not None:
+            lane = shard.lane_numbers.get(row.body.lane)
+            if lane is None:  # another owner added the lane: confirm whether this host still owns the shard
+                shard.confirm_wanted = True
+                for look in waiting:
+                    look(None, None, NotServed("the shard moved to another host"))
+                continue
+            item = from_found(row, lane)
+        for look in waiting:
+            look(item, row.body if row is not None else None, None)

@@ -1,0 +1,242 @@
+"""Builds the next batch of a shard from the requests, changes and reads that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice, takewhile
+
+from foqs.buffers.changes import emit
+from foqs.buffers.shard_batch import ShardBatch
+from foqs.engine import dedup, pages, slot_rows
+from foqs.engine.shard import Shard
+from foqs.ids import first_id
+from foqs.item import Cause, Change, Item
+from foqs.item_states import Phase, Place, To
+from foqs.leases.deadlines import NEVER_MS
+from foqs.prefetch.lane import Lane
+from foqs.rows import Batch, LaneRow
+from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.lifecycle import ShardState
+
+_LOOK_ROWS = 32
+_IDLE_LANES = 100
+"""Rows of empty lanes that one transaction removes."""
+_LANES_SHARE = 0.9
+"""Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
+
+
+def build(shard: Shard, now_ms: int) -> ShardBatch | None:
+    """Return the next batch; None if there is no work, one is in flight, or the database is not asked for now."""
+    if shard.in_flight is not None or shard.state not in (ShardState.SERVING, ShardState.DRAINING):
+        return None
+    if shard.retry_at_ms(now_ms) or not shard.breaker.allows(now_ms):
+        return None
+    if shard.lost or shard.unsettled is not None:
+        return _begin(shard, ShardBatch(reconnect=True), now_ms)
+    if shard.breaker.state is BreakerState.HALF_OPEN:
+        return _begin(shard, ShardBatch(confirm=True), now_ms)
+    batch = ShardBatch()
+    transaction = _build_transaction(shard, batch, now_ms)
+    if transaction is not None:
+        batch.transaction = transaction
+    _add_reads(shard, batch, now_ms)
+    if transaction is None and not _reads_anything(batch):
+        return None
+    return _begin(shard, batch, now_ms)
+
+
+def _begin(shard: Shard, batch: ShardBatch, now_ms: int) -> ShardBatch:
+    batch.begun_ms = now_ms
+    batch.keys_ms = now_ms - shard.late_ms
+    shard.in_flight = batch
+    return batch
+
+
+def _reads_anything(r: ShardBatch) -> bool:
+    ready = r.pages or r.lanes_pages or r.bodies
+    return bool(ready or r.look or r.due or r.expiring or r.lists or r.dedup_expired or r.confirm)
+
+
+def next_ms(shard: Shard, now_ms: int) -> int:
+    """Return when the shard has work though no event arrives; a time in the past means now."""
+    if shard.in_flight is not None:
+        hangs_ms = shard.in_flight.begun_ms + shard.hang_ms + 1
+        return hangs_ms if hangs_ms > now_ms else now_ms + shard.hang_ms
+    if shard.lost or shard.unsettled is not None or not shard.breaker.closed:
+        return max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
+    if shard.chunks or shard.changes or shard.looks or shard.lists:
+        return shard.retry_at_ms(now_ms)
+    if shard.keys.gone is not None or shard.keys.wanted is not None or slot_rows.due(shard):
+        return shard.retry_at_ms(now_ms)
+    asked = shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted or shard.clock_wanted
+    if asked and shard.state is ShardState.SERVING:
+        return shard.retry_at_ms(now_ms)
+    at_ms = NEVER_MS
+    if shard.state is ShardState.SERVING:
+        at_ms = min(shard.timers.due_ms(now_ms), shard.ttls.due_ms(now_ms), shard.keys.scan.due_ms(now_ms))
+    oldest = shard.oldest_unwritten_ms()
+    if oldest is not None:
+        at_ms = min(at_ms, oldest + _write_after_ms(shard))
+    return max(at_ms, shard.retry_at_ms(now_ms))
+
+
+def _write_after_ms(shard: Shard) -> int:
+    # Half the bound: the other half is for the commit itself, before the shard has to stop leasing items.
+    return shard.config.lease_write_delay_ms // 2
+
+
+# ------------------------------------------------------------------------------------------ the transaction
+
+
+def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | None:
+    transaction = Batch()
+    _take_inserts(shard, batch, transaction, now_ms)
+    _take_changes(shard, batch, transaction)
+    _take_leases(shard, batch, transaction, now_ms)
+    _take_idle_lanes(shard, batch, transaction, now_ms)
+    beside = dedup.fill_transaction(shard, batch, transaction)
+    if not (batch.chunks or batch.changes or batch.lanes_gone or beside):
+        return None
+    for row in transaction.timer_new:
+        shard.timers.inserted(row.due_ms)
+    for at_ms, _ in transaction.expiry_new:
+        shard.ttls.inserted(at_ms)
+    transaction.next_number = shard.next_number
+    transaction.due_from_ms = shard.timers.from_ms
+    transaction.expiry_from_ms = shard.ttls.from_ms
+    transaction.dedup_from_ms = shard.keys.scan.from_ms
+    return transaction
+
+
+def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+    room_rows, room_bytes = shard.config.batch_rows, shard.max_batch_bytes
+    base, number = first_id(shard.number), shard.next_number
+    chunks = shard.chunks
+    while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
+        chunk = chunks.popleft()
+        shard.chunk_rows -= len(chunk.items)
+        if chunk.request.done:
+            continue  # it timed out before it was sent
+        chunk.in_flight = True
+        batch.chunks.append(chunk)
+        room_rows -= len(chunk.items)
+        room_bytes -= chunk.size_bytes
+        key, lane = None, None
+        for item, item_key in zip(chunk.items, chunk.keys, strict=True):
+            if item_key is not key:
+                key = item_key
+                lane = _stored_lane(shard, shard.lane(key), batch, transaction)
+            item.lane = lane.number  # type: ignore[union-attr,assignment]
+            item.id = base + number
+            number += 1
+            if item.due_ms:
+                shard.timers.inserted(item.due_ms)
+            if item.expires_at_ms:
+                shard.ttls.inserted(item.expires_at_ms)
+        transaction.inserts += chunk.items
+        if chunk.dedup is not None:
+            transaction.dedup_new += dedup.rows_of(shard, chunk, now_ms)
+    shard.next_number = number
+    batch.rows = len(transaction.inserts)
+
+
+def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
+    """Gives the lane its number, and its row in this transaction if it has none."""
+    if lane.number is None:
+        lane.number = shard.next_lane
+        shard.next_lane += 1
+        shard.lane_numbers[lane.number] = lane
+    if not lane.stored and lane not in batch.lanes_new:
+        batch.lanes_new.append(lane)
+        ns, topic = lane.key
+        transaction.lanes_new.append(LaneRow(lane.number, ns.encode(), topic.encode(), b""))
+    return lane
+
+
+def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    waiting, room = shard.changes, 2 * shard.config.batch_rows
+    while waiting and room > 0:
+        change = waiting.popleft()
+        if change.item.change is not change:
+            continue  # superseded or withdrawn
+        change.item.send(change)
+        emit(change, transaction)
+        batch.changes.append(change)
+        room -= 1
+    batch.rows += len(batch.changes)
+
+
+def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+    """Write leases that were not ended within half the allowed delay; make the items of expired leases ready."""
+    before_ms = now_ms - _write_after_ms(shard)
+    if shard.state is ShardState.DRAINING or shard.lists:
+        before_ms = now_ms  # the rows have to show every lease
+    unwritten, kept = shard.unwritten, deque[tuple[int, Item, int]]()
+    room = shard.config.batch_rows
+    while unwritten and unwritten[0][0] <= before_ms and room > 0:
+        given_ms, item, lease = unwritten.popleft()
+        if item.lease != lease or item.phase is not Phase.LEASED or item.place is not Place.READY:
+            continue
+        kept.append((given_ms, item, lease))
+        if item.busy:
+            continue
+        if item.lease_expires_at_ms <= now_ms:
+            change = Change(item, To.READY, Cause.EXPIRED, lease=item.lease)
+        else:
+            change = Change(item, To.LEASED, Cause.LEASE)
+        item.queue(change)
+        item.send(change)
+        emit(change, transaction)
+        batch.changes.append(change)
+        room -= 1
+    unwritten.extendleft(reversed(kept))
+
+
+def is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
+    """Whether the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
+    config = shard.config
+    return now_ms - lane.empty_since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
+
+
+def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+    """Remove rows of lanes whose idle time is over, at most `_IDLE_LANES`, the longest empty first."""
+    first = islice(shard.idle_lanes.values(), _IDLE_LANES)
+    lanes = list(takewhile(lambda lane: is_over(shard, lane, now_ms), first))
+    if not lanes:
+        return
+    inserted = {key for chunk in batch.chunks for key in chunk.keys}
+    for lane in lanes:
+        del shard.idle_lanes[lane.key]
+        if lane.total:
+            continue
+        # An insert into this lane is in this transaction, and may fail; one in a later transaction gives it a new row.
+        if lane.key in inserted:
+            shard.idle_lane(lane, now_ms)
+            continue
+        if not lane.stored:  # the transaction with its row failed
+            shard.forget_lane(lane)
+            continue
+        assert lane.number is not None
+        batch.lanes_gone.append(lane)
+        transaction.lanes_gone.append(lane.number)
+
+
+# ------------------------------------------------------------------------------------------------- the reads
+
+
+def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
+    if shard.state is ShardState.SERVING:
+        pages.add(shard, batch, now_ms)
+        rows = shard.config.scan_rows
+        if shard.timers.due_ms(now_ms) <= now_ms:
+            batch.due = (shard.timers.begin(now_ms), rows)
+        if shard.ttls.due_ms(now_ms) <= now_ms:
+            batch.expiring = (shard.ttls.begin(now_ms), rows)
+    dedup.add_reads(shard, batch, now_ms)
+    batch.look = list(shard.looks)[:_LOOK_ROWS]
+    batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
+    # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.
+    reads = batch.pages or batch.lanes_pages or batch.bodies
+    stale = reads and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2
+    batch.confirm = shard.clock_wanted or (batch.transaction is None and bool(shard.confirm_wanted or stale))
+    shard.confirm_wanted = shard.clock_wanted = False

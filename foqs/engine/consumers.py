@@ -1,0 +1,137 @@
+"""Consumers that wait for items: the order in which they are served, and how long each of them waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from foqs.engine import delivery
+from foqs.engine.pending import DequeueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.prefetch.lane import LaneKey
+
+_SLICE = 1_000
+"""Topics whose consumers are served in one turn of the event loop."""
+
+
+def wait(state: State, call: DequeueCall, until_ms: int) -> None:
+    """Let `call` wait for its topics."""
+    state.patience.push(until_ms, call)
+    state.alarm(until_ms)
+    state.wake()
+    for key, _ in call.wants:
+        waiting = state.waiting.get(key)
+        if waiting is None:
+            state.waiting[key] = [call]
+        else:
+            waiting.append(call)
+
+
+def stop_waiting(state: State, call: DequeueCall) -> None:
+    """Forget a call that was served here, or by another host, or that ended."""
+    state.staying.pop(call, None)
+    for key, _ in call.wants:
+        waiting = state.waiting.get(key)
+        if waiting is not None and call in waiting:
+            waiting.remove(call)
+            if not waiting:
+                del state.waiting[key]
+
+
+def answer_empty(state: State, call: DequeueCall) -> None:
+    """Reply with no items, unless `call` was answered."""
+    if not call.done:
+        call.done = True
+        call.reply([], [])
+    stop_waiting(state, call)
+
+
+def ready(state: State, key: LaneKey) -> int:
+    """Number of items of a topic that are ready here, in memory or not."""
+    return sum(lane.ready for shard in state.serving if (lane := shard.lanes.get(key)) is not None)
+
+
+def wake(state: State, shard: Shard, now_ms: int) -> None:
+    """Serves consumers of the topics whose items on `shard` became ready, or came into memory."""
+    if shard.stalled and shard.may_lease(now_ms):
+        stalled, shard.stalled = shard.stalled, {}
+        shard.woken.update(stalled)
+    woken, shard.woken = shard.woken, {}
+    if state.waiting:
+        serve(state, woken, now_ms)
+        _let_go(state, now_ms)
+    if state.became_ready is not None:
+        for key in woken:
+            state.became_ready(key)
+
+
+def serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> None:
+    """Serves the consumers that wait for these topics: for each topic, first come, first served.
+
+    A waiting consumer found nothing when it was tried last, so only the topics that changed since are looked at: the
+    cost grows with `keys`, not with the number of topics that the consumers name. Topics beyond a slice are left to the
+    next turn of the event loop: an owner whose loop stalls is not confirmed in time, and may not lease items.
+    """
+    due = state.due
+    due.update((key, None) for key in keys if key in state.waiting)
+    if len(due) <= _SLICE:
+        slice_, state.due = list(due), {}
+    else:
+        slice_ = list(islice(due, _SLICE))
+        for key in slice_:
+            del due[key]
+        state.wake()
+    while slice_:
+        slice_ = _serve(state, slice_, now_ms)
+
+
+def _serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> list[LaneKey]:
+    """Try the first consumer of each topic. Return the topics whose next consumer is tried after it."""
+    first: dict[DequeueCall, list[LaneKey]] = {}
+    for key in keys:
+        waiting = state.waiting.get(key)
+        if waiting is not None:
+            first.setdefault(waiting[0], []).append(key)
+    again: list[LaneKey] = []
+    for call, its_keys in first.items():
+        if call.done:  # another call's reply may have ended it
+            continue
+        if delivery.serve(state, call, call.part(its_keys), now_ms):
+            stop_waiting(state, call)
+            again += its_keys
+        else:
+            _left_waiting(state, its_keys)
+    return again
+
+
+def _left_waiting(state: State, keys: Sequence[LaneKey]) -> None:
+    """Reports each consumer that found nothing here, once."""
+    last: DequeueCall | None = None
+    for key in keys:
+        waiting = state.waiting.get(key)
+        if key not in state.held_up and waiting is not None and waiting[0] is not last:
+            last = waiting[0]
+            state.left_waiting(key)
+
+
+def end_merge_waits(state: State, now_ms: int) -> None:
+    """Topics that waited long enough for a late shard go on without it."""
+    due: list[LaneKey] = []
+    for key, at_ms in state.held_up.items():
+        if at_ms > now_ms:
+            break  # they are in the order of time
+        due.append(key)
+    for key in due:
+        del state.held_up[key]
+        state.skipping[key] = None
+    serve(state, due, now_ms)
+
+
+def _let_go(state: State, now_ms: int) -> None:
+    """End the extra wait of calls whose topics have no ready item on any shard any more."""
+    for call, until_ms in list(state.staying.items()):
+        if not any(ready(state, key) for key, _ in call.wants):
+            del state.staying[call]
+            state.patience.push(max(until_ms, now_ms), call)
+            state.alarm(max(until_ms, now_ms))

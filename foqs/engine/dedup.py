@@ -1,0 +1,189 @@
+"""Enqueues with deduplication keys: each is stored by the shard that has the slot of its key, and by no other.
+
+The first attempt inserts keys and items in one transaction, as if all keys were new. If the database has one of the
+keys, it refuses the transaction. The shard's thread then looks up the keys, and stores the items whose keys are new.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.pending_dedup import Keyed, KeyedRequest
+from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.dedup import slot_of
+from foqs.engine import enqueue, slot_rows
+from foqs.engine.enqueue import RETRY_MS, cut
+from foqs.engine.pending import EnqueueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.rows import Batch, DedupRow
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.slots import bits_of, missing, slots_of
+
+_BUDGET_SHARE = 0.3  # beyond the input's
+
+
+def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Keyed]]:
+    """Group `items` by the number of the shard that has the key's slot; 0: no shard has it."""
+    found: dict[int, list[Keyed]] = defaultdict(list)
+    for one in items:
+        found[slots[slot_of(one.dedup.digest)] if slots else 0].append(one)
+    return found
+
+
+def _split(shard: Shard, items: Sequence[Keyed]) -> tuple[list[Keyed], list[Keyed]]:
+    """Return the items whose slots the shard has, and the rest."""
+    here: list[Keyed] = []
+    away: list[Keyed] = []
+    for one in items:
+        (here if shard.keys.takes(one.dedup.digest) else away).append(one)
+    return here, away
+
+
+def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> list[Keyed]:
+    """Give `items` to the shard, or refuse them. Return the items whose slots the shard does not have (any more, or
+    yet); the caller refuses or holds them."""
+    away: list[Keyed] = []
+    shard = state.shards.get(number)
+    if shard is not None and not state.alone:
+        items, away = _split(shard, items)
+        if not items:
+            return away
+    if shard is None or shard.state is not ShardState.SERVING:
+        # In a cluster another host may serve the shard.
+        error = Unavailable("the keys' shard is not open", RETRY_MS) if state.alone or not number else NotServed()
+        call.refused([one.at for one in items], error)
+    elif not shard.healthy(now_ms):
+        call.refused([one.at for one in items], enqueue.unusable(shard, now_ms))
+    else:
+        room = shard.config.pending_rows - shard.chunk_rows - len(shard.changes)
+        if len(items) > room or not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
+            call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
+            return away
+        full = len(shard.lanes) >= shard.config.lanes
+        refused = [one for one in items if full and one.lane not in shard.lanes]
+        if refused:
+            call.refused([one.at for one in refused], enqueue.too_many_topics("the shard of the dedup_key", shard))
+        taken = [one for one in items if one.lane in shard.lanes] if full else items
+        _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
+        state.touch(shard)
+    return away
+
+
+def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
+    for start, end, size in cut([one.size_bytes for one in new], shard.max_batch_bytes // 2):
+        part = new[start:end]
+        request = KeyedRequest(shard.keys, call, part)
+        call.unsent.append(request)
+        chunk = Chunk(
+            request,
+            range(len(part)),
+            [one.item for one in part],
+            [one.lane for one in part],
+            size,
+            [one.dedup for one in part],
+        )
+        shard.chunks.append(chunk)
+        shard.chunk_rows += len(part)
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+def add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
+    if shard.state is ShardState.SERVING and shard.keys.scan.due_ms(now_ms) <= now_ms:
+        batch.dedup_expired = (shard.keys.scan.begin(now_ms), shard.config.scan_rows)
+
+
+def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
+    """Add the changes of keys and slots beside items. Return whether there are any."""
+    slot_rows.fill_transaction(shard, batch, transaction)
+    transaction.dedup_gone, shard.keys.gone = shard.keys.gone, None
+    transaction.slots, shard.keys.wanted = shard.keys.wanted, None
+    shard.keys.in_flight = transaction.slots
+    return transaction.dedup_gone is not None or transaction.slots is not None or bool(transaction.dedup_copied)
+
+
+def rows_of(shard: Shard, chunk: Chunk, now_ms: int) -> list[DedupRow]:
+    """The rows of a chunk's keys, for the transaction being built; its items have their ids."""
+    assert isinstance(chunk.request, KeyedRequest)
+    chunk.request.sent = True
+    expires_at_ms = now_ms + shard.dedup_window_ms
+    shard.keys.scan.inserted(expires_at_ms)
+    return [
+        DedupRow(dedup.digest, dedup.content, item.id, expires_at_ms)
+        for dedup, item in zip(chunk.dedup or (), chunk.items, strict=True)
+    ]
+
+
+def transaction_applied(shard: Shard, transaction: Batch | None, now_ms: int, *, committed: bool) -> None:
+    if transaction is None:
+        return
+    if transaction.slots is not None:
+        shard.keys.in_flight = None
+        if committed:
+            shard.keys.held = transaction.slots
+        elif shard.keys.wanted is None:
+            shard.keys.wanted = transaction.slots
+    if transaction.dedup_gone is not None and shard.keys.scan.outstanding:
+        if committed:
+            shard.keys.scan.outstanding = 0
+            shard.keys.scan.finish(now_ms)
+        else:
+            shard.keys.gone = transaction.dedup_gone
+
+
+def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
+    """Settle the items of the batch whose keys were stored before, and take them out of it. `known`: the stored rows,
+    by the id that each item would have got."""
+    for at, chunk in enumerate(batch.chunks):
+        there = [i for i, item in enumerate(chunk.items) if item.id in known]
+        if there and isinstance(chunk.request, KeyedRequest):
+            chunk.request.found([chunk.indices[i] for i in there], [known[chunk.items[i].id] for i in there])
+            batch.chunks[at] = chunk.part([i for i, item in enumerate(chunk.items) if item.id not in known])
+    batch.rows -= len(known)
+
+
+def apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    slot_rows.applied(shard, batch, result)
+    if batch.dedup_expired is not None:
+        _expire(shard, batch, result, now_ms)
+
+
+def _expire(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    scan, found = shard.keys.scan, result.dedup_expired
+    if found is None or batch.dedup_expired is None:
+        scan.failed(now_ms)
+        return
+    # The host's clock may be ahead of the database's: no key is removed before it expires there.
+    until_ms = min(now_ms, found.db_now_ms + shard.config.clock_jump_ms)
+    if found.first_ms and found.first_ms > until_ms:
+        scan.left(found.first_ms)
+    bound_ms = min(found.bound_ms, until_ms)
+    scan.read(bound_ms, found.complete and bound_ms == found.bound_ms, found.next_ms)
+    if found.first_ms and found.first_ms <= bound_ms:
+        scan.outstanding = 1
+        shard.keys.gone = (batch.dedup_expired[0].from_ms, bound_ms)
+    else:
+        scan.finish(now_ms)
+
+
+# ------------------------------------------------------------------------------------------ slots of a host alone
+
+
+def share_out(state: State) -> None:
+    """Give slots that no shard has to the shards with the fewest. For a host without a cluster.
+
+    Waits until all shards are open: a closed shard may have the missing slots. Updates `state.slots`."""
+    serving = {shard.number: shard.keys.held.bits for shard in state.serving}
+    state.slots = slots_of(serving)
+    if len(serving) < len(state.shards) or any(shard.keys.wanted is not None for shard in state.serving):
+        return
+    for number, slots in missing(serving).items():
+        shard = state.shards[number]
+        held = shard.keys.held
+        shard.keys.wanted = held._replace(bits=bits_of(slots, held.bits))
+        state.touch(shard)

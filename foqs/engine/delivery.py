@@ -1,0 +1,79 @@
+"""From leased items to a consumer's reply. Leases of at-most-once items are committed before the reply is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from foqs.engine import dequeue, item_ops
+from foqs.engine.pending import Committing, DequeueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.item import Item
+from foqs.item_states import Place
+from foqs.prefetch.lane import LaneKey
+
+
+def serve(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+    """Lease ready items of `wants`, topics that `call` names; return False when there are none."""
+    if state.draining:
+        return False
+    dequeue.fill(state, call, wants, now_ms)
+    if not call.found:
+        return False
+    call.done = True
+    state.alarm(now_ms + state.config.host.lease_write_delay_ms // 2)
+    committing: Committing | None = None
+    for index, (shard, item, _) in enumerate(call.found):
+        if item.at_most_once:
+            if committing is None:
+                committing = Committing(call, partial(_committed, state), partial(_give_back, state))
+            committing.open.add(index)
+            item_ops.lease_first(shard, item, (committing, index), now_ms)
+            state.touch(shard)
+    if committing is not None and committing.open:
+        state.committing.push(now_ms + state.config.host.confirm_ms, committing)
+        state.alarm(now_ms + state.config.host.confirm_ms)
+        for _, item, _ in call.found:
+            item.awaited = True
+    else:
+        _deliver(state, call, call.found)
+    return True
+
+
+def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
+    """Deliver the leases that still stand: since they were made some may have been lost, or have ended."""
+    found = []
+    for at, (shard, item, lease) in enumerate(call.found):
+        if item.lease == lease:
+            item.awaited = False
+        if at in lost:
+            continue
+        if not item_ops.stands(item, lease):
+            if item.at_most_once:
+                call.doubtful.append(item.id)
+            continue
+        if item.place is Place.TIMER or shard.confirmed(state.now_ms):
+            found.append((shard, item, lease))
+        else:
+            _give_back(state, shard, item, lease)
+    _deliver(state, call, found)
+
+
+def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
+    if call.reply([item for _, item, _ in found], call.doubtful):
+        if found:
+            found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
+        for shard, item, _ in found:
+            if item.attempt > 1:
+                state.counters.redelivered += 1
+            shard.drop_body(item)
+        return
+    for shard, item, lease in found:
+        _give_back(state, shard, item, lease)
+
+
+def _give_back(state: State, shard: Shard, item: Item, lease: int) -> None:
+    """End a lease that did not reach its consumer."""
+    item_ops.take_back(shard, item, lease, state.now_ms)
+    state.touch(shard)

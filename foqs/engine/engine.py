@@ -1,0 +1,258 @@
+"""The decisions of one host: which shard takes an enqueue, which items a dequeue gets, which consumers wait.
+
+No I/O, no clock, no thread: `now_ms` comes in, shard batches go out through `submit`, replies through each call's own
+callback. The node runs it on an event loop, the simulation on a fake clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from foqs.budget import Budget
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.config.load import Config
+from foqs.engine import (
+    ack,
+    batch_apply,
+    batch_build,
+    consumers,
+    dedup,
+    delivery,
+    dequeue,
+    enqueue,
+    item_ops,
+    shard_open,
+)
+from foqs.engine.inspect import OVERLOADED_RETRY_MS, Listing
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import UNCONNECTED, Callbacks, State
+from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.ids import shard_of
+from foqs.leases.deadlines import NEVER_MS
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import NewItem, Opened
+from foqs.shardmgr.breaker import BreakerSettings
+from foqs.shardmgr.lifecycle import ShardState
+
+_HOUSEKEEPING_MS = 1_000
+
+
+class Engine(State):
+    """The verbs over the state. `opened`, `lose`, `retire` and `drained` follow a shard's life; `pump` sends batches,
+    `finished` takes their results, `tick` does the work that is due."""
+
+    def __init__(
+        self,
+        config: Config,
+        budget: Budget,
+        rng: random.Random,
+        submit: Callable[[Shard, ShardBatch], None],
+        callbacks: Callbacks = UNCONNECTED,
+    ) -> None:
+        super().__init__(config, budget, rng, submit, callbacks)
+        for section in config.shards:
+            self.add(section.id)
+
+    # ------------------------------------------------------------------------------------- shards
+
+    def add(self, number: int) -> Shard:
+        """Add a shard that may be opened. A CLOSED shard may be removed from `shards`."""
+        config, breaker = self.config, BreakerSettings(**self.config.breaker.model_dump())
+        shard = self.shards[number] = Shard(number, config.host, breaker, self.residents, self.budget, self.counters)
+        shard.dedup_window_ms = config.limits.dedup_window_ms
+        return shard
+
+    def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
+        """The store took ownership, at `begun_ms` or later."""
+        shard_open.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
+        self.serving.append(shard)
+        self.touch(shard)
+        consumers.wake(self, shard, now_ms)
+        self.served()
+
+    def lose(self, shard: Shard, now_ms: int) -> None:
+        """Close a shard that another host owns now; requests that wait for it are refused."""
+        self.counters.shards_lost += 1
+        shard_open.close(self, shard, now_ms, NotServed("the shard moved to another host"))
+
+    def drained(self, shard: Shard, now_ms: int) -> None:
+        """Close a shard after its drain, or when the grace period is over. The caller may then close the store."""
+        if shard.in_flight is not None and shard.unsettled is None:
+            shard.unsettled, shard.in_flight = shard.in_flight, None  # its result will not arrive
+        error = Unavailable("the host is shutting down") if self.draining else NotServed()
+        shard_open.close(self, shard, now_ms, error)
+
+    def drain(self, now_ms: int) -> None:
+        """Accept no new requests: waiting consumers get an empty reply; requests in progress continue."""
+        self.draining = True
+        for waiting in list(self.waiting.values()):
+            for call in list(waiting):
+                consumers.answer_empty(self, call)
+        for shard in self.serving:
+            self.retire(shard)
+        self.served()
+
+    def retire(self, shard: Shard) -> None:
+        """Accept nothing new for one shard; its requests in progress continue. When it is `idle`, call `drained`."""
+        if shard.state is ShardState.SERVING:
+            shard.to(ShardState.DRAINING)
+        self.touch(shard)
+
+    # ------------------------------------------------------------------------------------- enqueue
+
+    def enqueue(
+        self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
+        sizes: Sequence[int], now_ms: int, timeout_ms: int,
+    ) -> None:  # fmt: skip
+        """Store `items` (all checked); `sizes` are the bytes of each body."""
+        self.deadlines.push(now_ms + timeout_ms, call)
+        self.alarm(now_ms + timeout_ms)
+        enqueue.place_all(self, call, indices, items, keys, sizes, now_ms)
+
+    def stores(self, now_ms: int) -> bool:
+        """Whether a shard can take items now."""
+        return enqueue.stores(self, now_ms)
+
+    # ------------------------------------------------------------------------------------- dequeue
+
+    def dequeue(self, call: DequeueCall, now_ms: int, wait_ms: int) -> None:
+        self.now_ms = now_ms
+        call.lacks = False
+        if delivery.serve(self, call, call.wants, now_ms):
+            self.counters.window_hits += 1
+            return
+        held_up = call.lacks and any(key in self.held_up for key, _ in call.wants)
+        if not held_up and call.elsewhere is not None and not self.draining and call.elsewhere(call):
+            return
+        if call.lacks:
+            self.counters.window_misses += 1
+            # Ready items that are not in memory yet arrive with the next page: wait for it.
+            self.staying[call] = now_ms + wait_ms
+            wait_ms = max(wait_ms, self.config.host.confirm_ms)
+        if wait_ms <= 0 or self.draining:
+            consumers.answer_empty(self, call)
+            return
+        consumers.wait(self, call, now_ms + wait_ms)
+
+    def cancel(self, call: DequeueCall) -> None:
+        """The consumer disconnected. Leases that are being committed are given back when they are delivered."""
+        call.done = True
+        consumers.stop_waiting(self, call)
+
+    def stop_waiting(self, call: DequeueCall) -> None:
+        """The call waits here no more: another host answers it."""
+        consumers.stop_waiting(self, call)
+
+    def ready(self, key: LaneKey) -> int:
+        """Number of items of a topic that are ready here, in memory or not."""
+        return consumers.ready(self, key)
+
+    # ------------------------------------------------------------------------------------- acks and the like
+
+    def ack(self, call: ItemsCall, acks: Sequence[ack.Acked], ns: str | None, now_ms: int, timeout_ms: int) -> None:
+        """Ack each of `acks`."""
+        self.deadlines.push(now_ms + timeout_ms, call)
+        self.alarm(now_ms + timeout_ms)
+        ack.ack_all(self, call, acks, ns, now_ms)
+
+    def settle(
+        self, call: ItemsCall, items: list[tuple[int, item_ops.Op]], ns: str | None, now_ms: int, timeout_ms: int
+    ) -> None:
+        """Carry out `items`: (id, op) each, in order."""
+        self.deadlines.push(now_ms + timeout_ms, call)
+        self.alarm(now_ms + timeout_ms)
+        for at, (item_id, op) in enumerate(items):
+            ack.operate(self, call, at, item_id, op, ns, now_ms)
+
+    def look(self, item_id: int, call: LookCall, now_ms: int, timeout_ms: int) -> None:
+        """Read one item as the database has it; an unwritten lease is known in memory only."""
+        shard = self.shards.get(shard_of(item_id))
+        if shard is None and self.alone:
+            call.found(None, None, None)
+        elif shard is None or not self.settles(shard):
+            call.found(None, None, NotServed())
+        elif shard.full:
+            call.found(None, None, Overloaded("too much waits for the item's shard", OVERLOADED_RETRY_MS))
+        else:
+            self.deadlines.push(now_ms + timeout_ms, call)
+            self.alarm(now_ms + timeout_ms)
+            shard.looks.add(item_id, call.found)
+            self.touch(shard)
+
+    def list(self, listing: Listing, now_ms: int, timeout_ms: int) -> None:
+        self.deadlines.push(now_ms + timeout_ms, listing)
+        self.alarm(now_ms + timeout_ms)
+        listing.go_on()
+
+    # ------------------------------------------------------------------------------------- time and batches
+
+    def finished(self, shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+        """Take the result of a batch."""
+        self.now_ms = now_ms
+        if shard.in_flight is not batch:
+            return  # the shard was closed while the batch was in flight
+        if result.fenced:
+            if result.outcome is Outcome.UNKNOWN and batch.transaction is not None:
+                shard.unsettled, shard.in_flight = (
+                    batch,
+                    None,
+                )  # the outcome stays unknown: none of its items may be stored again
+            self.lose(shard, now_ms)
+            return
+        was_healthy = shard.healthy(now_ms)
+        batch_apply.apply(shard, batch, result, now_ms)
+        if self.alone and batch.transaction is not None and batch.transaction.slots is not None:
+            dedup.share_out(self)
+        if not was_healthy and shard.healthy(now_ms):
+            shard.woken.update(dict.fromkeys(self.waiting))  # its items can be merged again
+        shard_open.place_again(self, shard, now_ms)
+        self.touch(shard)
+        consumers.wake(self, shard, now_ms)
+
+    def pump(self, now_ms: int) -> None:
+        """Send a batch to every shard that has work and no batch in flight."""
+        self.now_ms = now_ms
+        if self.due:
+            consumers.serve(self, (), now_ms)
+        dirty, self.dirty = self.dirty, {}
+        for shard in dirty:
+            if shard.woken:
+                consumers.wake(self, shard, now_ms)
+            batch = batch_build.build(shard, now_ms)
+            if batch is not None:
+                self.submit(shard, batch)
+
+    def tick(self, now_ms: int) -> None:
+        """Do all work that is due. `next_ms` then returns when the next work is due."""
+        self.now_ms = now_ms
+        for call in self.deadlines.pop_due(now_ms):
+            if not call.done:  # an earlier call's end may have ended it
+                call.timed_out(self.shards)
+        for shard in self.serving:
+            shard_open.check_takeover_grace(self, shard, now_ms)
+            if shard.woken:  # a consumer whose wait is over gets the items that are ready by now
+                consumers.wake(self, shard, now_ms)
+        for waiting in self.patience.pop_due(now_ms):
+            if not waiting.away:
+                consumers.answer_empty(self, waiting)
+        for committing in self.committing.pop_due(now_ms):
+            committing.deliver_now()
+        consumers.end_merge_waits(self, now_ms)
+        for shard in self.serving:
+            shard_open.check_hang(self, shard, now_ms)
+            if batch_build.next_ms(shard, now_ms) <= now_ms:
+                self.touch(shard)
+        if now_ms >= self.housekeeping_ms:
+            self.housekeeping_ms = now_ms + _HOUSEKEEPING_MS
+            dequeue.keep_house(self, now_ms)
+
+    def next_ms(self, now_ms: int) -> int:
+        at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self.housekeeping_ms)
+        for shard in self.serving:
+            at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
+            if shard.grace_from_ms is not None:
+                quiet_ms = shard.config.confirm_ms + 1
+                at_ms = min(at_ms, shard.grace_from_ms + quiet_ms if shard.in_takeover_grace(now_ms) else now_ms)
+        return min(at_ms, next(iter(self.held_up.values()), NEVER_MS))

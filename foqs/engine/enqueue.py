@@ -1,0 +1,129 @@
+"""Which shard takes an enqueue."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from foqs.buffers.inserts import Chunk
+from foqs.engine.pending import EnqueueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import Overloaded, Unavailable
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import NewItem
+
+_CHUNK_ROWS = 1_000
+_GATHER_ROWS = 32
+_GATHER_MS = 10
+RETRY_MS = 100
+DISK_FULL = "the disk of the shard's database is full"
+
+
+def stores(state: State, now_ms: int) -> bool:
+    """Whether a shard can take items now."""
+    return any(shard.takes_new and shard.healthy(now_ms) for shard in state.serving)
+
+
+def place_all(
+    state: State,
+    call: EnqueueCall,
+    indices: Sequence[int],
+    items: list[NewItem],
+    keys: Sequence[LaneKey],
+    sizes: Sequence[int],
+    now_ms: int,
+) -> None:
+    """Cut `items` into chunks that fit a transaction and places each. `sizes` are the bytes of each body."""
+    most_bytes = min((shard.max_batch_bytes for shard in state.serving), default=1 << 20) // 2
+    for start, end, size in cut(sizes, most_bytes):
+        chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size)
+        call.chunks.append(chunk)
+        place(state, chunk, now_ms)
+
+
+def place(state: State, chunk: Chunk, now_ms: int) -> None:
+    """Give `chunk` to one of the healthy shards, or refuse it."""
+    if chunk.request.done:
+        return
+    healthy = [shard for shard in state.serving if shard.takes_new and shard.healthy(now_ms)]
+    if not healthy:
+        chunk.request.refused(chunk.indices, _nowhere(state, now_ms))
+        return
+    room = [shard for shard in healthy if shard.takes(chunk)]
+    if not room or not state.budget.fits(0, state.config.host.input_share + 0.3):
+        chunk.request.refused(chunk.indices, _no_room(healthy, chunk))
+        return
+    shard = _choose(room, state.rng, now_ms)
+    shard.chunks.append(chunk)
+    shard.chunk_rows += len(chunk.items)
+    state.touch(shard)
+
+
+def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> None:
+    """Give `chunk`, which `shard` did not store, to a healthy shard, or refuse it.
+
+    Items with deduplication keys are refused: no other shard knows whether their keys were stored before.
+    """
+    if chunk.dedup is None:
+        place(state, chunk, now_ms)
+    else:
+        chunk.request.refused(chunk.indices, unusable(shard, now_ms))
+
+
+def again_ms(shard: Shard, now_ms: int) -> int:
+    """How long a refused caller should wait: until the breaker lets the next trial through, `RETRY_MS` at least."""
+    return max(RETRY_MS, shard.breaker.retry_at_ms(now_ms) - now_ms)
+
+
+def unusable(shard: Shard, now_ms: int) -> Unavailable:
+    """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
+    why = f": {DISK_FULL}" if shard.disk_full else ""
+    return Unavailable(f"the shard of the dedup_key cannot be used now{why}", again_ms(shard, now_ms))
+
+
+def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
+    if any(shard.takes_lanes(chunk) for shard in healthy):
+        return Overloaded("the host's buffers are full", RETRY_MS)
+    return too_many_topics("each shard of the host", healthy[0])
+
+
+def too_many_topics(where: str, shard: Shard) -> Overloaded:
+    return Overloaded(f"{where} has {shard.config.lanes:,} topics, the most that host.lanes allows", RETRY_MS)
+
+
+def _nowhere(state: State, now_ms: int) -> Unavailable:
+    why = f": {DISK_FULL}" if any(shard.disk_full for shard in state.serving) else ""
+    retry_ms = min((again_ms(shard, now_ms) for shard in state.serving), default=RETRY_MS)
+    return Unavailable(f"no shard can take items now{why}", retry_ms)
+
+
+def _choose(room: list[Shard], rng: random.Random, now_ms: int) -> Shard:
+    """Return a shard whose next transaction is small and waits for one in flight; else the less loaded of two random
+    shards (Mitzenmacher 2001). Each transaction costs a flush and two hops between threads."""
+    gathering = [
+        shard
+        for shard in room
+        if shard.chunk_rows < _GATHER_ROWS
+        and shard.in_flight is not None
+        and now_ms - shard.in_flight.begun_ms <= _GATHER_MS  # not where a database begins to hang
+    ]
+    if gathering:
+        return max(gathering, key=lambda shard: shard.chunk_rows)
+    shard, other = rng.choice(room), rng.choice(room)
+    return other if other.load < shard.load else shard
+
+
+def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:
+    """(start, end, bytes) of consecutive parts of at most `_CHUNK_ROWS` items and `max_bytes`; one always fits."""
+    total = sum(sizes)
+    if len(sizes) <= _CHUNK_ROWS and total <= max_bytes:
+        return [(0, len(sizes), total)]
+    parts, start, size = [], 0, 0
+    for at, one in enumerate(sizes):
+        if at > start and (at - start >= _CHUNK_ROWS or size + one > max_bytes):
+            parts.append((start, at, size))
+            start, size = at, 0
+        size += one
+    parts.append((start, len(sizes), size))
+    return parts

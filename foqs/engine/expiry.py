@@ -1,0 +1,90 @@
+"""Applies the rows that the time-ordered scans found: delays, leases and TTLs that are over."""
+
+from __future__ import annotations
+
+from foqs.engine.shard import Shard
+from foqs.item import Cause, Change, Item, from_due, from_found
+from foqs.item_states import Phase, Place, To
+from foqs.leases.checkpoint import Checkpoint
+from foqs.rows import DueRow, ExpiringRow, Scan
+
+
+def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
+    timers = shard.timers
+    if scan is None:
+        timers.failed(now_ms)
+        return
+    # The host's clock may be ahead of the database's: nothing ends before it ends there.
+    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
+    timers.outstanding = 1  # held by this loop: the scan must not finish before all its changes are queued
+    for row in scan.rows:
+        timer = row.timer
+        item = shard.known.get(timer.id)
+        if (item is not None and item.busy) or timer.due_ms > until_ms:
+            timers.left(timer.due_ms)
+            continue
+        if item is None:
+            lane = shard.lane_numbers.get(timer.lane)
+            if lane is None:
+                shard.confirm_wanted = (
+                    True  # another owner added the lane: confirm whether this host still owns the shard
+                )
+                timers.left(timer.due_ms)
+                continue
+            item = from_due(row, lane)
+        _scanned(shard, timers, _when_due(item, until_ms), timer.due_ms, now_ms)
+    timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
+    timers.outstanding -= 1
+    if not timers.outstanding:
+        timers.finish(now_ms)
+
+
+def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms: int) -> None:
+    change.scan, change.scan_ms = scan, at_ms
+    scan.outstanding += 1
+    shard.put(change, now_ms)
+
+
+def _when_due(item: Item, until_ms: int) -> Change:
+    if item.expires_at_ms and item.expires_at_ms <= until_ms:
+        return Change(item, To.GONE, Cause.TTL)
+    if item.phase is not Phase.LEASED:
+        return Change(item, To.READY, Cause.DUE)
+    if item.at_most_once:
+        return Change(item, To.GONE, Cause.DROPPED)
+    return Change(item, To.READY, Cause.EXPIRED, lease=item.lease)
+
+
+def apply_expiring(shard: Shard, scan: Scan[ExpiringRow] | None, now_ms: int) -> None:
+    ttls = shard.ttls
+    if scan is None:
+        ttls.failed(now_ms)
+        return
+    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
+    ttls.outstanding = 1
+    for row in scan.rows:
+        item = shard.known.get(row.found.body.id)
+        if (item is not None and item.busy) or row.at_ms > until_ms:
+            ttls.left(row.at_ms)
+            continue
+        if item is None:
+            lane = shard.lane_numbers.get(row.found.body.lane)
+            if lane is None:
+                shard.confirm_wanted = True
+                ttls.left(row.at_ms)
+                continue
+            item = from_found(row.found, lane)
+        if item.place is Place.READY and shard.in_takeover_grace(now_ms):
+            # The previous owner may still have the item in memory, and could lease it after it was removed here.
+            ttls.left(row.at_ms)
+            continue
+        if item.phase is Phase.LEASED and item.lease_expires_at_ms > until_ms:
+            # Never under a live lease: look again when it ends.
+            change = Change(item, To.KEPT, Cause.TTL, due_ms=item.lease_expires_at_ms)
+        else:
+            change = Change(item, To.GONE, Cause.TTL)
+        _scanned(shard, ttls, change, row.at_ms, now_ms)
+    ttls.read(scan.rows[-1].at_ms if scan.rows else 0, scan.complete, scan.next_ms)
+    ttls.outstanding -= 1
+    if not ttls.outstanding:
+        ttls.finish(now_ms)

@@ -1,0 +1,249 @@
+"""The look-ups of operators: active topics, and the items of one topic page by page."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Container, Mapping
+from heapq import nsmallest
+from typing import Any, NamedTuple
+
+from foqs.buffers.shard_batch import ListRead
+from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
+from foqs.idl import idl
+from foqs.item import body_bytes
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import Body, ReadyRow, TimerRow
+
+_STATES = ("ready", "delayed", "leased")
+_STATE_NUMBER = {
+    "ready": idl.ItemState.READY, "delayed": idl.ItemState.DELAYED, "leased": idl.ItemState.LEASED,
+}  # fmt: skip
+
+
+OVERLOADED_RETRY_MS = 100
+ANSWERS_SHARE = 0.8
+"""Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
+_READ_BYTES = 4 << 20
+
+
+def _cursor(*parts: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode()
+
+
+def _parts(cursor: str | None, types: tuple[type, ...]) -> list[Any] | None:
+    if cursor is None:
+        return None
+    try:
+        parts = json.loads(base64.urlsafe_b64decode(cursor))
+    except (ValueError, RecursionError):
+        raise Invalid("the cursor is not one of this server's") from None
+    right = isinstance(parts, list) and len(parts) == len(types)
+    if not right or not all(type(part) is kind for part, kind in zip(parts, types, strict=True)):
+        raise Invalid("the cursor is not one of this server's")
+    return parts  # type: ignore[no-any-return]
+
+
+def active_topics(
+    state: State, ns: str | None, limit: int, cursor: str | None, address: str, within: Container[str] | None
+) -> tuple[list[Any], bool]:
+    """Topics with something ready, by name, and whether there are more; only of namespaces in `within`, if given."""
+    parts = _parts(cursor, (str, str))
+    after = (parts[0], parts[1]) if parts is not None else ("", "")
+    found: dict[LaneKey, list[int]] = {}
+    for shard in state.serving:
+        for key, lane in shard.lanes.items():
+            if lane.ready > 0 and key > after and (ns is None or key[0] == ns):
+                entry = found.setdefault(key, [0, lane.oldest_ready_at_ms()])
+                entry[0] += lane.ready
+                entry[1] = min(entry[1], lane.oldest_ready_at_ms())
+    if within is not None:
+        found = {key: entry for key, entry in found.items() if key[0] in within}
+    keys = nsmallest(limit, found)
+    topics = [idl.ActiveTopic(key[0], key[1], found[key][0], found[key][1], [address]) for key in keys]
+    return topics, len(found) > limit
+
+
+def topics_cursor(last: Any) -> str:
+    """For the page behind `last`."""
+    return _cursor(last.ns, last.topic)
+
+
+def _wanted(state: int) -> tuple[str, ...]:
+    wanted = _STATES if state == 0 else tuple(s for s in _STATES if _STATE_NUMBER[s] == state)
+    if not wanted:
+        raise Invalid("state is none of READY, DELAYED, LEASED")
+    return wanted
+
+
+def first_cursor(shard: int, state: int) -> str:
+    """For the first page of a shard. Raises Invalid."""
+    return _cursor(shard, _wanted(state)[0], [])
+
+
+def cursor_shard(cursor: str) -> int:
+    """The shard that a cursor of items goes on with. Raises Invalid."""
+    parts = _parts(cursor, (int, str, list))
+    assert parts is not None
+    shard: int = parts[0]
+    return shard
+
+
+class Listed(NamedTuple):
+    """One item of a page; `state` is a member of ItemState."""
+
+    body: Body
+    attempt: int
+    state: int
+    lease_expires_at_ms: int
+
+
+class Listing:
+    """ListItems: one page, gathered shard by shard and state by state.
+
+    Calls `reply` with the items and the cursor of the next page, or `fail`, once.
+    """
+
+    def __init__(
+        self,
+        engine: State,
+        key: LaneKey,
+        state: int,
+        limit: int,
+        room_bytes: int,
+        cursor: str | None,
+        reply: Callable[[list[Listed], str | None], None],
+        fail: Callable[[FoqsError], object],
+        only: int | None = None,
+    ) -> None:
+        """`only`: of this shard. Raises Invalid, and NotServed where that shard is not here."""
+        self._engine = engine
+        self._key = key
+        self._states = _wanted(state)
+        self._left = limit
+        self._room_bytes = room_bytes
+        self._reply = reply
+        self._fail = fail
+        self._item_overhead_bytes = ITEM_OVERHEAD_BYTES + sum(len(name.encode()) for name in key)
+        self.done = False
+        self._items: list[Listed] = []
+        self._held_bytes = 0
+        self._asked_bytes = 0
+        self._shards = sorted(shard.number for shard in engine.serving if only in (None, shard.number))
+        if only is not None and not self._shards:
+            raise NotServed("the shard is not served here now")
+        parts = _parts(cursor, (int, str, list))
+        self._at: tuple[int, str, tuple[int, ...] | None] | None = None
+        if parts is not None:
+            shard, in_state, after = parts
+            if in_state not in self._states or not all(type(one) is int and abs(one) < 1 << 63 for one in after):
+                raise Invalid("the cursor is not one of this server's")
+            if len(after) not in (0, 3 if in_state == "ready" else 2):
+                raise Invalid("the cursor is not one of this server's")
+            self._at = (shard, in_state, tuple(after) or None)
+        elif self._shards:
+            self._at = (self._shards[0], self._states[0], None)
+
+    def go_on(self) -> None:
+        """Ask the next shard and state that may have items, or reply."""
+        while self._at is not None and self._left and self._room_bytes > 0:
+            number, state, after = self._at
+            shard = self._engine.shards.get(number)
+            lane = shard.lanes.get(self._key) if shard is not None else None
+            if shard is not None and lane is not None and lane.number is not None and lane.total:
+                room_bytes = min(self._room_bytes, _READ_BYTES)
+                if not self._engine.budget.fits(room_bytes, ANSWERS_SHARE):
+                    if self._items:
+                        break
+                    self._end()
+                    self._fail(Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS))
+                    return
+                self._hold(room_bytes)
+                shard.lists.append(ListRead(lane.number, state, after, self._left, room_bytes, self._listed))
+                self._engine.touch(shard)
+                return
+            self._next_place()
+        self._answer()
+
+    def _next_place(self) -> None:
+        assert self._at is not None
+        number, state, _ = self._at
+        states = self._states
+        if state in states and states.index(state) + 1 < len(states):
+            self._at = (number, states[states.index(state) + 1], None)
+            return
+        later = [other for other in self._shards if other > number]
+        self._at = (later[0], states[0], None) if later else None
+
+    def _listed(
+        self,
+        rows: list[ReadyRow] | list[TimerRow],
+        bodies: dict[int, Body],
+        error: FoqsError | None,
+    ) -> None:
+        if self.done:
+            return
+        if error is not None:
+            self._end()
+            self._fail(error)
+            return
+        assert self._at is not None
+        number, state, after = self._at
+        read_bytes = 0
+        for row in rows:
+            body = bodies.get(row.id)
+            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes
+            if self._items and size > self._room_bytes:
+                self._room_bytes = 0
+                break
+            after = _position(row)
+            if body is None:
+                continue
+            until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
+            self._items.append(Listed(body, row.attempt, _STATE_NUMBER[state], until_ms))
+            self._room_bytes -= size
+            self._left -= 1
+            read_bytes += size
+        self._hold(read_bytes - self._asked_bytes)
+        if rows:
+            self._at = (number, state, after)
+        else:
+            self._next_place()
+        self.go_on()
+
+    def _hold(self, more_bytes: int) -> None:
+        """Change the reserved bytes. They are reserved before a shard is read, and corrected to the bytes read."""
+        self._asked_bytes = more_bytes
+        self._held_bytes += more_bytes
+        if more_bytes >= 0:
+            self._engine.budget.take(more_bytes)
+        else:
+            self._engine.budget.give(-more_bytes)
+
+    def _end(self) -> None:
+        self.done = True
+        self._engine.budget.give(self._held_bytes)
+
+    def _answer(self) -> None:
+        self._end()
+        cursor = None
+        if self._at is not None:
+            number, state, after = self._at
+            cursor = _cursor(number, state, list(after or ()))
+        items, self._items = self._items, []
+        self._reply(items, cursor)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self._end()
+        for shard in shards.values():  # a shard without a connection would keep the read, and all later ones
+            shard.lists = [read for read in shard.lists if read.done != self._listed]
+        self._fail(Unavailable("a shard did not answer in time"))
+
+
+def _position(row: ReadyRow | TimerRow) -> tuple[int, ...]:
+    if isinstance(row, TimerRow):
+        return (row.due_ms, row.id)
+    return (row.priority, row.deliver_after_ms, row.id)

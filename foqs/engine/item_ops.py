@@ -1,0 +1,160 @@
+"""What an ack, a nack, an extension or a delete does to an item that is known: pure decisions on one item.
+
+Each returns an error, True (done, nothing to wait for), or False (a change is queued, and settles `waits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foqs.engine.pending import change_of
+from foqs.engine.shard import Shard
+from foqs.errors import FoqsError, StaleLease
+from foqs.item import Cause, Change, Item, Waits
+from foqs.item_states import Phase, Place, To
+
+Verdict = FoqsError | bool
+Op = Callable[[Shard, Item, Waits, int], Verdict]
+"""(shard, item, waits, now_ms)"""
+
+_STALE = "the lease given is not the item's current lease"
+
+
+def _holds(item: Item, lease: int) -> bool:
+    return lease != 0 and item.lease == lease
+
+
+def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
+    """Return None when the op may go on: no queued change ends the lease."""
+    now = change_of(item)
+    if now is None or now.to is To.KEPT:
+        return None
+    if now.cause is cause or (cause is Cause.ACK and now.to is To.GONE):
+        now.waits.append(waits)  # the same op (a client's retry), or the item is gone either way: one outcome for both
+        return False
+    if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED):
+        return None
+    return StaleLease("the lease is being ended by another request")
+
+
+def refuse(error: FoqsError) -> Op:
+    """For an entry of a request that is wrong in itself."""
+    return lambda shard, item, waits, now_ms: error
+
+
+def ack(lease: int) -> Op:
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if not _holds(item, lease):
+            return StaleLease(_STALE)
+        verdict = _ends_anyway(item, waits, Cause.ACK)
+        if verdict is None:
+            shard.put(Change(item, To.GONE, Cause.ACK, waits), now_ms)
+            return False
+        return verdict
+
+    return decide
+
+
+def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
+    """An at-most-once item, or one whose TTL is over, ends here."""
+
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if not _holds(item, lease):
+            return StaleLease(_STALE)
+        same = change_of(item)
+        if (
+            same is not None
+            and same.cause is Cause.NACK
+            and (same.metadata, bool(same.due_ms)) != (metadata, bool(delay_ms))
+        ):
+            return StaleLease("the lease is being ended by another nack")
+        verdict = _ends_anyway(item, waits, Cause.NACK)
+        if verdict is not None:
+            return verdict
+        if item.at_most_once:
+            change = Change(item, To.GONE, Cause.DROPPED, waits)
+        elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+            change = Change(item, To.GONE, Cause.TTL, waits)
+        elif delay_ms:
+            change = Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
+        else:
+            change = Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
+        shard.put(change, now_ms)
+        return False
+
+    return decide
+
+
+def release(lease: int) -> Op:
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if not _holds(item, lease):
+            return StaleLease(_STALE)
+        verdict = _ends_anyway(item, waits, Cause.RELEASE)
+        if verdict is not None:
+            return verdict
+        if item.phase is not Phase.LEASED:
+            return StaleLease("the lease is over")
+        give_back(shard, item, waits, now_ms)
+        return waits not in (item.change.waits if item.change is not None else ())
+
+    return decide
+
+
+def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> None:
+    """End the lease of an item that its consumer did not begin; at once when the lease was never written."""
+    if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+        shard.put(Change(item, To.GONE, Cause.TTL, waits), now_ms)
+    elif item.place is Place.READY and not item.busy:
+        item.lane.namespace.released += 1
+        shard.unlease(item)
+    else:
+        shard.put(Change(item, To.READY, Cause.RELEASE, waits, attempt=item.attempt - 1), now_ms)
+
+
+def take_back(shard: Shard, item: Item, lease: int, now_ms: int) -> None:
+    """Ends a lease that did not reach its consumer, unless it is over or being ended."""
+    if shard.known.get(item.id) is item and stands(item, lease):
+        give_back(shard, item, None, now_ms)
+
+
+def stands(item: Item, lease: int) -> bool:
+    """Whether the item is leased by `lease`, and nothing is ending that."""
+    change = change_of(item)
+    return item.lease == lease and item.phase is Phase.LEASED and (change is None or change.to in (To.LEASED, To.KEPT))
+
+
+def extend(lease: int, lease_ms: int) -> Op:
+    """`lease_ms` 0: the duration of the original lease."""
+
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if not _holds(item, lease):
+            return StaleLease(_STALE)
+        now = change_of(item)
+        ended = now is not None and now.to is not To.LEASED and now.to is not To.KEPT
+        if item.phase is not Phase.LEASED or ended:
+            return StaleLease("the lease is over")
+        until_ms = now_ms + (lease_ms or item.lease_ms)
+        if item.place is Place.READY and now is None and shard.confirmed(now_ms):
+            # Not written yet: the write, within the bound, will have this end. (An owner that may have lost the shard
+            # has to ask the database.)
+            item.lease_expires_at_ms = until_ms
+            item.lane.namespace.extended += 1
+            return True
+        shard.put(Change(item, To.LEASED, Cause.EXTEND, waits, due_ms=until_ms), now_ms)
+        return False
+
+    return decide
+
+
+def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+    now = change_of(item)
+    if now is not None and now.to is To.GONE:
+        now.waits.append(waits)
+        return False
+    shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)
+    return False
+
+
+def lease_first(shard: Shard, item: Item, waits: Waits, now_ms: int) -> None:
+    """Queue the lease of an at-most-once item, which is delivered only when its lease is committed."""
+    shard.put(Change(item, To.LEASED, Cause.LEASE, waits), now_ms)

@@ -1,0 +1,303 @@
+"""Requests in progress: their open parts, and how each request ends, by a reply or a timeout.
+
+Indices are those of the request's items. `reply` is called exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import Protocol
+
+from foqs.buffers.inserts import Chunk
+from foqs.engine.lookups import Look
+from foqs.engine.shard import Shard
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
+from foqs.ids import shard_of
+from foqs.item import Change, Item, Settles, Waits
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import Body, NewItem
+
+_TOO_LATE = "the shard did not answer in time; nothing was changed"
+_UNKNOWN = "the shard did not answer in time; the change may have been made"
+
+
+def _answered(_: object) -> None:
+    """Replaces `reply` after its call. `reply` refers to the request, and `Deadlines` may keep a finished call for
+    some time."""
+
+
+class Timed(Protocol):
+    """A request with a deadline."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None: ...
+
+
+class Withdraws(Protocol):
+    """Holds items of an enqueue before they are sent to a database or to another host."""
+
+    def withdraw(self) -> Sequence[int]:
+        """Drop the items that were never sent, and return their indices in the request."""
+
+
+class EnqueueCall:
+    """`outcomes[i]` is an id or an error. `unsent` holds items with deduplication keys: see `timed_out`."""
+
+    __slots__ = ("chunks", "done", "left", "outcomes", "reply", "unsent")
+
+    def __init__(self, count: int, reply: Callable[[list[int | FoqsError]], None]) -> None:
+        self.outcomes: list[int | FoqsError] = [0] * count
+        self.left = count
+        self.reply = reply
+        self.chunks: list[Chunk] = []
+        self.unsent: list[Withdraws] = []
+        self.done = False
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        outcomes = self.outcomes
+        for index, item in zip(indices, items, strict=True):
+            outcomes[index] = item.id
+        self._less(len(items))
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        self.settled(indices, [error] * len(indices))
+
+    def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None:
+        for index, outcome in zip(indices, outcomes, strict=True):
+            self.outcomes[index] = outcome
+        self._less(len(indices))
+
+    def _less(self, count: int) -> None:
+        self.left -= count
+        if not self.left and not self.done:
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self.chunks, self.unsent = [], []  # they refer to this call: only the garbage collector would free the payloads
+        reply, self.reply = self.reply, _answered
+        reply(self.outcomes)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """Refuse items that were not sent as UNAVAILABLE. The outcome of the rest is unknown."""
+        for chunk in self.chunks:
+            error = OutcomeUnknown(_UNKNOWN) if chunk.in_flight else Unavailable(_TOO_LATE)
+            for index in chunk.indices:
+                if self.outcomes[index] == 0:
+                    self.outcomes[index] = error
+        for unsent in self.unsent:
+            for index in unsent.withdraw():
+                self.outcomes[index] = Unavailable(_TOO_LATE)
+        # Sent to a shard with their keys, or to another host.
+        unknown = OutcomeUnknown(_UNKNOWN)
+        self.outcomes = [unknown if outcome == 0 else outcome for outcome in self.outcomes]
+        self._end()
+
+
+class ItemsCall(Settles):
+    """Acks, nacks, extensions or deletes: `outcomes[i]` is None or an error, `items[i]` the item once it is known.
+
+    `elsewhere`, if set, gets the index of each entry whose shard is not served here, and settles it later. It gets None
+    when the call has ended. `within`, if set: items of other namespaces are not found.
+    """
+
+    __slots__ = ("done", "elsewhere", "items", "left", "outcomes", "reply", "within")
+
+    def __init__(self, count: int, reply: Callable[[list[FoqsError | None]], None]) -> None:
+        self.outcomes: list[FoqsError | None] = [None] * count
+        self.left = count
+        self.reply = reply
+        # True: settled. False: sent to another host, which may have done it.
+        self.items: list[Item | bool | None] = [None] * count
+        self.elsewhere: Callable[[int | None], None] | None = None
+        self.within: Container[str] | None = None
+        self.done = False
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        if self.done:
+            return
+        if error is not None:
+            if self.elsewhere is not None and isinstance(error, NotServed):
+                self.elsewhere(at)
+                return
+            self.outcomes[at] = error
+        self.items[at] = True
+        self.left -= 1
+        if not self.left:
+            self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        elsewhere, self.elsewhere = self.elsewhere, None
+        if elsewhere is not None:
+            elsewhere(None)
+        reply, self.reply = self.reply, _answered
+        reply(self.outcomes)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """Withdraw changes that were not sent. The outcome of the rest is unknown."""
+        self.done = True
+        for at, item in enumerate(self.items):
+            if item is True:
+                continue
+            undone = item is None
+            if isinstance(item, Item):
+                undone = _withdrawn(shards[shard_of(item.id)], item, (self, at))
+            self.outcomes[at] = Unavailable(_TOO_LATE) if undone else OutcomeUnknown(_UNKNOWN)
+        self._end()
+
+
+def _withdrawn(shard: Shard, item: Item, waits: Waits) -> bool:
+    change = item.change
+    return change is not None and waits in change.waits and shard.withdraw(change, waits)
+
+
+class DequeueCall:
+    """`reply` gets the leased items and the ids in `doubtful`, and returns whether they were sent. `found` has each
+    lease that was made.
+
+    `elsewhere` is asked before the call waits here because nothing is ready. It returns whether it took the call to
+    another host.
+    """
+
+    __slots__ = (
+        "away",
+        "bodies_bytes",
+        "done",
+        "doubtful",
+        "elsewhere",
+        "found",
+        "item_overhead_bytes",
+        "lacks",
+        "lease_ms",
+        "max_bytes",
+        "places",
+        "reply",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        wants: list[tuple[LaneKey, int]],
+        lease_ms: int,
+        max_bytes: int,
+        item_overhead_bytes: int,
+        reply: Callable[[list[Item], list[int]], bool],
+        bodies_bytes: int = 1 << 62,
+        elsewhere: Callable[[DequeueCall], bool] | None = None,
+    ) -> None:
+        """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone."""
+        self.wants = wants
+        self.bodies_bytes = bodies_bytes  # left
+        self.lease_ms = lease_ms  # 0: each item's own
+        self.max_bytes = max_bytes
+        self.item_overhead_bytes = item_overhead_bytes
+        self.reply = reply
+        self.elsewhere = elsewhere
+        self.found: list[tuple[Shard, Item, int]] = []
+        self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
+        self.lacks = False  # some of its ready items are not in memory yet
+        self.places: dict[LaneKey, int] = {}  # of topics in `wants`, when they were asked for
+        self.away = False  # on another host; its answer would be lost if no consumer waited for it
+        self.done = False
+
+    def part(self, keys: Collection[LaneKey]) -> list[tuple[LaneKey, int]]:
+        """Return the wants for the topics `keys`, in the order of `wants`."""
+        if len(self.wants) == 1:
+            return self.wants
+        if not self.places:
+            self.places = {key: at for at, (key, _) in enumerate(self.wants)}
+        return [self.wants[at] for at in sorted(self.places[key] for key in keys)]
+
+
+class Committing(Settles):
+    """A dequeue whose at-most-once leases are being committed.
+
+    `deliver` gets the call and the indices of lost leases, once: when the last lease is settled or the wait is over.
+    `give_back` gets a lease that was committed after that, or that certainly was not committed.
+    """
+
+    __slots__ = ("_deliver", "_give_back", "_lost", "call", "open")
+
+    def __init__(
+        self,
+        call: DequeueCall,
+        deliver: Callable[[DequeueCall, set[int]], None],
+        give_back: Callable[[Shard, Item, int], None],
+    ) -> None:
+        self.call = call
+        self._deliver = deliver
+        self._give_back = give_back
+        self._lost: set[int] = set()
+        self.open: set[int] = set()  # indices in `call.found` of leases that are not committed yet
+
+    @property
+    def done(self) -> bool:
+        return not self.open
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        found = self.call.found[at]
+        if at not in self.open:
+            if error is None:
+                self._give_back(*found)
+            return
+        self.open.remove(at)
+        if error is not None:
+            self._lost.add(at)
+            if isinstance(error, OutcomeUnknown):
+                self.call.doubtful.append(found[1].id)
+            else:  # or a later transaction would write a lease that no consumer has
+                self._give_back(*found)
+        if not self.open:
+            self._deliver(self.call, self._lost)
+
+    def deliver_now(self) -> None:
+        """Deliver the items that can be delivered: the leases still open take too long."""
+        self._lost |= self.open
+        self.call.doubtful += [self.call.found[at][1].id for at in sorted(self.open)]
+        self.open.clear()
+        self._deliver(self.call, self._lost)
+
+
+class RoutingCall:
+    """GetRouting that waits until the routing differs from `version`."""
+
+    __slots__ = ("done", "reply", "version")
+
+    def __init__(self, version: int | None, reply: Callable[[RoutingCall], None]) -> None:
+        self.version = version
+        self.reply = reply
+        self.done = False
+
+    def answer(self) -> None:
+        if not self.done:
+            self.done = True
+            self.reply(self)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.answer()
+
+
+class LookCall:
+    """GetItem: `reply` gets the item and its body, None twice, or an error."""
+
+    __slots__ = ("done", "reply")
+
+    def __init__(self, reply: Look) -> None:
+        self.reply = reply
+        self.done = False
+
+    def found(self, item: Item | None, body: Body | None, error: FoqsError | None) -> None:
+        if not self.done:
+            self.done = True
+            self.reply(item, body, error)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.found(None, None, Unavailable(_TOO_LATE))
+
+
+def change_of(item: Item) -> Change | None:
+    """The change that decides the item's fate next, waiting or under way."""
+    return item.change or item.in_flight

@@ -1,0 +1,194 @@
+"""One owned shard: the requests and changes that wait for its database, and whether its items may be leased.
+
+`batch_build` makes a shard batch of them, `batch_apply` applies its result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from foqs.budget import Budget
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.pending_dedup import Keys
+from foqs.buffers.shard_batch import ListRead, ShardBatch
+from foqs.config.schema import HostSection
+from foqs.counters import Counters
+from foqs.engine.lookups import Looks
+from foqs.engine.metrics import BatchMetrics
+from foqs.engine.shard_memory import ShardMemory
+from foqs.item import Change, Item, Waits
+from foqs.item_states import Phase, Place, To
+from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import LaneKey
+from foqs.prefetch.residents import Residents
+from foqs.shardmgr.breaker import Breaker, BreakerSettings
+from foqs.shardmgr.lifecycle import ShardState, moved
+
+RETRY_MS = 20
+"""Pause after a passing failure that the breaker does not count as enough to open."""
+
+
+class Shard(ShardMemory):
+    """The work that waits for the shard's next batch, and whether its items may be leased."""
+
+    def __init__(
+        self, number: int, config: HostSection, breaker: BreakerSettings, residents: Residents,
+        budget: Budget, counters: Counters,
+    ) -> None:  # fmt: skip
+        super().__init__(config, residents, budget, counters)
+        self.number = number
+        self.breaker = Breaker(breaker)
+        self.batch_metrics = BatchMetrics()
+        self.state = ShardState.ASSIGNED
+        self.epoch = 0
+        self.max_batch_bytes = 0
+        self.hang_ms = breaker.hang_ms
+        self.dedup_window_ms = 0
+        self.takes_new = True  # items; False: it is served until it is empty
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        self.forget_items()
+        self.next_lane = 1
+        self.next_number = 1
+        self.chunks: deque[Chunk] = deque()
+        self.chunk_rows = 0
+        self.changes: deque[Change] = deque()
+        self.unwritten: deque[tuple[int, Item, int]] = deque()
+        self.timers = Checkpoint(0)
+        self.ttls = Checkpoint(0)
+        self.keys = Keys()
+        self.looks = Looks()
+        self.lists: list[ListRead] = []
+        self.stalled: dict[LaneKey, None] = {}  # topics that were asked for while this shard could lease nothing
+        self.rows_changed = 0
+        self.confirm_wanted = False
+        self.confirmed_ms = 0
+        self.clock_wanted = False  # a reading of the database's clock, also beside a transaction
+        self.clock_read_ms = 0
+        self.clock_ahead_ms = 0  # of the database, before the host's, when it was read
+        self.late_ms = 0  # items end this much later than by the host's clock, as the database's clock is behind
+        self.confirming: list[Callable[[], None]] = []  # called after the next batch, or when the shard is closed
+        self.grace_from_ms: int | None = None  # when the shard was taken from an owner that may still run
+        self.in_flight: ShardBatch | None = None
+        self.unsettled: ShardBatch | None = None
+        self.lost = False
+        self.disk_full = False  # until the next transaction is committed
+        self.pause_from_ms: int | None = None  # after a passing failure
+        self.returned: list[Chunk] = []
+
+    # ------------------------------------------------------------------------------------- life
+
+    def to(self, state: ShardState) -> None:
+        self.state = moved(self.state, state)
+
+    def healthy(self, now_ms: int) -> bool:
+        """Whether new work may be sent here and its items be merged."""
+        return (
+            self.state is ShardState.SERVING
+            and self.breaker.closed
+            and not self.lost
+            and (self.in_flight is None or now_ms - self.in_flight.begun_ms <= self.hang_ms)
+        )
+
+    def confirmed(self, now_ms: int) -> bool:
+        """True if ownership was confirmed within `confirm_ms`. (Confirmed in the future: the clock was set back.)"""
+        return 0 <= now_ms - self.confirmed_ms <= self.config.confirm_ms
+
+    def in_takeover_grace(self, now_ms: int) -> bool:
+        """Whether the replaced owner may still lease ready items, because its last confirmation may be valid."""
+        return self.grace_from_ms is not None and 0 <= now_ms - self.grace_from_ms <= self.config.confirm_ms
+
+    def may_lease(self, now_ms: int) -> bool:
+        """Whether leases may be given now: ownership was confirmed in time, and leases are written in time."""
+        if self.in_takeover_grace(now_ms):
+            return False
+        if not self.confirmed(now_ms):
+            self.confirm_wanted = True
+            return False
+        oldest = self.oldest_unwritten_ms()
+        return oldest is None or now_ms - oldest <= self.config.lease_write_delay_ms
+
+    def retry_at_ms(self, now_ms: int) -> int:
+        """Return when the database may be asked again after a passing failure; 0: at once."""
+        from_ms = self.pause_from_ms
+        if from_ms is None or not 0 <= now_ms - from_ms < RETRY_MS:
+            return 0
+        return from_ms + RETRY_MS
+
+    def oldest_unwritten_ms(self) -> int | None:
+        unwritten = self.unwritten
+        while unwritten:
+            given_ms, item, lease = unwritten[0]
+            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY:
+                return given_ms
+            unwritten.popleft()
+        return None
+
+    @property
+    def load(self) -> int:
+        """Rows waiting or in flight; enqueues prefer the shard with fewer."""
+        in_flight = self.in_flight
+        return self.chunk_rows + len(self.changes) + (in_flight.rows if in_flight is not None else 0)
+
+    @property
+    def full(self) -> bool:
+        return self.chunk_rows + len(self.changes) + self.looks.count >= self.config.pending_rows
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be written. A drain waits for this."""
+        busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.keys.pending
+        return not busy and self.oldest_unwritten_ms() is None
+
+    # ------------------------------------------------------------------------------------- waiting work
+
+    def takes(self, chunk: Chunk) -> bool:
+        """Whether there is room for `chunk`: for its rows, and for its lanes."""
+        if self.chunk_rows + len(self.changes) >= self.config.pending_rows:
+            return False
+        return self.takes_lanes(chunk)
+
+    def takes_lanes(self, chunk: Chunk) -> bool:
+        return len(self.lanes) < self.config.lanes or all(key in self.lanes for key in chunk.keys)
+
+    def put(self, change: Change, now_ms: int) -> None:
+        """Queue `change`; a change that waits for the same item is replaced and shares its outcome."""
+        item, old = change.item, change.item.change
+        if old is not None:
+            change.waits += old.waits
+            self.leave_scan(old, now_ms)
+        elif item.in_flight is None:
+            if item.place is Place.READY and item.phase is not Phase.LEASED and change.to is not To.KEPT:
+                self.leave_ready(item)
+            self.learn(item)
+        item.queue(change)
+        self.changes.append(change)
+
+    def leave_scan(self, change: Change, now_ms: int) -> None:
+        """Report to the scan that found the row that `change` will not move it, so the row is scanned again."""
+        if change.scan is not None:
+            change.scan.left(change.scan_ms)
+            self.scan_done(change, now_ms)
+
+    def scan_done(self, change: Change, now_ms: int) -> None:
+        scan, change.scan = change.scan, None
+        if scan is not None:
+            scan.outstanding -= 1
+            if not scan.outstanding:
+                scan.finish(now_ms)
+
+    def withdraw(self, change: Change, waits: Waits) -> bool:
+        """Withdraw `waits` from a change that was not sent. Return True when the change will not happen.
+
+        False when another request, or the scan that found the row, still waits for it.
+        """
+        item = change.item
+        change.waits.remove(waits)
+        if item.change is not change or change.waits or change.scan is not None:
+            return False
+        item.withdraw()
+        if item.in_flight is None:
+            self.settle_phase(item)
+        return True

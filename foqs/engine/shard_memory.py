@@ -1,0 +1,215 @@
+"""The items of one shard that are in memory: its lanes, their windows, and all items that are known by id."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from foqs.budget import Budget
+from foqs.config.schema import HostSection
+from foqs.counters import Counters
+from foqs.item import KNOWN_BYTES, Item
+from foqs.item_states import Phase, Place
+from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.residents import Residents
+from foqs.prefetch.window import Window
+from foqs.rows import Body, NewItem
+
+FIRST_PAGE_ROWS = 128
+# Members of enums, bound once for the hot path.
+_READY, _WINDOW = Place.READY, Phase.WINDOW
+
+
+class ShardMemory:
+    """Invariant: an id is in `known` while its item is in a window, leased (unless its written lease was dropped from
+    memory), or has a change waiting or in flight; a page row with a known id is skipped."""
+
+    def __init__(self, config: HostSection, residents: Residents, budget: Budget, counters: Counters) -> None:
+        self.config = config
+        self.residents = residents
+        self.budget = budget
+        self.counters = counters
+        self.forget_items()
+
+    def forget_items(self) -> None:
+        self.known: dict[int, Item] = {}
+        self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
+        self.lanes: dict[LaneKey, Lane[Item]] = {}
+        self.lane_numbers: dict[int, Lane[Item]] = {}
+        self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
+        self.pages_wanted: dict[Lane[Item], None] = {}
+        self.bodies_wanted: dict[int, Item] = {}
+        self.woken: dict[LaneKey, None] = {}  # topics whose waiting consumers are tried next
+
+    # ------------------------------------------------------------------------------------- lanes
+
+    def lane(self, key: LaneKey) -> Lane[Item]:
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(key, None, self.counters.namespaces.of(key[0]))
+        return lane
+
+    def forget_lane(self, lane: Lane[Item]) -> None:
+        """Forget a lane without a row and without items."""
+        self.residents.discard(lane)
+        if lane.number is not None:
+            self.lane_numbers.pop(lane.number, None)
+        if self.lanes.get(lane.key) is lane:
+            del self.lanes[lane.key]
+
+    def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
+        lane.empty_since_ms = now_ms
+        self.idle_lanes.pop(lane.key, None)  # the longest idle comes first
+        self.idle_lanes[lane.key] = lane
+
+    def count_gone(self, lane: Lane[Item], now_ms: int) -> None:
+        lane.total -= 1
+        if not lane.total:
+            self.idle_lane(lane, now_ms)
+
+    # ------------------------------------------------------------------------------------- windows
+
+    def stored(self, news: list[NewItem], lane: Lane[Item]) -> None:
+        """Add committed inserts of one request to the window if it covers them; else a page or scan finds them."""
+        lane.total += len(news)
+        ready = [new for new in news if not new.due_ms]
+        if not ready:
+            return
+        # Items of one request that are ready at once have the same time.
+        lane.add_ready(ready[0].deliver_after_ms, len(ready))
+        window = self._window(lane, len(ready))
+        if window is None:
+            return
+        known, held, added = self.known, 0, []
+        for new in ready:
+            if window.more and not window.covers((new.priority, new.deliver_after_ms, new.id)):
+                continue
+            size = len(new.payload)
+            if new.metadata is not None or new.headers is not None:
+                size += len(new.metadata or b"") + len(new.headers or b"")
+            item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, size, new, _READY, _WINDOW)
+            item.held = size + KNOWN_BYTES
+            held += item.held
+            known[new.id] = item
+            added.append((new.priority, new.deliver_after_ms, new.id, item))
+        self.budget.take(held)
+        window.add_all(added)
+        self.bound_window(window)
+
+    def enter_ready(self, item: Item) -> None:
+        """The item may be leased (again)."""
+        lane = item.lane
+        lane.add_ready(item.deliver_after_ms)
+        window = self._window(lane, 1)
+        self.forget(item)
+        if window is not None and window.covers(item.key):
+            self.learn(item)
+            item.enter_window()
+            window.add(item.entry)
+            self.bound_window(window)
+
+    def leave_ready(self, item: Item) -> None:
+        """The item may not be leased any more."""
+        item.lane.remove_ready(item.deliver_after_ms)
+        if item.phase is Phase.WINDOW:
+            assert item.lane.window is not None
+            item.lane.window.remove(item.entry)
+            item.leave_window()
+
+    def _window(self, lane: Lane[Item], new: int) -> Window[Item] | None:
+        """Return the lane's window. A lane whose only ready items are the `new` ones gets a complete one."""
+        self.woken[lane.key] = None
+        if lane.window is None and lane.ready == new:
+            self._new_window(lane, complete=True)
+        return lane.window
+
+    def _new_window(self, lane: Lane[Item], *, complete: bool) -> Window[Item]:
+        window = lane.window = Window(complete=complete, page_rows=FIRST_PAGE_ROWS)
+        self.residents.add(lane, self)
+        return window
+
+    def bound_window(self, window: Window[Item]) -> None:
+        if len(window.entries) > self.config.window_rows:
+            self.cut_window(window, self.config.window_rows)
+        if not self.residents.full:
+            return
+        self.residents.relieve()  # this window may shrink, too
+        rows = len(window.entries)
+        while rows > 1 and self.residents.full:
+            # Drop rows from the far end, but keep the first item: a waiting consumer needs it.
+            rows -= max(1, rows // 8)
+            self.cut_window(window, rows)
+
+    def cut_window(self, window: Window[Item], keep: int) -> None:
+        for gone in window.cut(keep):
+            gone.leave_window()
+            self.forget(gone)
+
+    def open_window(self, lane: Lane[Item]) -> Window[Item]:
+        window = lane.window
+        return window if window is not None else self._new_window(lane, complete=lane.ready == 0)
+
+    def drop_window(self, lane: Lane[Item]) -> None:
+        """Forget the window's items; a page finds them again."""
+        self.residents.discard(lane)
+        if lane.window is not None:
+            self.cut_window(lane.window, 0)
+            lane.window.generation += 1
+            lane.window = None
+
+    # ------------------------------------------------------------------------------------- known items
+
+    def learn(self, item: Item) -> None:
+        self.known[item.id] = item
+        held = KNOWN_BYTES + (item.bytes if item.body is not None else 0)
+        self.budget.take(held - item.held)
+        item.held = held
+
+    def forget(self, item: Item) -> None:
+        """Forgets an item that is in no window, not leased and has no change."""
+        if self.known.pop(item.id, None) is not None:
+            self.give(item)
+        self.written.pop(item.id, None)
+
+    def give(self, item: Item) -> None:
+        self.budget.give(item.held)
+        item.held = 0
+
+    def drop_body(self, item: Item) -> None:
+        """Drop the body of a delivered item: it is read again if the item becomes ready again."""
+        item.body = None
+        if item.held > KNOWN_BYTES:
+            self.budget.give(item.held - KNOWN_BYTES)
+            item.held = KNOWN_BYTES
+
+    def got_body(self, item: Item, body: Body) -> None:
+        item.set_body(body)
+        self.learn(item)
+
+    # ------------------------------------------------------------------------------------- ends of leases and changes
+
+    def unlease(self, item: Item) -> None:
+        """Take back a lease that was never written and whose item was not begun."""
+        item.unlease()
+        item.lane.leased -= 1
+        self.enter_ready(item)
+
+    def remember_written(self, item: Item) -> None:
+        """Keep a written lease in memory. Beyond the bound, or if memory is short, forget the oldest."""
+        written = self.written
+        written.pop(item.id, None)
+        written[item.id] = item
+        excess = max(len(written) - self.config.leases, 2 * self.residents.full)
+        if excess > 0:
+            for old in list(islice(written.values(), excess)):
+                if not (old.busy or old.awaited):
+                    self.forget(old)
+
+    def settle_phase(self, item: Item) -> None:
+        """Treat an item whose last change ended without effect as its row says."""
+        if item.phase is Phase.LEASED:
+            if item.place is Place.TIMER:
+                self.remember_written(item)
+        elif item.place is Place.READY:
+            self.enter_ready(item)
+        else:
+            self.forget(item)

@@ -1,0 +1,180 @@
+"""Opens and closes a shard: its memory is filled from the database, and dropped as a whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from foqs.buffers.inserts import Chunk
+from foqs.buffers.pending_dedup import Copy, Give, Keys
+from foqs.buffers.shard_batch import ListRead, ShardBatch
+from foqs.engine import enqueue
+from foqs.engine.lookups import Look
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import FoqsError, OutcomeUnknown
+from foqs.item import Change, Item
+from foqs.item_states import Phase, Place
+from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import Lane
+from foqs.rows import BACKLOG_SHIFT, Opened
+from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.lifecycle import ShardState
+
+_LOST_COMMITTING = "the shard was lost while it committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The work that waited for a shard when it was closed. The outcome of the `unsettled` transaction is unknown."""
+
+    chunks: list[Chunk]
+    changes: list[Change]
+    looks: list[Look]
+    lists: list[ListRead]
+    gives: list[Give]
+    copies: list[Copy]
+    unsettled: ShardBatch | None
+
+
+def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
+    """The store took ownership, at `begun_ms` or later: begin to serve."""
+    shard.forget_all()
+    shard.epoch = opened.epoch
+    shard.max_batch_bytes = max_batch_bytes
+    shard.next_number = opened.next_number
+    shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))
+    shard.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
+    shard.keys = Keys(min(opened.dedup_from_ms, now_ms), opened.slots)
+    shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
+    shard.grace_from_ms = now_ms if opened.replaced else None
+    for row in opened.lanes:
+        ns = row.ns.decode()
+        lane: Lane[Item] = Lane((ns, row.topic.decode()), row.lane, shard.counters.namespaces.of(ns))
+        shard.lanes[lane.key] = shard.lane_numbers[row.lane] = lane
+        shard.next_lane = max(shard.next_lane, row.lane + 1)
+        lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
+    for backlog in opened.backlog:
+        lane = shard.lane_numbers[backlog.lane]
+        lane.add_ready(backlog.bucket << BACKLOG_SHIFT, backlog.items)
+        lane.total += backlog.items
+    for lane in shard.lanes.values():
+        shard.woken[lane.key] = None
+        if not lane.total:
+            shard.idle_lane(lane, now_ms)
+    shard.counters.shards_opened += 1
+    shard.to(ShardState.SERVING)
+
+
+def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
+    """Begin to lease items when the replaced owner can no longer do so."""
+    if shard.grace_from_ms is not None and not shard.in_takeover_grace(now_ms):
+        shard.grace_from_ms = None
+        shard.woken.update(dict.fromkeys(state.waiting))
+
+
+def clock_set(state: State, by_ms: int) -> None:
+    """Shift all deadlines with the host's clock, so that remaining waits and ages do not change.
+
+    Times that are stored stay as they are. So does the end of a lease that is written: its row says the same.
+    """
+    for waiting in (state.deadlines, state.patience, state.committing):
+        waiting.moved(by_ms)
+    state.held_up = {key: at_ms + by_ms for key, at_ms in state.held_up.items()}
+    state.staying = {call: at_ms + by_ms for call, at_ms in state.staying.items()}
+    state.housekeeping_ms = 0
+    for shard in state.serving:
+        shard.confirmed_ms += by_ms
+        shard.clock_ahead_ms -= by_ms
+        shard.clock_read_ms += by_ms
+        if shard.grace_from_ms is not None:
+            shard.grace_from_ms += by_ms
+        if shard.in_flight is not None:
+            shard.in_flight.begun_ms += by_ms
+        for _, item, lease in shard.unwritten:
+            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
+                item.lease_expires_at_ms += by_ms
+        shard.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in shard.unwritten)
+
+
+def check_hang(state: State, shard: Shard, now_ms: int) -> None:
+    """Open the breaker if the batch in flight hangs. Items that were not sent go to other shards, or are refused."""
+    flight = shard.in_flight
+    if flight is None or now_ms - flight.begun_ms <= shard.hang_ms:
+        return
+    if shard.breaker.state is not BreakerState.OPEN:
+        shard.breaker.trip(now_ms)
+    chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
+    for chunk in chunks:
+        enqueue.place_elsewhere(state, shard, chunk, now_ms)
+
+
+def place_again(state: State, shard: Shard, now_ms: int) -> None:
+    """Place chunks that the last batch did not store.
+
+    When the database cannot be used now, the chunks that wait behind them are placed, too: those with deduplication
+    keys (they are refused), and the rest if another shard can store them. Else they wait for this shard.
+    """
+    chunks, shard.returned = shard.returned, []
+    if shard.chunks and (shard.lost or not shard.breaker.closed):
+        elsewhere = enqueue.stores(state, now_ms)
+        chunks += [chunk for chunk in shard.chunks if elsewhere or chunk.dedup is not None]
+        shard.chunks = deque(chunk for chunk in shard.chunks if not elsewhere and chunk.dedup is None)
+        shard.chunk_rows = sum(len(chunk.items) for chunk in shard.chunks)
+    for chunk in chunks:
+        enqueue.place_elsewhere(state, shard, chunk, now_ms)
+
+
+def close_shard(shard: Shard) -> Abandoned:
+    """Drop everything in memory; return the waiting work, which the caller settles."""
+    shard.to(ShardState.CLOSED)
+    batches = [b for b in (shard.in_flight, shard.unsettled) if b is not None]
+    left = Abandoned(
+        chunks=[*shard.chunks, *shard.returned, *(c for b in batches for c in b.chunks)],
+        changes=[c for c in shard.changes if c.item.change is c] + [c for b in batches for c in b.changes],
+        looks=[look for waiting in shard.looks.values() for look in waiting],
+        lists=[*shard.lists, *(listing for b in batches for listing in b.lists)],
+        gives=shard.keys.gives,
+        copies=[*shard.keys.copies, *(copy for b in batches for copy in b.copies)],
+        unsettled=shard.unsettled,
+    )
+    for item in shard.known.values():
+        item.abandon()
+        shard.give(item)
+    for lane in shard.lanes.values():
+        if lane.window is not None:
+            shard.residents.discard(lane)
+    confirming = shard.confirming
+    shard.forget_all()
+    for confirmed in confirming:
+        confirmed()
+    return left
+
+
+def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
+    """Stop serving `shard`: place its unsent items elsewhere, and settle all else that waited for it with `error`."""
+    state.serving = [other for other in state.serving if other is not shard]
+    state.dirty.pop(shard, None)
+    left = close_shard(shard)
+    unknown = left.unsettled
+    for chunk in left.chunks:
+        if unknown is not None and chunk in unknown.chunks:
+            chunk.request.refused(chunk.indices, OutcomeUnknown(_LOST_COMMITTING))
+        elif chunk.dedup is not None:  # only the next owner of the shard may store it
+            chunk.request.refused(chunk.indices, error)
+        else:
+            chunk.in_flight = False
+            enqueue.place(state, chunk, now_ms)
+    for change in left.changes:
+        unsure = unknown is not None and change in unknown.changes
+        for request, at in change.waits:
+            request.settled(at, OutcomeUnknown(_LOST_COMMITTING) if unsure else error)
+    for give in left.gives:
+        give.done(error)
+    for copy in left.copies:
+        copy.done(error)
+    for look in left.looks:
+        look(None, None, error)
+    for listing in left.lists:
+        listing.done([], {}, error)
+    state.served()

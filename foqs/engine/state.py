@@ -1,0 +1,100 @@
+"""What one host knows and has open: the data that the modules of this package read and change.
+
+`Engine` adds the verbs. The modules take a `State`, so that none of them needs the engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foqs.budget import Budget
+from foqs.buffers.shard_batch import ShardBatch
+from foqs.config.load import Config
+from foqs.counters import Counters, Namespaces
+from foqs.engine.pending import Committing, DequeueCall, Timed
+from foqs.engine.shard import Shard
+from foqs.leases.deadlines import Deadlines
+from foqs.prefetch.lane import LaneKey
+from foqs.prefetch.residents import Residents
+from foqs.shardmgr.lifecycle import ShardState
+
+
+def _nothing(*_: object) -> None:
+    """The callback of an engine that is not connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """How an engine reports to the process around it.
+
+    `wake`: call `pump` soon. `alarm`: call `tick` by that time. `served`: the shards served here, or their slots,
+    changed. `became_ready`: a topic has ready items that waiting consumers did not take. `left_waiting`: a consumer
+    waits for a topic that has nothing ready here.
+    """
+
+    wake: Callable[[], None] = _nothing
+    alarm: Callable[[int], None] = _nothing
+    served: Callable[[], None] = _nothing
+    became_ready: Callable[[LaneKey], None] | None = None
+    left_waiting: Callable[[LaneKey], None] = _nothing
+
+
+UNCONNECTED = Callbacks()
+
+
+class State:
+    def __init__(
+        self,
+        config: Config,
+        budget: Budget,
+        rng: random.Random,
+        submit: Callable[[Shard, ShardBatch], None],
+        callbacks: Callbacks = UNCONNECTED,
+    ) -> None:
+        """`submit` sends a batch to its shard's database."""
+        self.config = config
+        self.budget = budget
+        self.rng = rng
+        self.submit = submit
+        self.wake = callbacks.wake
+        self.alarm = callbacks.alarm
+        self.served = callbacks.served
+        self.became_ready = callbacks.became_ready
+        self.left_waiting = callbacks.left_waiting
+        self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
+        self.counters = Counters(Namespaces(config.admin.namespaces))
+        self.shards: dict[int, Shard] = {}
+        self.serving: list[Shard] = []
+        self.dirty: dict[Shard, None] = {}  # shards that may have something to send
+        # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)
+        self.waiting: dict[LaneKey, list[DequeueCall]] = {}
+        self.due: dict[LaneKey, None] = {}  # topics whose consumers are served in the next turn of the event loop
+        self.held_up: dict[LaneKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
+        self.skipping: dict[LaneKey, None] = {}  # lanes that go on without it
+        self.staying: dict[DequeueCall, int] = {}  # calls kept past their wait, for a shard -> when their wait ended
+        self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
+        self.deadlines: Deadlines[Timed] = Deadlines()
+        self.patience: Deadlines[DequeueCall] = Deadlines()
+        self.committing: Deadlines[Committing] = Deadlines()
+        self.draining = False
+        self.slots: Sequence[int] = ()  # the shard of each slot of deduplication keys
+        self.alone = True  # no other host has shards: an item that is not here does not exist
+        self.housekeeping_ms = 0
+
+    def touch(self, shard: Shard) -> None:
+        """Note that `shard` may have something to send."""
+        if not self.dirty:
+            self.wake()
+        self.dirty[shard] = None
+
+    def settles(self, shard: Shard) -> bool:
+        """Whether changes of the shard's items are accepted here.
+
+        A shard that is handed over accepts none, or it would never be idle under load. A host that stops and has no
+        other host to hand it to still accepts them.
+        """
+        if shard.state is ShardState.DRAINING:
+            return self.alone or self.draining
+        return shard.state is ShardState.SERVING

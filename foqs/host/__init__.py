@@ -1,1 +1,0 @@
-"""A running host: requests in, rounds to the shards' workers, replies out. `node` carries out what the rest decides."""

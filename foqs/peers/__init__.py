@@ -1,0 +1,1 @@
+"""What a host says to other hosts and does for them; pure, `now_ms` passed in."""

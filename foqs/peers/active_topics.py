@@ -1,0 +1,50 @@
+"""GetActiveTopics of a cluster: every host is asked for the same page, and the pages are merged.
+
+A page is the first topics behind a cursor, so the first of all pages are the page of the cluster. A host that does not
+answer in time is left out: its items cannot be leased now either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.prefetch.lane import LaneKey
+
+ANSWER_MS = 2_000
+
+
+class Gathering:
+    """`done(topics, more)` when `hosts` have answered; `more`: there are topics behind the last one."""
+
+    def __init__(self, hosts: int, limit: int, done: Callable[[list[Any], bool], None]) -> None:
+        self._left = hosts
+        self._limit = limit
+        self._done = done
+        self._topics: dict[LaneKey, Any] = {}
+        self._more = False
+
+    def add(self, topics: Iterable[Any], more: bool) -> None:
+        """Merge the page of a host."""
+        for topic in topics:
+            known = self._topics.setdefault((topic.ns, topic.topic), topic)
+            if known is not topic:
+                oldest_ms = min(known.oldest_ready_at_ms or 0, topic.oldest_ready_at_ms or 0)
+                hosts = sorted({*(known.hosts or ()), *(topic.hosts or ())})
+                ready = (known.ready or 0) + (topic.ready or 0)
+                self._topics[topic.ns, topic.topic] = idl.ActiveTopic(topic.ns, topic.topic, ready, oldest_ms, hosts)
+        self._more = self._more or more
+        self._left -= 1
+        if not self._left:
+            keys = sorted(self._topics)
+            page = [self._topics[key] for key in keys[: self._limit]]
+            self._done(page, self._more or len(keys) > self._limit)
+
+    def answered(self, response: Any, error: FoqsError | None) -> None:
+        """Merge the answer of another host."""
+        if error is not None:
+            self.add((), False)
+        else:
+            self.add(response.topics or (), response.cursor is not None)

@@ -1,0 +1,192 @@
+"""Requests that reach a host that cannot answer them from its own shards, and go to a host that can.
+
+Acks, nacks, extensions, deletes and look-ups go to the owner of the item's shard, an enqueue with a deduplication key
+to the owner of the key's shard. A plain enqueue goes to any host that has shards, when this host has no healthy one; a
+dequeue to a host that is known to have the topic, when nothing of it is ready here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from foqs.buffers.pending_dedup import Keyed
+from foqs.engine.engine import Engine
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.errors import FoqsError, OutcomeUnknown
+from foqs.idl import idl
+from foqs.peers.by_id import NACK, ForwardedItems, Kind
+from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
+from foqs.peers.enqueue import ForwardedEnqueue
+from foqs.peers.exchange import Exchange, ForwardLog, Incoming
+from foqs.peers.get_item import ForwardedGetItem
+from foqs.peers.list_items import ForwardedList
+from foqs.peers.ready_subscriber import Ask, ReadySubscriber
+from foqs.peers.slot_migration import SlotMigration
+from foqs.prefetch.lane import LaneKey
+from foqs.shardmgr.facts import SlotMove
+from foqs.shardmgr.routing import Routing
+
+_ENQUEUE_TRIES = 3
+
+
+class Forwarder:
+    """`host_id` is this host's own. `ask` sends a request to another host, `cut` ends those to an address; `soon` calls
+    back at the next turn of the event loop, `later` after so many milliseconds. `changed` is called whenever `routing`
+    gives another value."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        host_id: str,
+        routing: Callable[[], Routing],
+        ask: Ask,
+        cut: Callable[[str], None],
+        *,
+        handover_ms: int,
+        now_ms: Callable[[], int],
+        soon: Callable[[Callable[[], None]], Any],
+        later: Callable[[int, Callable[[], None]], Any],
+        requests: ForwardLog,
+        slots_arrived: Callable[[Mapping[int, SlotMove]], None],
+    ) -> None:
+        self.engine = engine
+        self.routing = routing
+        self.ask = ask
+        self.exchange = Exchange(
+            engine, host_id, routing, ask, handover_ms=handover_ms, now_ms=now_ms, soon=soon, log=requests
+        )
+        self.watch = ReadySubscriber(ask, later, self.fetch)
+        self.slot_moves = SlotMigration(engine, routing, ask, later, slots_arrived)
+        self._cut = cut
+        self._now_ms = now_ms
+        self._addresses = frozenset(routing().hosts.values())
+        engine.alone = False
+
+    def changed(self) -> None:
+        """Follow a new routing: requests to hosts that are gone are lost, and held requests are routed again."""
+        self.exchange.changed()
+        before, self._addresses = self._addresses, frozenset(self.routing().hosts.values())
+        for address in sorted(before - self._addresses):
+            self._cut(address)
+        self.watch.hosts(self.exchange.other_hosts())
+        self.slot_moves.changed()
+        self.exchange.route_held()
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def follow(self, call: ItemsCall, kind: Kind, request: Any, ids: Sequence[int], op: Any, deadline_ms: int) -> None:
+        """Forward the entries of `call` that are not served here; `op` as for `ForwardedItems`."""
+
+        def elsewhere(at: int | None) -> None:
+            if at is not None:
+                forwarded = ForwardedItems(self.exchange, call, kind, request, ids, op, deadline_ms)
+
+                def more(at: int | None) -> None:
+                    if at is None:
+                        forwarded.end()
+                    else:
+                        forwarded.add(at)
+
+                call.elsewhere = more
+                forwarded.add(at)
+
+        call.elsewhere = elsewhere
+
+    def get_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> None:
+        """Answer a GetItem whose shard is not served here; `look_here` looks again in this host's own shards."""
+        ForwardedGetItem(self.exchange, call, look_here, deadline_ms).route()
+
+    def list_items(self, call: Incoming, deadline_ms: int) -> None:
+        """Answer a ListItems of all shards. Raises Invalid: the cursor is none."""
+        ForwardedList(self.exchange, call, deadline_ms).route()
+
+    def enqueue(
+        self, waiting: EnqueueCall, indices: Sequence[int], specs: Sequence[Any], request: Any, deadline_ms: int
+    ) -> bool:
+        """Store `specs` (those of `waiting` at `indices`) on another host. False when no other host has shards."""
+        routing, host_id = self.routing(), self.exchange.host_id
+        addresses = sorted({route.address for route in routing.owners.values() if route.host != host_id})
+        self.engine.rng.shuffle(addresses)
+        if addresses:
+            tries = addresses[:_ENQUEUE_TRIES]
+            ForwardedEnqueue(self.exchange, waiting, indices, specs, request, tries, deadline_ms).route()
+        return bool(addresses)
+
+    def enqueue_keyed(self, waiting: EnqueueCall, items: list[Keyed], request: Any, deadline_ms: int) -> None:
+        """Store items with deduplication keys on the owners of their shards, this host included."""
+        adopt = self.slot_moves.adopt
+        ForwardedDedupEnqueue(self.exchange, waiting, items, request, deadline_ms, adopt).route()
+
+    def dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
+        """Ask one host that is known to have a topic of `waiting`, then the next. A consumer that gets nothing waits
+        here until `until_ms`. False when no host is known to have one."""
+        address = self._known_to_have(waiting)
+        if address is None:
+            return False
+        request = call.request
+        # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
+        asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.config.host.confirm_ms)
+
+        def answered(response: Any, error: FoqsError | None) -> None:
+            waiting.away = False
+            items = [] if response is None else response.items or []
+            if waiting.done:  # its consumer has disconnected
+                self._give_back(address, items, request)
+                for key, _ in waiting.wants:  # that consumer was sent there in place of the next one
+                    self.fetch(key)
+                return
+            if items or (response is not None and response.doubtful):
+                waiting.done = True
+                call.on_lost = None
+                if not call.reply(response):
+                    self._give_back(address, items, request)
+                for key, _ in waiting.wants:
+                    self.fetch(key)
+                return
+            for key, _ in waiting.wants:
+                if response is None or response.news_version is None:
+                    self.watch.no_answer(address, key)
+                else:
+                    self.watch.found_nothing(address, key, response.news_version)
+            if isinstance(error, OutcomeUnknown):
+                # The lost answer may have held at-most-once items, which no consumer gets now.
+                waiting.done = True
+                call.on_lost = None
+                call.fail(error)
+            else:
+                now_ms = self._now_ms()
+                self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
+
+        part = idl.DequeueRequest(request.ns, request.wants, request.lease_ms, max_bytes=request.max_bytes)
+        waiting.away = True
+        self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
+        return True
+
+    def fetch(self, key: LaneKey, ready: int = 1, _address: str = "") -> None:
+        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
+        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
+            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
+                self.engine.stop_waiting(waiting)
+                waiting.elsewhere(waiting)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _known_to_have(self, waiting: DequeueCall) -> str | None:
+        """Return a random one of the living hosts that have the first topic that any of them has."""
+        others = self.exchange.other_hosts()
+        for (ns, topic), _ in waiting.wants:
+            addresses = [address for address in self.watch.having(ns, topic) if address in others]
+            if addresses:
+                return self.engine.rng.choice(addresses)
+        return None
+
+    def _give_back(self, address: str, items: Sequence[Any], origin: Any) -> None:
+        """Release leases whose consumer has disconnected. If that fails, they run out."""
+        if not items:
+            return
+        releases = [idl.NackItem(item.id, item.lease, release=True) for item in items]
+        deadline_ms = self._now_ms() + self.engine.config.host.confirm_ms
+        part = idl.NackRequest(releases)
+        self.exchange.send(address, NACK.method, part, origin, deadline_ms, lambda response, error: None)

@@ -1,0 +1,151 @@
+"""Counts of the items that a namespace stores, on this host's shards and on all shards. Coordinators need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from foqs.engine.engine import Engine
+from foqs.engine.shard import Shard
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.peers.confirmation import check_owner
+from foqs.peers.ready_subscriber import Ask
+from foqs.quotas.namespace_tokens import NamespaceTokens
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import Routing
+
+COUNT_MS = 500
+"""How long a question for tokens waits for counts. The last count of a shard stands if its next one is later."""
+CENSUS_MS = 2_000
+"""How long shards have to report their items. A report later than `COUNT_MS` serves the next question."""
+_MARGIN_MS = 500
+_COUNT_PAUSE_MS = 250
+
+
+class ItemCounts:
+    """One host's. `ask` is None on a host that is alone; `routing` is then not used."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        routing: Callable[[], Routing],
+        ask: Ask | None,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        later: Callable[[int, Callable[[], None]], Any],
+    ) -> None:
+        self._engine = engine
+        self._routing = routing
+        self._ask = ask
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
+        self._later = later
+        self._counts: dict[str, _Count] = {}  # by namespace: the latest
+
+    def under_way(self, ns: str) -> bool:
+        return ns in self._counts
+
+    def refresh(self, ns: str, tokens: NamespaceTokens, then: Callable[[], None]) -> None:
+        """Count the namespace's items on all shards unless that was done just now, and call `then`."""
+        now_ms = self._monotonic_ms()
+        count = self._counts.get(ns)
+        if count is not None and count.tokens is tokens:
+            if count.open and now_ms < count.begun_ms + COUNT_MS:
+                count.then.append(then)
+                return
+            if count.open or now_ms < count.begun_ms + _COUNT_PAUSE_MS:
+                then()
+                return
+        for old, done in list(self._counts.items()):
+            if not done.open and now_ms >= done.begun_ms + _COUNT_PAUSE_MS:
+                del self._counts[old]
+        count = self._counts[ns] = _Count(tokens, now_ms, tokens.mark(now_ms), then)
+        addresses: dict[str, None] = {}
+        if self._ask is not None:
+            for route in self._routing().owners.values():
+                if route.host != self._engine.config.server.id:
+                    addresses[route.address] = None
+        count.open = 1 + len(addresses)
+        for address in addresses:
+            assert self._ask is not None
+            self._ask(address, "CountItems", idl.CountItemsRequest(ns), CENSUS_MS + _MARGIN_MS, count.answered)
+        self.count_here(ns, count.add)
+        if count.open:
+            self._later(COUNT_MS, count.go_on)
+
+    def count_here(self, ns: str, answer: Callable[[dict[int, int]], None]) -> None:
+        """Report, within `CENSUS_MS`, the namespace's items by shard of this host, including those not stored yet. A
+        shard is left out unless its database confirms in time that this host owns it."""
+        census = _Census(self._engine.serving, ns, answer)
+        for shard in self._engine.serving:
+            if self._ask is None:
+                census.add(shard, counts=True)
+            else:
+                check_owner(self._engine, shard, self._now_ms, partial(census.add, shard))
+        if census.left:
+            self._later(CENSUS_MS, census.end)
+
+
+class _Count:
+    """One count on all shards. `open`: answers not received yet."""
+
+    __slots__ = ("_mark", "begun_ms", "open", "then", "tokens")
+
+    def __init__(self, tokens: NamespaceTokens, begun_ms: int, mark: int, then: Callable[[], None]) -> None:
+        self.tokens = tokens
+        self.begun_ms = begun_ms
+        self.open = 0
+        self.then = [then]
+        self._mark = mark
+
+    def answered(self, response: Any, error: FoqsError | None) -> None:
+        self.add({} if error is not None or response.shards is None else response.shards)
+
+    def add(self, items: dict[int, int]) -> None:
+        for shard, count in items.items():
+            self.tokens.counted(shard, count, self._mark)
+        self.open -= 1
+        if not self.open:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Continue with the counts received so far."""
+        then, self.then = self.then, []
+        for one in then:
+            one()
+
+
+class _Census:
+    """One count of the shards of this host; `left` of them have yet to be added."""
+
+    __slots__ = ("_answer", "_found", "_ns", "left")
+
+    def __init__(self, shards: Collection[Shard], ns: str, answer: Callable[[dict[int, int]], None]) -> None:
+        self.left = len(shards)
+        self._ns = ns
+        self._answer: Callable[[dict[int, int]], None] | None = answer
+        self._found: dict[int, int] = {}
+        if not shards:
+            self.end()
+
+    def add(self, shard: Shard, counts: bool) -> None:
+        if counts and shard.state in (ShardState.SERVING, ShardState.DRAINING):
+            self._found[shard.number] = items_of(shard, self._ns)
+        self.left -= 1
+        if not self.left:
+            self.end()
+
+    def end(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(self._found)
+
+
+def items_of(shard: Shard, ns: str) -> int:
+    """Return how many items of a namespace the shard stores or may be about to store."""
+    stored = sum(lane.total for (lane_ns, _), lane in shard.lanes.items() if lane_ns == ns)
+    batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
+    chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    return stored + sum(len(chunk.items) for chunk in chunks if chunk.keys and chunk.keys[0][0] == ns)

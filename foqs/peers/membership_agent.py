@@ -1,0 +1,208 @@
+"""A host's part in its cluster. Facts, the session's state and the time go in; orders to the host's shards and writes
+to the cluster's facts go out.
+
+`foqs.shardmgr.membership` decides what this host does and, on the elected host, `foqs.shardmgr.controller` decides for
+the cluster. `foqs.server.cluster_node` supplies the clock and the event loop; so does the simulation of clusters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from foqs.shardmgr.controller import Controller, ControllerSettings, Write, takers
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, SlotMove, Slots
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.membership import Held, Membership
+from foqs.shardmgr.reach import Lasting, Reach, cut_off
+from foqs.shardmgr.session import Session
+from foqs.shardmgr.slots import arrived, planned
+
+
+class Shards(Protocol):
+    """The shards that this host holds."""
+
+    def held(self) -> Mapping[int, Held]: ...
+
+    def take(self, fact: ShardFact, epoch_above: int) -> None: ...
+
+    def release(self, number: int) -> None: ...
+
+    def recheck_owner(self, number: int) -> None:
+        """Ask the shard's database whether this host still owns it."""
+
+    def seal(self, sealed: frozenset[int]) -> None:
+        """Refuse new items for these shards, and accept them for all other shards."""
+
+    def down(self) -> Collection[int]:
+        """Return the shards assigned to this host whose database does not answer it."""
+
+    def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
+        """Connect to the shard's database; `done(whether it answered)` is called once, later."""
+
+
+class FactWriter(Protocol):
+    """Writes to the cluster's facts. A write may fail: the next facts show its outcome."""
+
+    def join(self, host: HostFact) -> None: ...
+
+    def own(self, owner: OwnerFact) -> None: ...
+
+    def disown(self, shard: int, epoch: int) -> None: ...
+
+    def assign(self, write: Write) -> None: ...
+
+    def share_slots(self, wanted: Slots, done: Callable[[], None]) -> None:
+        """Replace the record of slots. `done` is called with either outcome."""
+
+
+class MembershipAgent:
+    """`facts` belong to a connected session while `fresh`; on stale facts the agent begins nothing."""
+
+    def __init__(
+        self,
+        host: str,
+        settings: ControllerSettings,
+        handover_ms: int,
+        writer: FactWriter,
+        shards: Shards,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.facts = Facts()
+        self.fresh = False
+        self._id = host
+        self._writer = writer
+        self._shards = shards
+        self._membership = Membership(host, handover_ms)
+        self._controller = Controller(host, settings)
+        self._reach = Reach(host)
+        self._cut_off = Lasting(settings.session_timeout_ms)
+        self.cut_off: frozenset[int] = frozenset()
+        """Shards whose database this host cannot reach and another host can."""
+        self._fact: HostFact | None = None
+        self._connected = False
+        self._clock_ms = clock_ms  # time of day: stamps go on growing after ZooKeeper lost all its records
+        self._sharing: int | None = None  # the version of the slots' record that a write replaces
+        self.state: Session | None = None  # None until ZooKeeper has answered
+        self.changes: Counter[Session] = Counter()  # of that state
+        self.seen = False
+        """Whether this host was among the hosts of the facts."""
+
+    def reconfigure(self, settings: ControllerSettings) -> None:
+        self._controller.reconfigure(settings)
+        self._cut_off.hold_ms = settings.session_timeout_ms
+
+    def join(self, fact: HostFact) -> None:
+        self._fact = fact
+        self._membership.address = fact.address
+        self._writer.join(fact)
+
+    def end(self) -> None:
+        """Stop acting, whatever facts arrive."""
+        self.fresh, self._fact = False, None
+
+    def twin(self, address: str) -> HostFact | None:
+        """Return the other process that has this host's id, while it keeps the host at `address` from joining."""
+        here = self.facts.hosts.get(self._id)
+        return None if self.seen or here is None or here.address == address else here
+
+    @property
+    def fact(self) -> HostFact | None:
+        """The record this host joined with; None before it joins and after it ended."""
+        return self._fact
+
+    def others(self) -> bool:
+        """Whether another host can take shards."""
+        return bool(takers(self.facts) - {self._id})
+
+    def changed(self, facts: Facts) -> str | None:
+        """Accept new facts. Return why this host cannot go on, if another process has its id."""
+        self.facts = facts
+        self.fresh = self._connected  # facts read before the connection was lost may arrive after the loss
+        here = facts.hosts.get(self._id)
+        if here is None or self._fact is None:
+            return None
+        if here.run == self._fact.run:
+            self.seen = True
+        elif self.seen:
+            self.end()
+            return f"another process runs as host {self._id}, at {here.address}: give each host its own server.id"
+        return None
+
+    def session(self, session: Session) -> None:
+        self.fresh, self._connected = False, session is Session.CONNECTED
+        self.state = session
+        self.changes[session] += 1
+        if self._connected:
+            return  # its facts follow
+        self._controller.lost()
+        if session is Session.EXPIRED:
+            self._membership.expired()
+            for number, shard in self._shards.held().items():
+                if shard.state in (ShardState.SERVING, ShardState.DRAINING):
+                    self._shards.recheck_owner(number)
+
+    def act(self, now_ms: int, measured: Mapping[int, float]) -> int | None:
+        """Carry out what follows from the facts and from the load of each shard. Return when to act next if no fact
+        changes before; None: only when a fact changes."""
+        if not self.fresh or self._fact is None or not self.seen:
+            return None
+        facts, shards = self.facts, self._shards
+        steps = self._membership.decide(facts, shards.held(), now_ms)
+        shards.seal(steps.sealed)
+        for number in steps.doubtful:
+            shards.recheck_owner(number)
+        for number in steps.release:
+            shards.release(number)
+        for fact in steps.open:
+            known = facts.owners.get(fact.id)
+            shards.take(fact, known.epoch if known is not None else 0)
+        for owner in steps.announce:
+            self._writer.own(owner)
+        for owner in steps.withdraw:
+            self._writer.disown(owner.shard, owner.epoch)
+        if facts.controller == self._id and facts.slots.shards:
+            self.share_slots()
+        report_ms = self._report(now_ms)
+        step = self._controller.decide(facts, now_ms, measured)
+        if step.write is not None:
+            self._writer.assign(step.write)
+        return min((at for at in (steps.next_ms, step.next_ms, report_ms) if at is not None), default=None)
+
+    def _report(self, now_ms: int) -> int | None:
+        """Keep up to date which databases this host reaches, in the host's record. Return when to do so next."""
+        assert self._fact is not None
+        served = [number for number, shard in self._shards.held().items() if shard.state is ShardState.SERVING]
+        report = self._reach.decide(self.facts, self._shards.down(), served, now_ms)
+        for number in report.check:
+            self._shards.recheck_owner(number)
+        if report.probe is not None:
+            self._shards.probe(report.probe, lambda ok: self._reach.probed(ok=ok))
+        fact = replace(self._fact, unreachable=report.unreachable, reached=report.reached)
+        if fact != self._fact:
+            self._fact = fact
+            self._writer.join(fact)
+        self.cut_off = self._cut_off.update(cut_off(self.facts).get(self._id, frozenset()), now_ms)
+        times = (report.next_ms, self._cut_off.next_ms(now_ms))
+        return min((at for at in times if at is not None), default=None)
+
+    def share_slots(self) -> None:
+        """Put each slot of deduplication keys on a shard that takes items, or begin to move it to one."""
+        self._write_slots(planned(self.facts, self._clock_ms()))
+
+    def slots_arrived(self, moved: Mapping[int, SlotMove]) -> None:
+        """Record that the rows of these slots are on the shards they were moved to."""
+        self._write_slots(arrived(self.facts.slots, moved, self._clock_ms()))
+
+    def _write_slots(self, wanted: Slots) -> None:
+        before = self.facts.slots
+        if not self.fresh or wanted == before or self._sharing == before.version:
+            return
+        self._sharing = before.version
+
+        def done() -> None:
+            self._sharing = None
+
+        self._writer.share_slots(wanted, done)

@@ -1,0 +1,192 @@
+"""Quotas of namespaces: the host that receives an enqueue charges it one token per item before anything is stored.
+
+A host holds a few tokens, and asks the namespace's coordinator for more (`foqs.quotas`). An enqueue that finds too few
+tokens waits for the coordinator's answer, first come, first served; the items that the answer does not cover are
+refused. While the coordinator cannot be reached, a host admits no more than it holds tokens for: a guess would break
+the quota just when hosts do not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from foqs.dedup import Duplicate, OwnDuplicate
+from foqs.engine.engine import Engine
+from foqs.engine.pending import EnqueueCall
+from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
+from foqs.idl import idl
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
+from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
+from foqs.quota import Quota
+from foqs.quotas.allowance import Allowance
+from foqs.quotas.bucket import Grant
+from foqs.shardmgr.routing import Routing
+
+ANSWER_MS = 1_000
+"""A coordinator that does not answer within this is asked again."""
+BEAT_MS = 500
+_MOST_NAMESPACES = 100_000
+_BUDGET_SHARE = 0.3  # on top of the share of the input
+
+
+class QuotaClient:
+    """One host's. `forwarder` is None on a host that is alone. `now_ms` is the host's clock, which may be set;
+    `monotonic_ms` never goes back. `later` calls back after so many milliseconds. `share_slots` is called while slots
+    have no shard."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        forwarder: Forwarder | None,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        later: Callable[[int, Callable[[], None]], Any],
+        share_slots: Callable[[], None],
+    ) -> None:
+        section = engine.config.quotas
+        self._share_slots = share_slots
+        self._engine = engine
+        self._routing = Routing if forwarder is None else forwarder.routing
+        self._ask = None if forwarder is None else forwarder.ask
+        self._monotonic_ms = monotonic_ms
+        self._later = later
+        self._general = section.quota()
+        self._own = {ns: keys.quota() for ns, keys in section.namespaces.items()}
+        self._leases: dict[str, TokenLease] = {}
+        self._numbers = count(1)
+        self._holder = f"{engine.rng.getrandbits(128):032x}"
+        slot_missing = (lambda: None) if forwarder is None else forwarder.slot_moves.adopt
+        self.coordinator = QuotaCoordinator(
+            engine, self.of, self._routing, self._ask, now_ms, monotonic_ms, later, slot_missing
+        )
+        if self._general is not None or any(self._own.values()):
+            later(BEAT_MS, self._beat)
+
+    def of(self, ns: str) -> Quota | None:
+        return self._own.get(ns, self._general)
+
+    # ------------------------------------------------------------------------------------- enqueues
+
+    def charge(
+        self,
+        ns: str,
+        quota: Quota,
+        items: int,
+        keep: Callable[[int], list[int]],
+        call: EnqueueCall,
+        deadline_ms: int,
+        store: Callable[[], None],
+    ) -> None:
+        """Call `store`, now or until `deadline_ms` (of the host's clock), if at least the first of `items` is admitted.
+
+        `keep(n)` drops all items but the first n and returns the indices of the rest, which are refused."""
+
+        counters = self._engine.counters
+
+        def admitted(got: int, error: Overloaded | None) -> None:
+            counters.quota_admitted += got
+            counters.quota_refused += items - got
+            if got:
+                allowance, reply = self._leases[ns].allowance, call.reply
+                term = allowance.term  # tokens return only while the tokens held now are good
+
+                def settled(outcomes: list[int | FoqsError]) -> None:
+                    # The items that were not admitted are among the refused ones.
+                    unused = sum(map(_stored_nothing, outcomes)) - (len(outcomes) - got)
+                    allowance.settle(got, unused, term, self._monotonic_ms())
+                    reply(outcomes)
+
+                call.reply = settled
+            if error is not None:
+                call.refused(keep(got), error)
+            if got:
+                store()
+
+        self._admit(ns, quota, items, deadline_ms, admitted)
+
+    def _admit(self, ns: str, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
+        engine, now_ms = self._engine, self._monotonic_ms()
+        lease = self._leases.get(ns)
+        if lease is None:
+            if len(self._leases) >= _MOST_NAMESPACES:
+                admit(0, Overloaded("too many namespaces with a quota are in use", RETRY_MS))
+                return
+            lease = self._leases[ns] = TokenLease(quota, Allowance(now_ms, self._numbers))
+        charge, allowance = Charge(items, admit), lease.allowance
+        if lease.can_serve(items, now_ms):
+            lease.serve(charge, now_ms)
+            if allowance.runs_low(now_ms) and not self._coordinates(ns):
+                self._question(ns, lease, spare=False)
+        elif not engine.budget.fits(0, engine.config.host.input_share + _BUDGET_SHARE):
+            admit(0, Overloaded("the host's buffers are full", RETRY_MS))
+        else:
+            lease.waiting.append(charge)
+            if allowance.asked is None:
+                self._question(ns, lease, spare=False)
+            if not charge.done:
+                engine.deadlines.push(deadline_ms, charge)
+                engine.alarm(deadline_ms)
+
+    # ------------------------------------------------------------------------------------- the coordinator
+
+    def _coordinates(self, ns: str) -> bool:
+        """Whether this host is the coordinator: then tokens ahead of the need gain nothing."""
+        if self._ask is None:
+            return True
+        route = self._routing().owners.get(self._shard_of(ns))
+        return route is None or route.host == self._engine.config.server.id
+
+    def _shard_of(self, ns: str) -> int:
+        """Return the shard that has the namespace's slot; 0: none has it."""
+        slots = self._routing().slots.shards
+        return slots[coordinator_slot(ns)] if slots else 0
+
+    def _question(self, ns: str, lease: TokenLease, *, spare: bool) -> None:
+        here = self._coordinates(ns)
+        ask = lease.ask(self._monotonic_ms(), ahead=not here, spare=spare)
+
+        def answered(grant: Grant | FoqsError | None) -> None:
+            if lease.answered(ask, grant if isinstance(grant, Grant) else None, self._monotonic_ms()):
+                self._question(ns, lease, spare=False)
+
+        if here:
+            self.coordinator.take(ns, self._holder, ask, answered)
+            if lease.allowance.waits_for(ask):
+                self._later(ANSWER_MS, lambda: answered(None))
+            return
+
+        def replied(response: Any, error: FoqsError | None) -> None:
+            if error is not None:
+                answered(None)
+            else:
+                answered(Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0))
+
+        assert self._ask is not None
+        address = self._routing().owners[self._shard_of(ns)].address
+        self._ask(address, "TakeTokens", idl.TakeTokensRequest(ns, self._holder, *ask), ANSWER_MS, replied)
+
+    def _beat(self) -> None:
+        """Report to each coordinator the tokens held here, which keeps them good, and give back those not needed."""
+        if self._engine.draining:
+            return
+        now_ms = self._monotonic_ms()
+        for ns, lease in list(self._leases.items()):
+            allowance = lease.allowance
+            allowance.beat(now_ms)
+            if allowance.asked is None and (allowance.balance or allowance.pending):
+                self._question(ns, lease, spare=True)
+            elif lease.unused:
+                del self._leases[ns]
+        if self._ask is not None:
+            slots = self._routing().slots.shards
+            if not slots or 0 in slots:
+                self._share_slots()
+        self.coordinator.tend()
+        self._later(BEAT_MS, self._beat)
+
+
+def _stored_nothing(outcome: int | FoqsError) -> bool:
+    return isinstance(outcome, FoqsError | Duplicate) and not isinstance(outcome, OutcomeUnknown | OwnDuplicate)

@@ -1,0 +1,183 @@
+"""Slots of deduplication keys that move between shards, with the rows of their keys.
+
+The owner of the target shard does the work. It asks the owner of the source shard for the rows, page by page, stores
+them, and writes to the record that the slot has moved. The first question stops the source shard from accepting keys of
+the slot (`foqs.engine.slot_rows`). Those keys wait until the record has changed, so only a few slots move at a time. A
+new owner of either shard starts the move again; copying rows twice does no harm.
+
+A shard has a slot (`foqs.rows.Holding`) if the record says so and the slot does not move. An owner whose record is
+older than the record that its shard obeyed last waits for a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from foqs.buffers.pending_dedup import Copy, Give
+from foqs.dedup import behind
+from foqs.engine.engine import Engine
+from foqs.engine.enqueue import RETRY_MS
+from foqs.engine.shard import Shard
+from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
+from foqs.idl import idl
+from foqs.peers.ready_subscriber import Ask
+from foqs.rows import DedupRow, Holding
+from foqs.shardmgr.facts import SlotMove, Slots
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import Routing
+from foqs.shardmgr.slots import bits_of, has
+
+AGAIN_MS = 200
+"""After a question that failed, or a record that was not written."""
+_ANSWER_MS = 5_000
+_PAGE_ROWS = 1_000
+_AT_ONCE = 8
+"""Slots that a shard receives before the record is written. Few, because their keys wait; more than one, because every
+client receives each new record."""
+_MOST_GIVES = 64
+
+
+def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
+    """Queue a request for the rows of a slot that leaves the shard. `slots` is the record as this host knows it. Raise
+    Unavailable if the shard is not served here or the record does not say (yet) that the slot moves; Overloaded."""
+    shard = engine.shards.get(number)
+    if shard is None or shard.state is not ShardState.SERVING:
+        raise NotServed("the shard is not served here now")
+    if wanted.stamp > slots.stamp or wanted.slot not in slots.moves or slots.shards[wanted.slot] != number:
+        raise Unavailable("this host knows of no move of the slot", RETRY_MS)
+    if len(shard.keys.gives) >= _MOST_GIVES:
+        raise Overloaded("the shard gives enough slots away", RETRY_MS)
+    shard.keys.gives.append(wanted)
+    engine.touch(shard)
+
+
+class _Pull:
+    """`moves` of slots to `shard`; `left`: those whose rows are not all stored yet."""
+
+    __slots__ = ("left", "moves", "shard")
+
+    def __init__(self, shard: Shard, moves: Mapping[int, SlotMove]) -> None:
+        self.shard = shard
+        self.moves = moves
+        self.left = list(moves)
+
+
+class SlotMigration:
+    """One host's. `later` calls back after so many milliseconds. `arrived` is called with slots whose rows are stored
+    here, again and again until the record says so too."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        routing: Callable[[], Routing],
+        ask: Ask,
+        later: Callable[[int, Callable[[], None]], object],
+        arrived: Callable[[Mapping[int, SlotMove]], None],
+    ) -> None:
+        self._report_arrived = arrived
+        self._engine = engine
+        self._routing = routing
+        self._ask = ask
+        self._later = later
+        self._pulls: dict[int, _Pull] = {}
+
+    def changed(self) -> None:
+        """Follow a new routing, or a shard that was opened here."""
+        for number, pull in list(self._pulls.items()):
+            if not self._stands(pull):
+                del self._pulls[number]
+            elif not pull.left:
+                self._report_arrived(pull.moves)
+        self.adopt()
+        for shard in self._engine.serving:
+            if shard.state is ShardState.SERVING and shard.number not in self._pulls:
+                self._begin(shard)
+
+    def adopt(self) -> None:
+        """Give the shards of this host the slots that the record says they have. Call it also when a slot is missing:
+        the shard may have given it away for a move that was called off at the same time."""
+        slots = self._routing().slots
+        staying: dict[int, list[int]] = {}
+        for slot, number in enumerate(slots.shards):
+            if slot not in slots.moves:
+                staying.setdefault(number, []).append(slot)
+        for shard in self._engine.serving:
+            if shard.state is ShardState.SERVING:
+                self._adopt(shard, staying.get(shard.number, ()), slots.stamp)
+
+    def _adopt(self, shard: Shard, slots: Iterable[int], stamp: int) -> None:
+        last = shard.keys.last
+        new = [slot for slot in slots if not has(last.bits, slot)]
+        if new and stamp >= last.stamp:
+            shard.keys.wanted = Holding(stamp, bits_of(new, last.bits))
+            self._engine.touch(shard)
+
+    # ------------------------------------------------------------------------------------- rows of slots that come here
+
+    def _begin(self, shard: Shard) -> None:
+        moves = {slot: move for slot, move in self._routing().slots.moves.items() if move.to == shard.number}
+        if moves:
+            pull = self._pulls[shard.number] = _Pull(shard, dict(sorted(moves.items())[:_AT_ONCE]))
+            self._fetch(pull, None)
+
+    def _stands(self, pull: _Pull) -> bool:
+        moves, shard = self._routing().slots.moves, pull.shard
+        return shard.state is ShardState.SERVING and all(moves.get(slot) == move for slot, move in pull.moves.items())
+
+    def _goes_on(self, pull: _Pull) -> bool:
+        if self._pulls.get(pull.shard.number) is not pull:
+            return False
+        if self._stands(pull):
+            return True
+        del self._pulls[pull.shard.number]
+        self.changed()
+        return False
+
+    def _fetch(self, pull: _Pull, low: bytes | None) -> None:
+        """Ask for rows of the first slot that is left, from `low` on."""
+        if not self._goes_on(pull):
+            return
+        routing, slot = self._routing(), pull.left[0]
+        number = routing.slots.shards[slot]
+        owner = routing.owners.get(number)
+        if owner is None:
+            self._later(AGAIN_MS, lambda: self._fetch(pull, low))
+            return
+
+        def answered(response: Any, error: FoqsError | None) -> None:
+            if error is not None:
+                self._later(AGAIN_MS, lambda: self._fetch(pull, low))
+            elif self._goes_on(pull):
+                keys = response.keys or ()
+                self._store(pull, low, [DedupRow(key.digest, key.content, key.id, key.expires_at_ms) for key in keys])
+
+        request = idl.GiveSlotRequest(number, slot, routing.slots.stamp, low, _PAGE_ROWS)
+        self._ask(owner.address, "GiveSlot", request, _ANSWER_MS, answered)
+
+    def _store(self, pull: _Pull, low: bytes | None, rows: list[DedupRow]) -> None:
+        def stored(error: FoqsError | None) -> None:
+            if error is not None:
+                self._later(AGAIN_MS, lambda: self._fetch(pull, low))
+            elif len(rows) == _PAGE_ROWS:
+                self._fetch(pull, behind(rows[-1].digest))
+            else:
+                self._arrived(pull)
+
+        if rows:
+            pull.shard.keys.copies.append(Copy(rows, stored))
+            self._engine.touch(pull.shard)
+        else:
+            stored(None)
+
+    def _arrived(self, pull: _Pull) -> None:
+        del pull.left[0]
+        if pull.left:
+            self._fetch(pull, None)
+        else:
+            self._finish(pull)
+
+    def _finish(self, pull: _Pull) -> None:
+        if self._goes_on(pull):
+            self._report_arrived(pull.moves)
+            self._later(AGAIN_MS, lambda: self._finish(pull))

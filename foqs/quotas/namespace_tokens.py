@@ -1,0 +1,75 @@
+"""The tokens of one namespace at its coordinator: granted by rate and by the number of stored items."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from foqs.quota import Quota
+from foqs.quotas.bucket import Ask, Bucket, Grant
+
+STORED_RETRY_MS = 1_000
+"""The hint when the bound on stored items is reached: when consumers make room is not known."""
+UNCOUNTED_RETRY_MS = 200
+
+
+class NamespaceTokens:
+    """`counted` records the items of a shard. The last count of each shard is kept, for a shard that does not answer or
+    is being moved.
+
+    An item stored after a count used a token that was granted, and not known to be spent, when the counting began. So
+    no shard's items are missed: all tokens granted since the oldest count are taken to be stored on top of it."""
+
+    __slots__ = ("_bucket", "_counts", "_quota")
+
+    def __init__(self, quota: Quota, empty_at_ms: int) -> None:
+        """See `Bucket`."""
+        self._quota = quota
+        self._bucket = Bucket(quota, empty_at_ms)
+        self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
+
+    def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
+        return self._bucket.report(holder, ask, now_ms)
+
+    def grant(self, holder: str, ask: Ask, shards: Collection[int], now_ms: int, *, kept: bool) -> Grant:
+        """Return the answer to a question that was reported. `shards`: all whose items count."""
+        left, wanted = self.left(shards), ask.wanted
+        if left is not None:
+            wanted = min(wanted, max(0, left))
+        elif self._quota.stored_items is not None:
+            wanted = 0
+        granted = self._bucket.grant(holder, ask.number, wanted, now_ms)
+        retry_after_ms = self._quota.ms_for(ask.wanted - granted)
+        if wanted < ask.wanted:
+            retry_after_ms = max(retry_after_ms, UNCOUNTED_RETRY_MS if left is None else STORED_RETRY_MS)
+        return Grant(granted, kept, retry_after_ms)
+
+    def lacks(self, wanted: int, shards: Collection[int]) -> bool:
+        """Whether another count may allow more of `wanted`."""
+        if not wanted or self._quota.stored_items is None:
+            return False
+        left = self.left(shards)
+        return left is None or left < wanted
+
+    def left(self, shards: Collection[int]) -> int | None:
+        """Return how many more items may be stored; None: there is no bound, or some shard was never counted."""
+        if self._quota.stored_items is None or not shards or not self._counts.keys() >= set(shards):
+            return None
+        counts = [self._counts[shard] for shard in shards]
+        since = self._bucket.granted - min(mark for _, mark in counts)
+        return self._quota.stored_items - sum(items for items, _ in counts) - since
+
+    def mark(self, now_ms: int) -> int:
+        """Return the mark for `counted`. Take it before the shard is asked for its count."""
+        self._bucket.advance(now_ms)
+        return self._bucket.spent
+
+    def counted(self, shard: int, items: int, mark: int) -> None:
+        """`items`: those the shard stores, and those that it is about to store."""
+        self._counts[shard] = (items, mark)
+
+    def idle(self, now_ms: int) -> bool:
+        """Whether this can be forgotten without a loss."""
+        return self._bucket.full(now_ms)
+
+    def __repr__(self) -> str:
+        return f"NamespaceTokens({self._bucket}, counts {self._counts})"

@@ -1,0 +1,31 @@
+"""The context of a request: its id and its trace."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from foqs.idl import idl
+
+_TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""https://www.w3.org/TR/trace-context/"""
+
+
+def request_id_of(request: Any) -> str:
+    """Return the id in the context of a request. A request without one gets one."""
+    context = request.context
+    if context is None:
+        context = request.context = idl.RequestContext()
+    if not context.request_id:
+        context.request_id = f"{random.getrandbits(48):012x}"
+    found: str = context.request_id
+    return found
+
+
+def trace_of(context: Any) -> dict[str, str]:
+    """Return the fields of a log line about a request with this context: its `trace_id`, or none without a valid W3C
+    `traceparent`."""
+    parent = None if context is None else context.traceparent
+    found = None if parent is None else _TRACEPARENT.fullmatch(parent)
+    return {} if found is None else {"trace_id": found[1]}

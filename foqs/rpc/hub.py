@@ -1,0 +1,139 @@
+"""The part of a server that its connections use: codec, limits, byte budget, counters and bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from foqs.budget import Budget
+from foqs.counters import Namespaces
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.log_throttle import LogThrottle
+from foqs.rpc.address import Places
+from foqs.rpc.admission import Admission
+from foqs.rpc.call import Call
+from foqs.rpc.counters import counters_of
+from foqs.rpc.frames import Frames
+from foqs.rpc.request_log import RequestLog
+from foqs.wire.protocol import FRAME_HEAD_BYTES
+from foqs.wire.reply_encoder import ReplyEncoder
+from foqs.wire.request_decoder import RequestDecoder
+
+log = structlog.get_logger("foqs.rpc")
+
+C = TypeVar("C")
+Handler = Callable[[Call], None]
+Trusts = Callable[[tuple[str, ...]], bool]
+"""Whether a client whose certificate has these names (none: no certificate) is known without a further proof."""
+Report = Callable[[str, Exception, Any], None]
+"""(method, the exception, the request where it is known)"""
+
+_SCRATCH_BYTES = 64 * 1024
+
+
+class ConnectionHub(Generic[C]):
+    """Shared by the connections (`C`) of one server. Everything runs on the server's loop."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        limits: Limits,
+        budget: Budget,
+        report: Report,
+        namespaces: Namespaces | None,
+        requests: RequestLog | None,
+        trusts: Trusts,
+    ) -> None:
+        self.frames = Frames(budget.limit_bytes, limits.frame_bytes)
+        self.handlers = dict(handlers)
+        self.limits = limits
+        self.budget = budget
+        self.report = report
+        self.counters = counters_of(self.handlers)
+        self.namespaces = namespaces if namespaces is not None else Namespaces()
+        self.requests = requests or RequestLog(perf_counter)
+        self.decoder = RequestDecoder(idl.Foqs, self.handlers, limits)
+        self.encoder = ReplyEncoder(limits.frame_bytes)
+        self.trusts = trusts
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.draining = False
+        self.now = 0.0  # loop time of the last tick
+        self.loop: asyncio.AbstractEventLoop
+        self.admission: Admission
+        self.places = Places()
+        self._room_bytes = budget.limit_bytes - max(self.frames.small_share_bytes, _SCRATCH_BYTES)
+        self._connections: set[C] = set()
+        # Bytes of its answer that a peer has not taken, and since when.
+        self._stalled: dict[C, tuple[int, float]] = {}
+        self._emptied = asyncio.Event()
+        self._refusals = LogThrottle(1)
+
+    def limit(self, limits: Limits) -> None:
+        """Bounds on requests, from the next one on. Not for `frame_bytes`, which frames under way were measured by."""
+        assert limits.frame_bytes == self.limits.frame_bytes
+        self.limits = self.decoder.limits = limits
+
+    def admit(self, connection: C, host: str) -> bool:
+        """Whether there is room for one more connection, from that address."""
+        full = None if self.draining else self.places.take(host)
+        if self.draining or full is not None:
+            self.counters.connections_refused += 1
+            if full is not None:
+                self._log_refusal(host, *full)
+            return False
+        self._connections.add(connection)
+        self.counters.connections += 1
+        self.counters.connections_accepted += 1
+        return True
+
+    def forget(self, connection: C, host: str) -> None:
+        """The connection is gone."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self.places.give(host)
+            self.counters.connections -= 1
+        self._stalled.pop(connection, None)
+        if not self._connections:
+            self._emptied.set()
+
+    def answered(self, call: Call, answer_bytes: int) -> None:
+        """An answer with so many bytes was written."""
+        method = call.method
+        counters = self.counters.methods[method]
+        counters.calls += 1
+        counters.request_bytes += call.request_bytes + FRAME_HEAD_BYTES
+        counters.answer_bytes += answer_bytes
+        namespace = self.namespaces.of(getattr(call.request, "ns", None))
+        took_s = self.requests.now_s() - call.begun_s
+        namespace.seconds[method].observe(took_s)
+        if took_s > self.requests.slow_s:
+            self.requests.took(method, call.request, call.peer, took_s, answered=True)
+
+    def has_room(self) -> bool:
+        """Whether a read may bring bytes of any frame. If not, only the lengths of frames are read, and small frames
+        are admitted one by one to the share that is theirs."""
+        return self.budget.used_bytes <= self._room_bytes
+
+    def stalled(self, connection: C, output_bytes: int) -> None:
+        """The peer does not take its answer."""
+        self._stalled[connection] = (output_bytes, self.loop.time())
+
+    def unstalled(self, connection: C) -> None:
+        """The peer has taken its answer."""
+        self._stalled.pop(connection, None)
+
+    def _log_refusal(self, host: str, key: str, limit: int) -> None:
+        left_out = self._refusals.take(self.now)
+        if left_out is not None:
+            log.warning(
+                "connection.refused",
+                address=host,
+                limit=limit,
+                hint=f"raise server.{key} (SIGHUP applies it) if these are your clients",
+                left_out=left_out,
+            )

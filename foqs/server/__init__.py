@@ -1,0 +1,1 @@
+"""The process around the engine: event loop, clock, shard threads, cluster membership, reload."""

@@ -1,0 +1,257 @@
+"""A host of a cluster: take and release shards as ZooKeeper's facts say.
+
+`foqs.peers.membership_agent` decides; this module adds the event loop, the clock and the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from threading import Thread
+from uuid import uuid4
+
+import structlog
+
+from foqs.config.load import Config
+from foqs.config.schema import ZookeeperSection
+from foqs.peers.membership_agent import MembershipAgent
+from foqs.peers.shard_load import ShardLoads
+from foqs.server.fact_writer import LoggedFactWriter
+from foqs.server.marks import ClusterMarks
+from foqs.server.neighbours import Neighbours
+from foqs.server.node import Node
+from foqs.server.polling import until
+from foqs.shardmgr.controller import ControllerSettings
+from foqs.shardmgr.facts import Facts, HostFact, ShardFact
+from foqs.shardmgr.membership import Held
+from foqs.shardmgr.routing import Routing, routing_of
+from foqs.store.link import reachable
+from foqs.store.protocol import ShardStore
+from foqs.zk.protocol import FactStore
+
+log = structlog.get_logger("foqs.host")
+
+_CLOSE_S = 2.0
+_CLOSE_UNKNOWN_S = 0.2
+_LINGER_S = 0.5
+"""Time in which a host without shards still forwards requests. Clients follow the routing within it; without it, a
+request could arrive on a connection that is being closed, and be lost."""
+
+
+class ClusterNode:
+    """`make_store(shard number, url)` returns a closed store. All methods run on the event loop.
+
+    `fatal(why)` is called when the host must end because another process has its id. Other hosts on this machine listen
+    on `shared_port` as well.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        zookeeper: ZookeeperSection,
+        facts: FactStore,
+        make_store: Callable[[int, str], ShardStore],
+        fatal: Callable[[str], None],
+        shared_port: int | None = None,
+    ) -> None:
+        self._config = config
+        self._zookeeper = zookeeper
+        self._store = facts
+        self._fatal = fatal
+        self._shared_port = shared_port
+        self._loop = asyncio.get_running_loop()
+        self._id = config.server.id
+        self._urls: dict[int, str] = {}
+        self._routing = Routing()
+        self.seat = MembershipAgent(
+            self._id, _settings(zookeeper), zookeeper.handover_ms, LoggedFactWriter(facts), self, self._now_ms
+        )
+        neighbours = Neighbours(
+            routing=lambda: self._routing,
+            handover_ms=zookeeper.handover_ms,
+            changed=self._act_soon,
+            share_slots=self.seat.share_slots,
+            slots_arrived=self.seat.slots_arrived,
+        )
+        self.node = Node(
+            config,
+            lambda number: make_store(number, self._urls[number]),
+            neighbours=neighbours,
+            marks=ClusterMarks(facts),
+        )
+        assert self.node.ask is not None
+        self._loads = ShardLoads(self.node.ask, self._loop_ms)
+        self._facts_known = asyncio.Event()
+        self._seen = asyncio.Event()  # this host is in the facts
+        self._due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._measuring: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------------------------- life
+
+    async def start(self) -> tuple[str, int]:
+        """Wait for ZooKeeper's facts and the end of any other process with this id, then listen and join the cluster.
+
+        Before the facts are there, the host could only refuse requests. The shared port opens once the host is in the
+        facts. Return (host, port). Raises OSError if a port is taken.
+        """
+        host, port = await self.node.bind()
+        self._store.start(self._changed, self.seat.session)
+        await self._facts_known.wait()
+        await self._wait_for_twin()
+        await self.node.server.serve()
+        self.seat.join(HostFact(self._id, self.node.address, uuid4().hex))
+        self._measure()
+        if self._shared_port is not None:
+            await self._seen.wait()
+            await self.node.share(self._shared_port)
+        return host, port
+
+    async def _wait_for_twin(self) -> None:
+        """Return when no process at another address has this host's id."""
+        logged = ""
+        while (twin := self.seat.twin(self.node.address)) is not None:
+            if twin.address != logged:
+                logged = twin.address
+                log.warning("host.waiting", host=self._id, address=twin.address, reason="another process has this id")
+            self._facts_known.clear()
+            await self._facts_known.wait()
+
+    async def stop(self) -> bool:
+        """Move all shards to other hosts while serving, then stop. Return False if the grace period was too short."""
+        deadline = self._loop.time() + self._config.server.grace_ms / 1000
+        seat = self.seat
+        if seat.fact is not None:
+            seat.join(replace(seat.fact, leaving=True))
+        await until(lambda: not (self.node.engine.shards and seat.fresh and seat.others()), deadline)
+        if seat.fact is not None and seat.fresh and seat.others():
+            await asyncio.sleep(max(0.0, min(_LINGER_S, deadline - self._loop.time())))
+        seat.end()
+        clean = await self.node.stop()
+        for timer in (self._timer, self._measuring):
+            if timer is not None:
+                timer.cancel()
+        closed = asyncio.Event()
+        self._store.close(closed.set)
+        try:
+            # Before the first facts, no session exists whose end other hosts would wait for.
+            async with asyncio.timeout(_CLOSE_S if self._facts_known.is_set() else _CLOSE_UNKNOWN_S):
+                await closed.wait()
+        except TimeoutError:
+            log.warning("session.not_ended", host=self._id)
+        return clean
+
+    def reconfigure(self, config: Config) -> None:
+        """Apply `config`, as `Node.reconfigure` does."""
+        assert config.zookeeper is not None
+        self._config, self._zookeeper = config, config.zookeeper
+        self.node.reconfigure(config)
+        self.seat.reconfigure(_settings(config.zookeeper))
+        if self._measuring is not None:  # it has started
+            self._measuring.cancel()
+            self._measure()
+        self._act_soon()
+
+    # ------------------------------------------------------------------------------------- facts from ZooKeeper
+
+    def _changed(self, facts: Facts) -> None:
+        fatal = self.seat.changed(facts)
+        self._facts_known.set()
+        if self.seat.seen:
+            self._seen.set()
+        routing = routing_of(facts)
+        if routing != self._routing:
+            self._routing = routing
+            self.node.service.routing_changed()
+        if fatal is not None:
+            self._fatal(fatal)
+        self._act_soon()
+
+    # ------------------------------------------------------------------------------------- act on the facts
+
+    def _act_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._act)
+
+    def _act(self) -> None:
+        self._due = False
+        now_ms = self._loop_ms()
+        self._set_timer(self.seat.act(now_ms, self._loads.measured), now_ms)
+
+    def _measure(self) -> None:
+        """The controller needs every shard's load to balance them."""
+        self._measuring = self._loop.call_later(self._zookeeper.balance_every_ms / 2_000, self._measure)
+        facts = self.seat.facts
+        if self.seat.fresh and facts.controller == self._id:
+            self._loads.ask(host.address for host in facts.hosts.values())
+        else:
+            self._loads.forget()
+
+    def _now_ms(self) -> int:
+        return self.node.now_ms()
+
+    def _loop_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    # ------------------------------------------------------------------------------------- the shards of the node
+
+    def held(self) -> Mapping[int, Held]:
+        return {
+            number: Held(self._urls[number], shard.state, shard.epoch)
+            for number, shard in self.node.engine.shards.items()
+        }
+
+    def take(self, fact: ShardFact, epoch_above: int) -> None:
+        self._urls[fact.id] = fact.url
+        self.node.take(fact.id, epoch_above)
+
+    def release(self, number: int) -> None:
+        self.node.release(number, self._zookeeper.handover_ms)
+
+    def recheck_owner(self, number: int) -> None:
+        self.node.recheck_owner(number)
+
+    def seal(self, sealed: frozenset[int]) -> None:
+        for number, shard in self.node.engine.shards.items():
+            shard.takes_new = number not in sealed
+
+    def down(self) -> Collection[int]:
+        hosts, node = self.seat.facts.assignment.hosts, self.node
+        node.runner.driver.keep_unreachable({number for number, host in hosts.items() if host == self._id})
+        return node.unreachable.union(shard.number for shard in node.engine.shards.values() if shard.lost)
+
+    def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
+        """Connect in a daemon thread, so that a server that does not answer cannot keep the process from ending."""
+
+        store = self._config.store
+        connect_s, io_s = store.connect_timeout_ms / 1000, store.io_timeout_ms / 1000
+
+        def finish(ok: bool) -> None:
+            done(ok)
+            self._act_soon()
+
+        def run() -> None:
+            ok = reachable(fact.url, connect_timeout_s=connect_s, io_timeout_s=io_s)
+            with suppress(RuntimeError):  # the loop is closed: the host has ended
+                self._loop.call_soon_threadsafe(finish, ok)
+
+        Thread(target=run, name=f"probe-{fact.id}", daemon=True).start()
+
+    def _set_timer(self, at_ms: int | None, now_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_ms is not None:
+            self._timer = self._loop.call_later(max(1, at_ms - now_ms) / 1000, self._act_soon)
+
+
+def _settings(zookeeper: ZookeeperSection) -> ControllerSettings:
+    return ControllerSettings(
+        session_timeout_ms=zookeeper.session_timeout_ms,
+        settle_ms=zookeeper.settle_ms,
+        balance_every_ms=zookeeper.balance_every_ms,
+        max_moves=zookeeper.max_moves,
+    )

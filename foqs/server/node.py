@@ -1,0 +1,252 @@
+"""A host process: the event loop, the Thrift server, and the engine with a thread for every shard."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from time import perf_counter
+
+import structlog
+
+from foqs.api.auth import make_guard
+from foqs.api.handlers import Handlers
+from foqs.budget import Budget
+from foqs.clock import Clock, monotonic_ms
+from foqs.config.load import Config
+from foqs.engine.engine import Engine
+from foqs.engine.state import Callbacks
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_client import QuotaClient
+from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_subscriber import Ask
+from foqs.prefetch.lane import LaneKey
+from foqs.rpc.peer_caller import PeerCaller
+from foqs.rpc.request_log import RequestLog
+from foqs.rpc.server import ThriftServer
+from foqs.rpc.tls import server_context
+from foqs.server import reload
+from foqs.server.marks import Marks
+from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
+from foqs.server.polling import until
+from foqs.server.shard_runner import ShardRunner
+from foqs.store.protocol import ShardStore
+
+log = structlog.get_logger("foqs.host")
+
+_SAVE_MARKS_S = 1.0
+_ANY = ("0.0.0.0", "::")
+
+
+class Node:
+    """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went. All methods run
+    on the event loop.
+
+    A host in a cluster takes and releases shards as its membership says. A lone host keeps the shards of its
+    configuration, and waits as a standby for those that another host holds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_store: Callable[[int], ShardStore],
+        *,
+        take_over: bool = False,
+        neighbours: Neighbours = LONE,
+        marks: Marks | None = None,
+    ) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._clock = Clock()
+        self._listening = ""
+        limits = Limits(**config.limits.model_dump())
+        budget = Budget(config.host.budget_bytes)
+        self.requests = RequestLog(perf_counter, config.log.slow_request_ms)
+        self.guard = make_guard(config, self._loop.time)
+        ready = lambda key: self.engine.ready(key)  # noqa: E731, PLW0108 - the engine is made below, with the publisher
+        self.news = ReadyPublisher(ready, self._clock.now_ms(), self._loop.call_soon, self._later)
+        callbacks = Callbacks(
+            served=lambda: self.service.routing_changed(),  # noqa: PLW0108 - the handlers are made below
+            became_ready=None if neighbours.static else self.news.became_ready,
+            left_waiting=self._fetch,
+        )
+        self.runner = ShardRunner(
+            config,
+            make_store,
+            budget,
+            self._clock,
+            self._loop,
+            self._later,
+            marks,
+            callbacks,
+            static=neighbours.static,
+            take_over=take_over or not neighbours.static,
+            changed=neighbours.changed,
+            served=self._shard_served,
+            serves=lambda: self.server.serves,
+        )
+        self.engine: Engine = self.runner.engine
+        self.peers: Peers | NoPeers = (
+            NoPeers(self.engine) if neighbours.static else self._peers(config, limits, budget, neighbours)
+        )
+        quotas = QuotaClient(
+            self.engine, self.forwarder, self._clock.now_ms, monotonic_ms, self._later, self.peers.share_slots
+        )
+        self.service: Handlers = Handlers(
+            self.engine,
+            limits,
+            self._clock.now_ms,
+            lambda: self.address,
+            self.news,
+            quotas,
+            self.forwarder,
+            self.peers.share_slots,
+        )
+        self.server = ThriftServer(
+            self.guard.over(self.service.handlers()),
+            limits,
+            budget,
+            config.server.max_connections,
+            frame_timeout_s=config.server.frame_read_ms / 1000,
+            idle_timeout_s=config.server.idle_connection_ms / 1000,
+            tls=server_context(config.tls),
+            max_connections_per_address=config.server.max_connections_per_address,
+            namespaces=self.engine.counters.namespaces,
+            requests=self.requests,
+            trusts=self.guard.trusts,
+        )
+
+    def _later(self, after_ms: int, do: Callable[[], None]) -> None:
+        self._loop.call_later(after_ms / 1000, do)
+
+    def _fetch(self, key: LaneKey) -> None:
+        if self.forwarder is not None:
+            self.forwarder.fetch(key)
+
+    def _shard_served(self) -> None:
+        self.peers.shard_served()
+
+    def _peers(self, config: Config, limits: Limits, budget: Budget, neighbours: Neighbours) -> Peers:
+        return Peers(
+            config,
+            limits,
+            budget,
+            self.engine,
+            self.guard,
+            neighbours,
+            now_ms=self._clock.now_ms,
+            soon=self._loop.call_soon,
+            later=self._later,
+            requests=self.requests,
+        )
+
+    @property
+    def forwarder(self) -> Forwarder | None:
+        return self.peers.forwarder
+
+    @property
+    def caller(self) -> PeerCaller | None:
+        return self.peers.caller
+
+    @property
+    def ask(self) -> Ask | None:
+        return self.peers.ask
+
+    @property
+    def unreachable(self) -> set[int]:
+        """Shards that were not opened the last time because their database did not answer."""
+        return self.runner.driver.unreachable
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def machine_ahead_ms(self) -> int:
+        """Return how far the machine's clock is ahead of the host's, which follows the databases' clocks."""
+        return self._clock.machine_ahead_ms()
+
+    @property
+    def address(self) -> str:
+        """The host:port that clients use. Where the system picks the port, it is known once the node listens."""
+        return self._config.server.advertise or self._listening
+
+    @property
+    def stopping(self) -> bool:
+        return self.runner.driver.stopping
+
+    def reconfigure(self, config: Config) -> None:
+        """Apply `config`, which differs from the present configuration in live keys alone."""
+        self._config = config
+        reload.reconfigure(
+            config,
+            engine=self.engine,
+            service=self.service,
+            server=self.server,
+            requests=self.requests,
+            guard=self.guard,
+            peers=self.peers,
+        )
+
+    # ------------------------------------------------------------------------------------- life
+
+    async def start(self) -> tuple[str, int]:
+        """Take the port, open the shards, and serve once one is open and all were tried or a second has passed.
+
+        Return (host, port). Raises OSError if the port is taken, before a shard is opened.
+        """
+        address = await self.bind()
+        for number in list(self.engine.shards):
+            self.runner.take(number)
+        if self.engine.shards:
+            await self.runner.ready.wait()
+        await self.server.serve()
+        return address
+
+    async def bind(self) -> tuple[str, int]:
+        """Take the port and return (host, port). Raises OSError if the port is taken."""
+        host, port = await self.server.bind(self._config.server.host, self._config.server.port)
+        name = socket.gethostname() if host in _ANY else host
+        self._listening = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        return host, port
+
+    async def share(self, port: int) -> None:
+        """Listen on a port that other processes share, too. Raises OSError if that fails."""
+        await self.server.bind(self._config.server.host, port, shared=True)
+        await self.server.serve()
+
+    async def stop(self) -> bool:
+        """Stop taking work, answer the requests in flight, commit, write leases and close the shards.
+
+        Return False if the grace period was too short.
+        """
+        deadline = self._loop.time() + self._config.server.grace_ms / 1000
+        self.server.stop_listening()
+        self.runner.stop()
+        clean = await until(lambda: all(shard.idle for shard in self.engine.serving), deadline)
+        await self.server.drain(deadline)
+        self.runner.end()
+        ready = self.runner.ready.is_set()  # otherwise a hanging database keeps a thread, and nothing can be lost
+        closed = await until(lambda: not self.runner.closing, max(deadline if ready else 0.0, self._loop.time() + 0.5))
+        await until(lambda: self.runner.marker.idle, self._loop.time() + _SAVE_MARKS_S)
+        self.runner.stop_ticking()
+        self.peers.close()
+        clean = clean and (closed or not ready)
+        log.info("host.stopped", clean=clean, **self.engine.counters.as_dict())
+        return clean
+
+    # ------------------------------------------------------------------------------------- shards
+
+    def take(self, number: int, epoch_above: int = 0) -> None:
+        """Take a shard that this host does not hold, with an epoch above that one, from any owner."""
+        self.engine.add(number)
+        self.runner.take(number, epoch_above)
+
+    def release(self, number: int, handover_ms: int) -> None:
+        """Finish the shard's work within `handover_ms`, write its leases and close it."""
+        self.runner.release(number, handover_ms)
+
+    def recheck_owner(self, number: int) -> None:
+        """Ask the shard's database whether this host still owns the shard."""
+        shard = self.engine.shards[number]
+        shard.confirm_wanted = True
+        self.engine.touch(shard)

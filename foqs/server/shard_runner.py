@@ -1,0 +1,280 @@
+"""Carry out the steps of the shard driver and the engine's batches: a thread and a store for each open shard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from foqs.budget import Budget
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.clock import Clock
+from foqs.config.load import Config
+from foqs.engine import shard_driver as steps
+from foqs.engine.engine import Engine
+from foqs.engine.shard import Shard
+from foqs.engine.shard_driver import ShardDriver
+from foqs.engine.state import Callbacks
+from foqs.rows import Opened
+from foqs.server.database_clock import DatabaseClock
+from foqs.server.marks import Marker, Marks
+from foqs.server.open_log import OpenLog
+from foqs.server.shard_thread import ShardThread
+from foqs.server.ticker import Ticker
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, explained
+
+log = structlog.get_logger("foqs.host")
+
+_SLOW_OPEN_S = 1.0
+Later = Callable[[int, Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class _Opening:
+    store: ShardStore
+    begun_ms: int = 0
+    """Time of the host's clock when the store was asked to open."""
+
+
+class ShardRunner:
+    """The engine, its timer and the threads of its shards. All methods run on the event loop.
+
+    `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from those of its timer.
+    `changed()` is called when a shard came, went or changed its state; `served()` when a shard was opened; `serves()`
+    says whether the host takes requests.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_store: Callable[[int], ShardStore],
+        budget: Budget,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        later: Later,
+        marks: Marks | None,
+        callbacks: Callbacks,
+        *,
+        static: bool,
+        take_over: bool,
+        changed: Callable[[], None],
+        served: Callable[[], None],
+        serves: Callable[[], bool],
+    ) -> None:
+        self._host = config.server.id
+        self._make_store = make_store
+        self._clock = clock
+        self._loop = loop
+        self._later = later
+        self._static = static
+        self._changed = changed
+        self._served = served
+        self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
+        callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm)
+        self.engine: Engine = Engine(config, budget, random.Random(), self._submit, callbacks)
+        self.driver = ShardDriver(self.engine.shards, static=static, take_over=take_over)
+        self.marker = Marker(marks, later)
+        self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock)
+        self._open_log = OpenLog(self.engine.shards, loop, serves)
+        self._opening: dict[int, _Opening] = {}
+        self._threads: dict[int, ShardThread] = {}
+        self._do: dict[type[steps.Step], Callable[[Any], None]] = {
+            steps.Prepare: self._prepare,
+            steps.Open: self._open,
+            steps.Serve: self._serve,
+            steps.NotOpened: self._not_opened,
+            steps.Retire: self._retire,
+            steps.Drain: self._drain,
+            steps.End: self._end,
+            steps.Close: self._close,
+            steps.Discard: self._discard,
+            steps.Retry: self._retry,
+            steps.Forget: self._forget,
+            steps.Changed: lambda _: changed(),
+        }
+        self.closing: set[int] = set()
+        """Shards whose store is being closed."""
+        self.ready = asyncio.Event()
+        """Set when a shard is served and every shard was tried, or a second after one is served.
+
+        The second bounds the wait for a database that hangs until its timeouts.
+        """
+
+    # ------------------------------------------------------------------------------------- used by the node
+
+    def take(self, number: int, epoch_above: int = 0) -> None:
+        """Open a shard of the engine with an epoch above `epoch_above`. Raises StoreError on a static host whose
+        configuration has a wrong URL."""
+        self._perform(self.driver.take(number, epoch_above))
+
+    def release(self, number: int, handover_ms: int) -> None:
+        """Finish the shard's work within `handover_ms`, write its leases and close it."""
+        self._perform(self.driver.release(number, self._loop_ms(), handover_ms))
+
+    def stop(self) -> None:
+        """Take no new work and open nothing any more."""
+        self.driver.stop()
+        self._open_log.close()
+        self.engine.drain(self._clock.now_ms())
+
+    def end(self) -> None:
+        """After `stop`: refuse what still waits and close the stores; `closing` names those that are not closed yet."""
+        now_ms = self._clock.now_ms()
+        in_grace = {shard.number for shard in self.engine.serving if shard.in_takeover_grace(now_ms)}
+        self._perform(self.driver.ended(in_grace))
+
+    def stop_ticking(self) -> None:
+        self._ticker.stop()
+
+    # ------------------------------------------------------------------------------------- steps of the driver
+
+    def _perform(self, todo: steps.Steps) -> None:
+        for step in todo:
+            self._do[type(step)](step)
+
+    def _prepare(self, step: steps.Prepare) -> None:
+        number, attempt = step.number, step.attempt
+        try:
+            self._opening[number] = _Opening(self._make_store(number))
+        except StoreError as error:
+            if self._static:
+                raise
+            self._open_log.failed(number, explained(error), held=False)
+            self._perform(self.driver.unusable(number, attempt))
+            return
+        self.marker.recall(number, lambda mark: self._perform(self.driver.prepared(number, attempt, mark)))
+
+    def _open(self, step: steps.Open) -> None:
+        number, attempt, opening = step.number, step.attempt, self._opening[step.number]
+        opening.begun_ms = self._clock.now_ms()
+        thread = self._threads[number] = ShardThread(opening.store, f"shard-{number}", self._deliver)
+
+        def done(outcome: Opened | StoreError) -> None:
+            if isinstance(outcome, Opened):
+                self._perform(self.driver.opened(number, attempt, outcome))
+            else:
+                held, down = isinstance(outcome, ShardRefused) and outcome.held, isinstance(outcome, StoreDown)
+                self._perform(self.driver.not_opened(number, attempt, explained(outcome), held=held, down=down))
+            self._set_ready()
+            self._ticker.arm()
+
+        thread.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
+
+    def _set_ready(self) -> None:
+        if self.engine.serving:
+            slow = self.driver.tried < self.engine.shards.keys()
+            self._loop.call_later(_SLOW_OPEN_S if slow else 0, self.ready.set)
+
+    def _serve(self, step: steps.Serve) -> None:
+        number, opened = step.number, step.opened
+        shard, opening = self.engine.shards[number], self._opening.pop(number)
+        self.marker.opened(number, opened)
+        db_ahead_ms = opened.db_now_ms - self._clock.at_ms(opened.read_ns)
+        set_ms = self._timekeeper.opened(db_ahead_ms)
+        begun_ms = opening.begun_ms + set_ms
+        self.engine.opened(shard, opened, opening.store.max_batch_bytes, begun_ms, self._clock.now_ms())
+        self._timekeeper.served(shard, db_ahead_ms - set_ms)
+        for warning in opened.warnings:
+            log.warning("shard.unsafe", shard=number, warning=warning)
+        self._served()
+        log.info("shard.serving", shard=number, epoch=opened.epoch)
+        self._open_log.opened(number)
+
+    def _not_opened(self, step: steps.NotOpened) -> None:
+        self.engine.counters.shards_not_opened += 1
+        self._open_log.failed(step.number, step.reason, held=step.held)
+
+    def _retire(self, step: steps.Retire) -> None:
+        self.engine.retire(self.engine.shards[step.number])
+
+    def _drain(self, step: steps.Drain) -> None:
+        number, attempt = step.number, step.attempt
+
+        def drained() -> None:
+            shard = self.engine.shards.get(number)
+            if shard is not None:
+                in_grace = shard.in_takeover_grace(self._clock.now_ms())
+                todo = self.driver.drained(number, attempt, self._loop_ms(), idle=shard.idle, in_grace=in_grace)
+                self._perform(todo)
+
+        self._later(step.after_ms, drained)
+
+    def _end(self, step: steps.End) -> None:
+        shard = self.engine.shards[step.number]
+        if step.in_order and shard.idle:
+            self.marker.closed(shard)
+        self.engine.drained(shard, self._clock.now_ms())
+        if not self.driver.stopping:
+            self.engine.counters.shards_released += 1
+            log.info("shard.released", shard=shard.number, epoch=shard.epoch, clean=step.in_order)
+
+    def _close(self, step: steps.Close) -> None:
+        number, attempt = step.number, step.attempt
+        thread = self._threads.pop(number, None)
+        if thread is None:
+            return  # no store was opened, or `end` has closed it
+
+        def done() -> None:
+            self.closing.discard(number)
+            self._perform(self.driver.closed(number, attempt))
+
+        self.closing.add(number)
+        thread.close(done, clean=step.clean)
+
+    def _discard(self, step: steps.Discard) -> None:
+        self._threads.pop(step.number).close()
+
+    def _retry(self, step: steps.Retry) -> None:
+        self._later(step.after_ms, lambda: self._perform(self.driver.retry(step.number, step.attempt)))
+
+    def _forget(self, step: steps.Forget) -> None:
+        self._opening.pop(step.number, None)
+        del self.engine.shards[step.number]
+
+    # ------------------------------------------------------------------------------------- batches of the engine
+
+    def _submit(self, shard: Shard, batch: ShardBatch) -> None:
+        thread = self._threads[shard.number]
+
+        def done(result: BatchResult) -> None:
+            self._finished(shard, thread, batch, result)
+
+        def crashed(error: Exception) -> None:
+            log.error("shard.crashed", shard=shard.number, exc_info=error)
+            self._finished(shard, thread, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
+
+        thread.submit(batch, done, crashed)
+
+    def _finished(self, shard: Shard, thread: ShardThread, batch: ShardBatch, result: BatchResult) -> None:
+        if result.error:
+            log.warning("shard.failed", shard=shard.number, reason=result.error)
+        if result.db_now_ms:
+            self._timekeeper.read(shard, batch, result.db_now_ms)
+        now_ms, lost = self._clock.now_ms(), shard.lost
+        self.engine.finished(shard, batch, result, now_ms)
+        if shard.lost is not lost:
+            self._changed()
+        if result.saved and batch.transaction is not None:
+            self.marker.committed(shard.number, batch.transaction.next_number)
+        if shard.state is ShardState.CLOSED and self._threads.get(shard.number) is thread:
+            self._lost(shard.number, result.error)
+
+    def _lost(self, number: int, reason: str) -> None:
+        todo = self.driver.lost(number)
+        if todo:
+            log.warning("shard.lost", shard=number, reason=reason)
+        self._perform(todo)
+
+    def _deliver(self, job: Callable[[], None]) -> None:
+        """Run `job` on the event loop. Called from a shard's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the host ended before its database answered
+            self._loop.call_soon_threadsafe(job)
+
+    def _loop_ms(self) -> int:
+        return int(self._loop.time() * 1000)

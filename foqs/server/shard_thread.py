@@ -1,0 +1,254 @@
+"""One thread and one connection for each shard: run shard batches as SQL.
+
+This module touches no state of the host: a batch comes in, a result goes out.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
+from foqs.dedup import bounds_of
+from foqs.marks import Mark
+from foqs.rows import Batch, Body, Opened, ReadyRow, TimerRow
+from foqs.store.protocol import (
+    CommitUnknown,
+    Fenced,
+    RowRejected,
+    ShardStore,
+    StoreBusy,
+    StoreDown,
+    StoreError,
+    StoreFull,
+)
+
+
+def run(store: ShardStore, shard_batch: ShardBatch) -> BatchResult:
+    """Run `shard_batch`: the transaction, then the reads. Never raises a StoreError."""
+    began = time.perf_counter()
+    result = BatchResult()
+    try:
+        if shard_batch.reconnect:
+            result.settled = store.reconnect()
+        if shard_batch.transaction is not None:
+            begun = time.perf_counter()
+            _commit(store, shard_batch.transaction, shard_batch.keys_ms, result)
+            result.transaction_ms = (time.perf_counter() - begun) * 1000
+        if result.outcome in (Outcome.NONE, Outcome.COMMITTED) and not result.down:
+            _read(store, shard_batch, result)
+    except Fenced as error:
+        result.fenced, result.error = True, str(error)
+    except StoreDown as error:
+        result.down, result.error = True, str(error)
+        if shard_batch.transaction is not None and result.outcome is Outcome.NONE:
+            result.outcome = Outcome.FAILED
+    except (StoreBusy, RowRejected) as error:  # a refused read, which the engine asks for again
+        result.error = str(error)
+    result.latency_ms = (time.perf_counter() - began) * 1000
+    return result
+
+
+def _commit(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> None:
+    try:
+        try:
+            store.commit(batch)
+        except RowRejected:
+            if not batch.dedup_new:
+                raise
+            batch = _without_known(store, batch, now_ms, result)
+            store.commit(batch)
+        result.outcome = Outcome.COMMITTED
+    except RowRejected as error:
+        _bisect(store, batch, str(error), result)
+    except StoreBusy as error:
+        result.outcome, result.error = Outcome.FAILED, str(error)
+        result.disk_full = isinstance(error, StoreFull)
+    except CommitUnknown as error:
+        result.outcome, result.error, result.down = Outcome.UNKNOWN, str(error), True
+
+
+def _without_known(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> Batch:
+    """Return the rest of a refused batch, without items whose deduplication key is stored already.
+
+    The rest can be refused for other reasons only.
+    """
+    there = {row.digest: row for row in store.dedup([new.digest for new in batch.dedup_new])}
+    for new in batch.dedup_new:
+        if (row := there.get(new.digest)) is not None and row.expires_at_ms > now_ms:
+            result.known[new.id] = row
+    left = batch.only(set(batch.ids()) - result.known.keys(), lanes=True)
+    left.dedup_again = [new for new in left.dedup_new if new.digest in there]
+    left.dedup_new = [new for new in left.dedup_new if new.digest not in there]
+    return left
+
+
+def _bisect(store: ShardStore, batch: Batch, reason: str, result: BatchResult) -> None:
+    """Find the rows that the database refuses by halving the batch, and commit all other rows in parts."""
+    result.outcome = Outcome.COMMITTED
+    lanes = True
+    parts = [(batch.ids(), reason)]
+    while parts:
+        ids, reason = parts.pop()
+        if len(ids) <= 1:
+            result.rejected.update(dict.fromkeys(ids, reason))
+            continue
+        middle = len(ids) // 2
+        for half in (ids[:middle], ids[middle:]):
+            part = batch.only(set(half), lanes=lanes)
+            try:
+                store.commit(part)
+            except RowRejected as error:
+                parts.append((half, str(error)))
+            except StoreBusy as error:
+                result.failed.update(half)
+                result.error = str(error)
+                result.disk_full = isinstance(error, StoreFull)
+            except (CommitUnknown, StoreDown, Fenced) as error:
+                _broken(parts, half, batch, error, result)
+                return
+            else:
+                lanes = False
+                result.committed.update(half)
+
+
+def _broken(
+    parts: list[tuple[list[int], str]], half: list[int], batch: Batch, error: StoreError, result: BatchResult
+) -> None:
+    """Record the loss of the connection or the shard while bisecting.
+
+    The outcome of `half` is unknown if it was being committed. All rows that are left have failed.
+    """
+    result.down, result.error = True, str(error)
+    settled = result.rejected.keys() | result.committed | result.failed
+    left = {item_id for item_id in batch.ids() if item_id not in settled}
+    if isinstance(error, CommitUnknown):
+        result.outcome = Outcome.UNKNOWN
+        left -= set(half)
+    result.failed.update(left)
+
+
+def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> None:
+    if shard_batch.confirm:
+        result.db_now_ms = store.confirm().db_now_ms
+        result.confirmed = True
+    for page in shard_batch.pages:
+        rows = store.page(page.lane.number or 0, page.after, page.limit)
+        result.pages.append((rows, _first_bodies(store, rows, page.body_bytes)))
+    for lanes in shard_batch.lanes_pages:
+        rows = store.page_of_lanes([page.lane.number or 0 for page in lanes.pages], lanes.limit)
+        result.lanes_pages.append((rows, _first_bodies(store, rows, lanes.body_bytes)))
+    if shard_batch.bodies:
+        result.bodies = store.bodies(shard_batch.bodies)
+    if shard_batch.look:
+        result.look = store.look(shard_batch.look)
+    if shard_batch.due is not None:
+        wanted, limit = shard_batch.due
+        result.due = store.due(wanted.from_ms, wanted.to_ms, limit)
+        result.db_now_ms = result.due.db_now_ms
+    if shard_batch.expiring is not None:
+        wanted, limit = shard_batch.expiring
+        result.expiring = store.expiring(wanted.from_ms, wanted.to_ms, limit)
+    if shard_batch.dedup_expired is not None:
+        wanted, limit = shard_batch.dedup_expired
+        result.dedup_expired = store.dedup_expired(wanted.from_ms, wanted.to_ms, limit)
+    if shard_batch.give is not None:
+        _, high = bounds_of(shard_batch.give.slot)
+        result.given = store.dedup_between(shard_batch.give.low, high, shard_batch.give.limit)
+    for listing in shard_batch.lists:
+        result.lists.append(_list(store, listing))
+
+
+def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
+    ids = []
+    for row in rows:
+        room_bytes -= row.bytes
+        if room_bytes < 0:
+            break
+        ids.append(row.id)
+    return {body.id: body for body in store.bodies(ids)} if ids else {}
+
+
+def _list(store: ShardStore, listing: ListRead) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]:
+    rows: list[ReadyRow] | list[TimerRow]
+    if listing.state == "ready":
+        after = (listing.after[0], listing.after[1], listing.after[2]) if listing.after else None
+        rows = store.page(listing.lane, after, listing.limit)
+    else:
+        behind = (listing.after[0], listing.after[1]) if listing.after else None
+        rows = store.list_timer(listing.lane, listing.state == "leased", behind, listing.limit)
+    ids: list[int] = []
+    room = listing.body_bytes
+    for row in rows:
+        room -= row.bytes
+        if ids and room < 0:
+            break
+        ids.append(row.id)
+    return rows[: len(ids)], {body.id: body for body in store.bodies(ids)} if ids else {}
+
+
+class ShardThread:
+    """`deliver(fn)` runs `fn` on the event loop, in order. `crashed` gets unexpected exceptions."""
+
+    def __init__(self, store: ShardStore, name: str, deliver: Callable[[Callable[[], None]], None]) -> None:
+        self._store = store
+        self._deliver = deliver
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        # Python handles signals in the main thread. A process that ends ignores signals; one that this thread took then
+        # would be printed as an error.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def open(
+        self,
+        owner: str,
+        *,
+        take_over: bool,
+        epoch_above: int = 0,
+        mark: Mark | None = None,
+        done: Callable[[Opened | StoreError], None],
+    ) -> None:
+        def job() -> None:
+            outcome: Opened | StoreError
+            try:
+                outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
+            except StoreError as error:
+                outcome = error
+            except Exception as error:  # noqa: BLE001 - as in `submit`
+                outcome = StoreDown(f"internal error: {type(error).__name__}")
+            self._deliver(lambda: done(outcome))
+
+        self._jobs.put(job)
+
+    def submit(
+        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
+    ) -> None:
+        def job() -> None:
+            try:
+                result = run(self._store, shard_batch)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
+                fault = error
+                self._deliver(lambda: crashed(fault))
+                return
+            self._deliver(lambda: done(result))
+
+        self._jobs.put(job)
+
+    def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
+        """Close the store after all queued jobs, and end the thread."""
+
+        def job() -> None:
+            self._store.close(clean=clean)
+            if done is not None:
+                self._deliver(done)
+
+        self._jobs.put(job)
+        self._jobs.put(None)

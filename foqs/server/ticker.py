@@ -1,0 +1,73 @@
+"""Run the engine when a shard has a batch to send, and when the next deadline is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from foqs.clock import Clock
+from foqs.engine import batch_build
+from foqs.engine.engine import Engine
+from foqs.leases.deadlines import NEVER_MS
+from foqs.server.database_clock import DatabaseClock
+
+
+class Ticker:
+    """`wake` and `alarm` are the engine's callbacks. One timer, on the event loop.
+
+    The engine needs them when it is made, and the timekeeper needs the engine: both are asked for when they are used.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        timekeeper: Callable[[], DatabaseClock],
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._engine = engine
+        self._timekeeper = timekeeper
+        self._clock = clock
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = NEVER_MS
+        self._pump_due = False
+
+    def arm(self) -> None:
+        """Set the timer to the engine's next deadline."""
+        self.alarm(self._engine().next_ms(self._clock.now_ms()))
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def wake(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        engine, now_ms = self._engine(), self._clock.now_ms()
+        dirty = list(engine.dirty)
+        engine.pump(now_ms)
+        for shard in dirty:
+            if shard.in_flight is None:  # a shard with a batch in flight is pumped again when its result arrives
+                self.alarm(batch_build.next_ms(shard, now_ms))
+
+    def alarm(self, at_ms: int) -> None:
+        """Set the timer to `at_ms`, unless it is set to an earlier time."""
+        if at_ms >= self._timer_ms and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = at_ms
+        delay_s = max(0.0, (at_ms - self._clock.now_ms()) / 1000)
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._timer_ms = NEVER_MS
+        self._timekeeper().look()
+        self._engine().tick(self._clock.now_ms())
+        self.arm()

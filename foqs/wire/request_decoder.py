@@ -1,0 +1,226 @@
+"""Frames into requests.
+
+Two ways lead through here, with the same result.
+
+The short way is for what nearly every frame is: a request of fields in the contract, whose lists hold structs
+without containers. The fields of the request are read here, one by one, with every count checked; only the
+structs inside are given to the Cython codec, each with a nesting depth of one. At that depth the codec can
+meet neither a list nor a map nor a struct, declared or unknown, so it cannot be made to build or to skip more
+than the bytes it consumes; and it costs no pass of its own over the frame. Bounds: at most
+`limits.request_items` structs a list, at most one list per field of the request, and 20 ns a byte for fields
+that come again and again.
+
+Everything else (items with headers, unknown fields, types that are not the contract's) is scanned whole by
+`foqs.wire.scan` before the codec sees it. That the short way did not fit is noticed by the codec's own depth
+check, before anything of the unexpected field was consumed.
+
+The codec reads through a buffered transport: over thriftpy2's Cython memory buffer the end of the data is
+ignored, and a short frame gets to see bytes of another request. A marker fed behind each frame shows where
+reading ended. A transport on which a frame was refused is not used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from secrets import token_bytes
+from struct import error as StructError
+from struct import unpack
+from typing import Any
+
+from thriftpy2.protocol import TCyBinaryProtocol
+from thriftpy2.transport import TCyBufferedTransport, TTransportException
+
+from foqs.errors import Invalid
+from foqs.limits import Limits
+from foqs.wire.errors import Malformed
+from foqs.wire.methods import Field, ServedMethod, served_method
+from foqs.wire.protocol import (
+    BOOL,
+    CALL,
+    I32,
+    I64,
+    LIST,
+    STRING,
+    STRUCT,
+    VERSION_1,
+    VERSION_MASK,
+    field_head,
+    read_i32,
+    read_list_head,
+    read_message_head,
+    read_u32,
+)
+from foqs.wire.scan import MAX_DEPTH, scan
+from foqs.wire.validate import check_context, check_strings
+
+# thriftpy2 has no types for its Cython half.
+_Protocol: Any = TCyBinaryProtocol
+_Transport: Any = TCyBufferedTransport
+
+_BUFFER_BYTES = 64 * 1024
+_KEPT_BYTES = 256 * 1024  # a longer frame may have made the transport's buffer grow
+_CALL_WORD = VERSION_1 | CALL
+_REQUEST_HEAD = field_head(STRUCT, 1)
+_MARKER = token_bytes(8)
+# What three bytes at the end of the request's last field are: two STOPs and the marker's first byte.
+_LAST_HEAD = b"\0\0" + _MARKER[:1]
+_AFTER_LAST_HEAD = _MARKER[1:]
+# What the codec raises for bytes it cannot read: the end of the data, a length that is negative or absurd.
+CODEC_ERRORS = (TTransportException, MemoryError, SystemError, StructError, OverflowError)
+
+
+class UnknownCall(Exception):
+    """A whole message, but not a call of a method that is served. The connection can go on."""
+
+    def __init__(self, name: bytes, seqid: int, message_type: int) -> None:
+        super().__init__(name, seqid, message_type)
+        self.name = name
+        self.seqid = seqid
+        self.message_type = message_type
+
+
+class _Unusual(Exception):
+    """Not a frame for the short way, which blames no caller: the bytes it read may be the marker, where a frame is
+    cut short.
+    """
+
+
+class RequestDecoder:
+    """Decodes one frame at a time, on one thread."""
+
+    __slots__ = ("_feed", "_methods", "_read", "_read_deep", "_read_flat", "_transport", "limits")
+
+    def __init__(self, service: Any, names: Iterable[str], limits: Limits) -> None:
+        """Raises ValueError for a name that the service does not have."""
+        self.limits = limits
+        self._methods = {name.encode(): served_method(service, name) for name in names}
+        self._renew()
+
+    def head(self, frame: bytes) -> tuple[ServedMethod, int, int]:
+        """(method, sequence number, where the request begins). Raises Malformed, or UnknownCall."""
+        try:
+            word, name_bytes = read_message_head(frame)
+            position = 8 + name_bytes
+            (seqid,) = read_i32(frame, position)
+        except StructError:
+            raise Malformed("no whole message head") from None
+        found = self._methods.get(frame[8:position])
+        if word != _CALL_WORD or found is None:
+            if word & VERSION_MASK != VERSION_1 or not CALL <= word & 0xFFFF <= 4:
+                raise Malformed("not a strict binary message")
+            raise UnknownCall(frame[8:position], seqid, word & 0xFF)
+        return found, seqid, position + 4
+
+    def request(self, called: ServedMethod, frame: bytes, start: int) -> Any:
+        """The request, its own strings and its context checked. Raises Malformed, or Invalid when the caller
+        is at fault.
+        """
+        try:
+            try:
+                request = self._short_way(called, frame, start)
+            except (_Unusual, RecursionError):
+                request = self._long_way(called, frame, start)
+        except CODEC_ERRORS:
+            self._renew()
+            raise Malformed("the frame ends within a value") from None
+        except (Malformed, Invalid):
+            self._renew()
+            raise
+        if len(frame) > _KEPT_BYTES:
+            self._renew()
+        if request.context is not None:
+            check_context(request.context, self.limits)
+        return request
+
+    def _renew(self) -> None:
+        self._feed = _Feed()
+        self._transport = _Transport(self._feed, _BUFFER_BYTES)
+        self._read = self._transport.read
+        self._read_flat = _Protocol(self._transport, max_depth=1).read_struct
+        self._read_deep = _Protocol(self._transport, max_depth=4 * MAX_DEPTH).read_struct
+
+    def _short_way(self, called: ServedMethod, frame: bytes, start: int) -> Any:
+        if frame[start : start + 3] != _REQUEST_HEAD:
+            raise _Unusual
+        self._feed.give(frame)
+        read = self._read
+        read(start + 3)
+        fields = called.fields
+        request = called.request()
+        for _ in range(len(fields) + 1):
+            head = read(3)
+            field = fields.get(head)
+            if field is None:
+                if head == _LAST_HEAD and read(7) == _AFTER_LAST_HEAD:
+                    return request
+                raise _Unusual
+            setattr(request, field.name, self._value(field, len(frame)))
+        raise _Unusual
+
+    def _value(self, field: Field, frame_bytes: int) -> Any:
+        ttype = field.ttype
+        read = self._read
+        if ttype == STRING:
+            (size,) = read_u32(read(4))
+            if size > frame_bytes:
+                raise Malformed("a string longer than its frame")
+            try:
+                return read(size).decode()
+            except UnicodeDecodeError:
+                raise _Unusual from None
+        if ttype == LIST:
+            return self._list(field, frame_bytes)
+        if ttype == I64:
+            return int.from_bytes(read(8), "big", signed=True)
+        if ttype == I32:
+            return int.from_bytes(read(4), "big", signed=True)
+        if ttype == BOOL:
+            return read(1) != b"\0"
+        return self._read_flat(field.struct())
+
+    def _list(self, field: Field, frame_bytes: int) -> list[Any]:
+        element, count = read_list_head(self._read(5))
+        if element != field.element or count > self.limits.request_items:
+            raise _Unusual
+        if not 0 <= count <= frame_bytes:
+            raise Malformed("more elements declared than the frame can hold")
+        if element == I64:
+            return list(unpack(f">{count}q", self._read(8 * count)))
+        read_flat, struct = self._read_flat, field.struct
+        return [read_flat(struct()) for _ in range(count)]
+
+    def _long_way(self, called: ServedMethod, frame: bytes, start: int) -> Any:
+        scan(frame, start, self.limits)
+        self._transport.clean()
+        self._feed.give(frame)
+        self._read(start)
+        args = self._read_deep(called.args())
+        if self._read(len(_MARKER)) != _MARKER:
+            raise Malformed("the frame is shorter than its content declares")
+        if args.request is None:
+            raise Invalid("no request given")
+        check_strings(args.request, called.strings)
+        return args.request
+
+
+class _Feed:
+    """What the buffered transport reads from: one frame, then the marker, then nothing."""
+
+    __slots__ = ("_frame", "_marker", "_position")
+
+    def give(self, frame: bytes) -> None:
+        self._frame = frame
+        self._position = 0
+        self._marker = _MARKER
+
+    def read(self, max_bytes: int) -> bytes:
+        """Never more than `max_bytes`: the transport copies without looking."""
+        frame, position = self._frame, self._position
+        if position == 0 and len(frame) <= max_bytes:
+            self._position = len(frame)
+            return frame
+        if position < len(frame):
+            self._position = position + max_bytes
+            return frame[position : position + max_bytes]
+        marker, self._marker = self._marker[:max_bytes], self._marker[max_bytes:]
+        return marker

@@ -1,0 +1,50 @@
+"""Checks of types that the codec does not make.
+
+thriftpy2 hands over a `string` that is not UTF-8 as `bytes`, and leaves a field of the wrong type at its
+default. The rpc seam guarantees, for every request: its own `string` fields and those of its context are
+`str` or None. Strings inside items are checked with `text` where the items are looked at: one bad item is
+that item's fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.errors import Invalid
+from foqs.limits import Limits
+
+
+def check_strings(request: Any, names: tuple[str, ...]) -> None:
+    """Raises Invalid unless each of these `string` fields of `request` is text or absent."""
+    for name in names:
+        value = getattr(request, name)
+        if value is not None and not isinstance(value, str):
+            raise Invalid(f"{name} is not UTF-8")
+
+
+def check_context(context: Any, limits: Limits) -> None:
+    """Raises Invalid unless a RequestContext is of the right types and within the limits. Says no value: one
+    is secret.
+    """
+    for name, max_bytes in (
+        ("token", limits.token_bytes),
+        ("request_id", limits.context_bytes),
+        ("traceparent", limits.context_bytes),
+        ("host_proof", limits.context_bytes),
+        ("principal", limits.token_bytes),
+    ):
+        value = getattr(context, name)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise Invalid(f"context.{name} is not UTF-8")
+        if len(value) > max_bytes or len(value.encode()) > max_bytes:
+            raise Invalid(f"context.{name} is longer than {max_bytes} bytes")
+    if context.request_id is not None and not context.request_id.isprintable():
+        # Line ends and terminal escapes would forge what a log says.
+        raise Invalid("context.request_id has characters that cannot be printed")
+    timeout_ms = context.timeout_ms
+    if timeout_ms is not None and not 1 <= timeout_ms <= limits.timeout_max_ms:
+        raise Invalid(f"context.timeout_ms is not within 1 and {limits.timeout_max_ms}")
+    if context.hops is not None and context.hops < 0:
+        raise Invalid("context.hops is below 0")

@@ -1,0 +1,63 @@
+"""The engine reports to the process around it through the callbacks that it gets at construction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.engine.state import Callbacks
+from foqs.shardmgr.lifecycle import ShardState
+from tests.engine.laboratory import KEY, Laboratory
+
+
+class Reports:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.callbacks = Callbacks(
+            wake=lambda: self.seen.append("wake"),
+            alarm=lambda at_ms: self.seen.append(("alarm", at_ms)),
+            served=lambda: self.seen.append("served"),
+            became_ready=lambda key: self.seen.append(("ready", key)),
+            left_waiting=lambda key: self.seen.append(("left", key)),
+        )
+
+    def take(self) -> list[Any]:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+def test_served_reports_a_shards_begin_and_end() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    assert "served" in reports.take()
+    shard = lab.engine.shards[1]
+    lab.engine.lose(shard, lab.now_ms)
+    assert shard.state is ShardState.CLOSED
+    assert reports.take() == ["served"]
+
+
+def test_an_enqueue_wakes_and_sets_its_alarm() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    reports.take()
+    lab.enqueue(timeout_ms=700)
+    assert reports.take() == [("alarm", lab.now_ms + 700), "wake"]
+
+
+def test_ready_topics_are_reported_when_committed() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    lab.enqueue()
+    reports.take()
+    lab.settle()
+    assert ("ready", KEY) in reports.take()
+
+
+def test_a_consumer_that_finds_nothing_is_reported() -> None:
+    """Two consumers wait and one item arrives: the second one stays, and may find items on another host."""
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    first, second = lab.dequeue(wait_ms=60_000), lab.dequeue(wait_ms=60_000)
+    lab.enqueue()
+    lab.settle()
+    assert (len(first), second) == (1, [])
+    assert ("left", KEY) in reports.take()

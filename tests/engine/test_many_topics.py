@@ -1,0 +1,199 @@
+"""Dequeues that name many topics: their cost, and that they find all ready items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.engine import dequeue as engine_dequeue
+from foqs.engine import enqueue, item_ops
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import NewItem
+from foqs.shardmgr.lifecycle import ShardState
+from tests.engine.laboratory import Laboratory
+
+TOPICS: list[LaneKey] = [("ns", f"topic-{number:03}") for number in range(500)]
+
+
+def fill(lab: Laboratory, keys: list[LaneKey]) -> None:
+    for key in keys:
+        item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
+        lab.engine.enqueue(EnqueueCall(1, lambda outcomes: None), [0], [item], [key], [1], lab.now_ms, 5_000)
+    lab.settle()
+
+
+def reopen(lab: Laboratory) -> None:
+    """The shards' items stay, nothing of them is in memory."""
+    for number, shard in lab.engine.shards.items():
+        lab.engine.drained(shard, lab.now_ms)
+        lab.stores[number].close(clean=True)
+        shard.to(ShardState.ASSIGNED)
+        lab.open(number)
+    lab.settle()
+
+
+def dequeue(lab: Laboratory, keys: list[LaneKey], wait_ms: int) -> list[list[int]]:
+    answers: list[list[int]] = []
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        answers.append([item.id for item in items])
+        return True
+
+    lab.engine.dequeue(DequeueCall([(key, 10) for key in keys], 60_000, 1 << 20, 0, reply), lab.now_ms, wait_ms)
+    return answers
+
+
+def test_small_first_pages_are_read_together() -> None:
+    lab = Laboratory(1)
+    fill(lab, TOPICS)
+    reopen(lab)
+    answers = dequeue(lab, TOPICS, 0)
+    ((shard, batch),) = lab.send()
+    assert not batch.pages
+    assert [len(read.pages) for read in batch.lanes_pages] == [len(TOPICS)]
+    lab.arrive(shard, batch)
+    lab.settle()
+    assert [len(found) for found in answers] == [len(TOPICS)]
+
+
+def test_a_later_dequeue_keeps_the_page_that_was_asked_for() -> None:
+    """Dequeues that come more often than pages would otherwise each discard the page of the one before."""
+    lab = Laboratory(1)
+    fill(lab, TOPICS[:1])
+    reopen(lab)
+    answers = dequeue(lab, TOPICS[:1], 0)
+    ((shard, batch),) = lab.send()
+    dequeue(lab, TOPICS[:1], 0)
+    lab.arrive(shard, batch)
+    assert [len(found) for found in answers] == [1]
+
+
+def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty consumers name all topics. One enqueue must not make the host look at all of them again."""
+    lab = Laboratory(1)
+    answers = [dequeue(lab, TOPICS, 60_000) for _ in range(20)]
+    tried: list[Any] = []
+    original = engine_dequeue._fill_topic
+
+    def count(*args: Any) -> int:
+        tried.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(engine_dequeue, "_fill_topic", count)
+    fill(lab, [TOPICS[7]])
+    assert [len(got) for got in answers] == [1] + [0] * 19
+    assert len(tried) <= 3
+
+
+def test_a_page_wakes_each_of_its_topics_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of a page of 500 topics is 500 topics for the consumers that wait for them, and not 500 for each."""
+    lab = Laboratory(1, 2)
+    fill(lab, TOPICS)
+    reopen(lab)
+    answers = dequeue(lab, TOPICS, 60_000)
+    tried: list[Any] = []
+    original = engine_dequeue._fill_topic
+
+    def count(*args: Any) -> int:
+        tried.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(engine_dequeue, "_fill_topic", count)
+    lab.settle()
+    assert len(answers) == 1
+    assert len(tried) <= 2 * len(TOPICS)
+
+
+def test_first_come_first_served_by_topic() -> None:
+    """A consumer of many topics does not take the items of a topic that another one has waited longer for."""
+    lab = Laboratory(1)
+    only = dequeue(lab, [TOPICS[1]], 60_000)
+    many = dequeue(lab, TOPICS[:2], 60_000)
+    keys = [TOPICS[0], TOPICS[1]]
+    items = [NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1) for _ in keys]
+    lab.engine.enqueue(EnqueueCall(2, lambda outcomes: None), [0, 1], items, keys, [1, 1], lab.now_ms, 5_000)
+    lab.settle()
+    assert [len(got) for got in (*many, *only)] == [1, 1]
+
+
+def test_all_topics_are_drained_when_memory_is_full() -> None:
+    """Slices of the topics one after another, without waiting, in a budget that holds few of their items."""
+    lab = Laboratory(1, 2)
+    fill(lab, TOPICS)
+    lab.engine.budget.limit_bytes = 40_000
+    reopen(lab)
+    found: set[int] = set()
+    for _ in range(20):
+        for at in range(0, len(TOPICS), 100):
+            answers = dequeue(lab, TOPICS[at : at + 100], 0)
+            lab.settle()
+            lab.now_ms += 60
+            lab.engine.tick(lab.now_ms)
+            lab.settle()
+            (got,) = answers
+            found.update(got)
+            ack(lab, got)
+        if len(found) == len(TOPICS):
+            return
+    pytest.fail(f"only {len(found)} of {len(TOPICS)} items came")
+
+
+def ack(lab: Laboratory, ids: list[int]) -> None:
+    call = ItemsCall(len(ids), lambda outcomes: None)
+    leases = [lab.engine.shards[shard_of(item_id)].known[item_id].lease for item_id in ids]
+    asked = [(item_id, item_ops.ack(lease)) for item_id, lease in zip(ids, leases, strict=True)]
+    if asked:
+        lab.engine.settle(call, asked, None, lab.now_ms, 5_000)
+        lab.settle()
+
+
+def crowded(*numbers: int) -> Laboratory:
+    """Shards that may have 100 topics each."""
+    lab = Laboratory(*numbers)
+    for shard in lab.engine.shards.values():
+        shard.config = shard.config.model_copy(update={"lanes": 100})
+    return lab
+
+
+def test_empty_topics_make_room_for_new_ones() -> None:
+    """Long before `lane_idle_ms` is over."""
+    lab = crowded(1)
+    fill(lab, TOPICS[:100])
+    (items,) = dequeue(lab, TOPICS[:100], 0)
+    assert len(items) == 100
+    held = [(item_id, lab.engine.shards[1].known[item_id].lease) for item_id in items]
+    lab.engine.settle(
+        ItemsCall(100, lambda outcomes: None),
+        [(item_id, item_ops.ack(lease)) for item_id, lease in held],
+        None, lab.now_ms, 5_000,
+    )  # fmt: skip
+    lab.settle()
+    assert len(lab.dbs[1].lanes) <= 90
+    lab.engine.tick(lab.now_ms)
+    lab.settle()
+    fill(lab, TOPICS[200:210])
+    assert len(lab.dbs[1].items) == 10
+
+
+def test_a_topic_too_many_is_refused_in_words() -> None:
+    lab = crowded(1, 2)
+    for _ in range(8):  # until each shard has all of them
+        fill(lab, TOPICS[:100])
+    outcomes: list[Any] = []
+    item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
+    lab.engine.enqueue(EnqueueCall(1, outcomes.extend), [0], [item], [TOPICS[200]], [1], lab.now_ms, 5_000)
+    (refused,) = outcomes
+    assert str(refused) == "each shard of the host has 100 topics, the most that host.lanes allows"
+    assert refused.retry_after_ms == enqueue.RETRY_MS
+
+
+def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:
+    lab = crowded(1)
+    fill(lab, TOPICS[:100])
+    (refused,) = lab.enqueue_keyed("a")  # its topic is not among the first 100
+    assert str(refused) == "the shard of the dedup_key has 100 topics, the most that host.lanes allows"
+    assert refused.retry_after_ms == enqueue.RETRY_MS

@@ -1,0 +1,388 @@
+"""Rights on two hosts that forward to each other: callers with rights, through any host, and strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from foqs.api import auth as api_auth
+from foqs.api import lookups
+from foqs.api.audit import REFUSED_A_SECOND, Audit
+from foqs.api.auth import NEEDS, proof_of
+from foqs.errors import Code
+from foqs.idl import idl
+from foqs.principals import Principals
+from tests.api.hosts import until
+from tests.api.wire import Refused, Wire, spec
+from tests.peers.nodes import Cluster, Member
+from tests.support.certificates import Authority
+
+SECRET = "0123456789-0123456789-0123456789-the-cluster"
+RIGHTS = {
+    "shop": '{ shop = ["produce", "consume"] }',
+    "taker": '{ "shop*" = ["consume"] }',
+    "maker": '{ shop = ["produce"] }',
+    "rival": '{ rival = ["produce", "consume", "admin"] }',
+    "admin": '{ "*" = ["produce", "consume", "admin"] }',
+    "nobody": "{}",
+}
+NewWire = Callable[..., Wire]
+
+
+def principals(*without: str) -> str:
+    entries = [
+        f'[principals.{name}]\ntoken_sha256 = "{sha256(name.encode()).hexdigest()}"\n'
+        f'certificate = "{name}.test"\nrights = {rights}\n'
+        for name, rights in RIGHTS.items()
+        if name not in without
+    ]
+    return "\n".join(entries)
+
+
+@pytest.fixture
+def auth(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "principals.toml"
+    path.write_text(principals())
+    return {"principals_file": path, "cluster_secret": SECRET}
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def hosts(cluster: Cluster, auth: dict[str, Any], authority: Authority) -> tuple[Member, Member]:
+    """With TLS, each with a shard of its own."""
+    own = authority.issue("127.0.0.1")
+    tls = authority.section(own, client_certificates="optional").model_dump()
+    pair = cluster.add("a", 1, auth=auth, tls=tls), cluster.add("b", 2, auth=auth, tls=tls)
+    cluster.tell()
+    return pair
+
+
+@pytest.fixture
+def wire(cluster: Cluster, authority: Authority, hosts: tuple[Member, Member]) -> NewWire:
+    """`wire("shop")` is that principal's connection to the first host, `wire("shop", 1)` to the second."""
+
+    def connect(who: str | None, at: int = 0, ns: str = "shop", **context: Any) -> Wire:
+        given = context if who is None else {"token": who} | context
+        return cluster.wire(hosts[at], tls=authority.client(), ns=ns, **given)
+
+    return connect
+
+
+def code(do: Callable[[], Any]) -> int:
+    with pytest.raises(Refused) as refused:
+        do()
+    return refused.value.code
+
+
+# ------------------------------------------------------------------------------------------------ one's own
+
+
+def test_a_principal_works_through_any_host(wire: NewWire, hosts: tuple[Member, Member]) -> None:
+    """Items of each host's shard, settled at the other one: forwarded calls are believed."""
+    for at in (0, 1):
+        (item_id,) = wire("shop", at).put("t", b"x")
+        item = wire("shop", at).one("t")
+        assert item.id == item_id
+        other = wire("shop", 1 - at)
+        assert other.extend(item, 60_000) == 0
+        assert other.nack(item) == 0
+        again = other.one("t")
+        assert again.id == item_id
+        assert other.ack(again) == [0]
+    for at in (0, 1):
+        (item_id,) = wire("admin", at).put("t", b"x")
+        other = wire("admin", 1 - at)
+        assert other.look(item_id).item.payload == b"x"
+        assert [item.id for item in other.listed("t")] == [item_id]
+        assert other.delete(item_id) == [0]
+    assert sum(host.counters.forwarded for host in hosts) >= 10
+
+
+def test_a_certificate_names_the_client_also_when_forwarded(
+    cluster: Cluster, hosts: tuple[Member, Member], authority: Authority, wire: NewWire
+) -> None:
+    (item_id,) = wire("maker", 0).put("t", b"x")
+    tls = authority.client(authority.issue("taker.test"))
+    certified = cluster.wire(hosts[1], tls=tls, ns="shop")
+    item = certified.one("t")
+    assert item.id == item_id
+    assert certified.ack(item) == [0]
+    assert code(lambda: certified.put("t", b"x")) == Code.FORBIDDEN
+    # A token counts before the certificate, and a wrong one is not made good by it.
+    assert cluster.wire(hosts[1], tls=tls, ns="rival", token="rival").put("t", b"x")
+    assert code(lambda: cluster.wire(hosts[1], tls=tls, token="wrong").ask("GetServerInfo")) == Code.UNAUTHENTICATED
+    unknown = authority.client(authority.issue("unknown.test"))
+    assert code(lambda: cluster.wire(hosts[0], tls=unknown).ask("GetRouting")) == Code.UNAUTHENTICATED
+
+
+def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
+    requests: dict[str, dict[str, Any]] = {
+        "Enqueue": {"ns": "shop", "items": [spec("t")]},
+        "Dequeue": {"ns": "shop", "wants": [idl.TopicCount("t", 1)]},
+        "Ack": {"items": [idl.AckItem(1, 1)]},
+        "Nack": {"items": [idl.NackItem(1, 1)]},
+        "ExtendLease": {"items": [idl.ExtendItem(1, 1)]},
+        "GetItem": {"id": 1},
+        "ListItems": {"ns": "shop", "topic": "t"},
+        "DeleteItems": {"ids": [1]},
+        "GetActiveTopics": {},
+        "GetServerInfo": {},
+        "GetRouting": {},
+    }
+    assert requests.keys() | {"WatchTopics", "GiveSlot", "TakeTokens", "CountItems"} == NEEDS.keys()
+    nobody, wrong, none = wire("nobody"), wire("x" * 4_000), wire(None)
+    for method, fields in requests.items():
+        assert code(lambda m=method, f=fields: wrong.ask(m, **f)) == Code.UNAUTHENTICATED, method
+        assert code(lambda m=method, f=fields: none.ask(m, **f)) == Code.UNAUTHENTICATED, method
+        if method not in ("GetServerInfo", "GetRouting"):
+            assert code(lambda m=method, f=fields: nobody.ask(m, **f)) == Code.FORBIDDEN, method
+    assert nobody.ask("GetServerInfo").version
+    assert nobody.ask("GetRouting").hosts
+
+
+def test_each_right_is_one_of_its_own(wire: NewWire) -> None:
+    maker, taker = wire("maker"), wire("taker")
+    (item_id,) = maker.put("t", b"x")
+    assert code(lambda: maker.dequeue("t")) == Code.FORBIDDEN
+    assert code(lambda: taker.put("t", b"x")) == Code.FORBIDDEN
+    item = taker.one("t")
+    for wrong in (maker, taker):
+        assert code(lambda w=wrong: w.look(item_id)) == Code.FORBIDDEN
+        assert code(lambda w=wrong: w.delete(item_id)) == Code.FORBIDDEN
+        assert code(lambda w=wrong: w.listed("t")) == Code.FORBIDDEN
+    assert code(lambda: maker.ack(item)) == Code.FORBIDDEN
+    assert taker.ack(item) == [0]
+    assert wire("taker", ns="shop-eu").dequeue("t") == []
+    assert code(lambda: wire("taker", ns="sho").dequeue("t")) == Code.FORBIDDEN
+
+
+# ------------------------------------------------------------------------------------------------ another tenant's
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["here", "forwarded"])
+def test_another_tenants_item_does_not_exist(wire: NewWire, at: int) -> None:
+    """The answer about an item in another namespace is, to the letter, that about an item that does not exist."""
+    shop, rival, admin = wire("shop"), wire("rival", at, ns="rival"), wire("admin")
+    shop.put("t", b"secret", b"waits")
+    item = shop.one("t")
+    (waiting,) = [one.id for one in admin.listed("t") if one.id != item.id]
+    unknown = idl.Item(id=item.id + 1_000_000, lease=item.lease)
+    asked = [("Ack", idl.AckItem), ("Nack", idl.NackItem), ("ExtendLease", idl.ExtendItem)]
+    for method, entry in asked:
+        there, none = (rival.ask(method, items=[entry(one.id, one.lease)]) for one in (item, unknown))
+        assert there.outcomes[0].error == none.outcomes[0].error, method
+        assert there.outcomes[0].error.code == Code.NOT_FOUND
+        named = rival.ask(method, items=[entry(item.id, item.lease)], ns="rival")
+        assert named.outcomes[0].error == none.outcomes[0].error
+        assert code(lambda m=method, e=entry: rival.ask(m, items=[e(item.id, 1)], ns="shop")) == Code.FORBIDDEN
+    for item_id in (item.id, waiting):
+        assert rival.delete(item_id, unknown.id) == [Code.NOT_FOUND, Code.NOT_FOUND]
+        assert rival.state(item_id) is None
+    assert code(lambda: rival.ask("ListItems", ns="shop", topic="t")) == Code.FORBIDDEN
+    assert code(lambda: rival.ask("ListItems", ns="shop", topic="t", shard=1)) == Code.FORBIDDEN
+    assert code(lambda: rival.ask("Dequeue", ns="shop", wants=[idl.TopicCount("t", 1)])) == Code.FORBIDDEN
+    assert rival.ask("GetActiveTopics").topics == []
+    assert code(lambda: rival.ask("GetActiveTopics", ns="shop")) == Code.FORBIDDEN
+    assert shop.ack(item) == [0]  # nothing of that did anything
+    assert admin.delete(waiting) == [0]
+
+
+def test_active_topics_are_those_of_ones_namespaces_page_by_page(
+    wire: NewWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "ANSWER_MS", 60_000)  # a host that is slower is left out
+    for at in (0, 1):
+        for ns in ("other", "rival", "shop", "shop-eu"):
+            wire("admin", at, ns=ns).put("t", b"x")
+    seen, cursor = [], None
+    taker = wire("taker")
+    while True:
+        page = taker.ask("GetActiveTopics", limit=1, cursor=cursor)
+        seen += [(topic.ns, topic.ready) for topic in page.topics]
+        if (cursor := page.cursor) is None:
+            break
+    assert seen == [("shop", 2), ("shop-eu", 2)]
+    assert len(wire("admin").ask("GetActiveTopics").topics) == 4
+
+
+# ------------------------------------------------------------------------------------------------ hosts
+
+
+@pytest.mark.parametrize("proof", [None, "x", "ü", proof_of("another secret of another cluster")])
+def test_a_client_cannot_pretend_to_be_a_host(wire: NewWire, proof: str | None) -> None:
+    (item_id,) = wire("admin").put("t", b"x")
+    claims: dict[str, Any] = {"hops": 1, "principal": "admin", "host_proof": proof}
+    wanted = Code.FORBIDDEN if proof is None else Code.UNAUTHENTICATED
+    for who in ("rival", None):
+        pretender = wire(who, **claims)
+        assert code(lambda w=pretender: w.delete(item_id)) == wanted
+        assert code(lambda w=pretender: w.ask("WatchTopics")) == wanted
+        assert code(lambda w=pretender: w.ask("GiveSlot", shard=1, slot=1, stamp=1)) == wanted
+        assert code(lambda w=pretender: w.ask("TakeTokens", ns="shop")) == wanted
+        assert code(lambda w=pretender: w.ask("CountItems", ns="shop")) == wanted
+    assert code(lambda: wire("admin", hops=1).look(item_id)) == Code.FORBIDDEN
+    # Without a proof of a host, the principal that it names is ignored.
+    assert wire("rival", principal="admin").delete(item_id) == [Code.NOT_FOUND]
+    assert code(lambda: wire(None, principal="admin").delete(item_id)) == Code.UNAUTHENTICATED
+
+
+def test_the_owner_checks_the_principal_that_a_host_names(wire: NewWire) -> None:
+    (item_id,) = wire("admin").put("t", b"x")
+    proof = proof_of(SECRET)
+    assert code(lambda: wire(None, host_proof=proof, hops=1).look(item_id)) == Code.UNAUTHENTICATED
+    assert code(lambda: wire(None, host_proof=proof, hops=1, principal="ghost").look(item_id)) == Code.UNAUTHENTICATED
+    assert code(lambda: wire(None, host_proof=proof, hops=1, principal="maker").look(item_id)) == Code.FORBIDDEN
+    assert wire(None, host_proof=proof, hops=1, principal="rival").state(item_id) is None
+    assert wire(None, host_proof=proof, hops=1, principal="admin").look(item_id).item.payload == b"x"
+    # One that has no principals yet forwards the token.
+    assert wire("admin", host_proof=proof, hops=1).look(item_id).item.payload == b"x"
+    assert wire(None, host_proof=proof).ask("WatchTopics").whole
+
+
+def test_a_host_without_principals_names_no_principal(
+    cluster: Cluster, auth: dict[str, Any], authority: Authority
+) -> None:
+    """As while authentication is being turned on, host by host: the secret comes first."""
+    keys = authority.section(authority.issue("127.0.0.1"), client_certificates="optional")
+    tls = keys.model_dump()
+    with auth["principals_file"].open("a") as file:
+        file.write('[principals.the-host-itself]\ncertificate = "127.0.0.1"\nrights = { "*" = ["admin"] }\n')
+    open_host = cluster.add("a", 1, auth={"cluster_secret": SECRET}, tls=tls)
+    guarded = cluster.add("b", 2, auth=auth, tls=tls)
+    cluster.tell()
+    (item_id,) = cluster.wire(guarded, tls=authority.client(), ns="shop", token="shop").put("t", b"x")
+    claims = cluster.wire(open_host, tls=authority.client(), ns="shop", principal="admin")
+    assert code(lambda: claims.look(item_id)) == Code.UNAUTHENTICATED
+    assert claims.delete(item_id) == [Code.UNAUTHENTICATED]
+    assert code(lambda: cluster.wire(open_host, tls=authority.client()).look(item_id)) == Code.UNAUTHENTICATED
+    admin = cluster.wire(open_host, tls=authority.client(), ns="shop", token="admin")
+    assert admin.look(item_id).item.payload == b"x"
+
+
+def test_other_principals_count_from_the_next_request_on(
+    wire: NewWire, hosts: tuple[Member, Member], cluster: Cluster, auth: dict[str, Any]
+) -> None:
+    shop = wire("shop")
+    shop.put("t", b"x")
+    auth["principals_file"].write_text(principals("shop"))
+    cluster.on_loop(hosts[0].guard.read_again)
+    until(lambda: not put(shop), "the file without the principal")
+    assert code(lambda: shop.put("t", b"x")) == Code.UNAUTHENTICATED
+    auth["principals_file"].write_text(principals())
+    cluster.on_loop(hosts[0].guard.read_again)
+    until(lambda: put(shop), "the file with it")
+
+
+def test_a_file_that_was_read_before_another_counts_no_more(
+    auth: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the reading took."""
+    path, read = auth["principals_file"], api_auth.read
+    first, waiting, go_on = read(path), threading.Event(), threading.Event()
+
+    def slowly(_: Path) -> Principals:
+        waiting.set()
+        assert go_on.wait(60)
+        return first
+
+    async def twice() -> None:
+        of_host = api_auth.Guard(path, SECRET, None, time.monotonic)
+        monkeypatch.setattr(api_auth, "read", slowly)
+        of_host.read_again()
+        early = of_host._reading
+        await asyncio.to_thread(waiting.wait, 60)
+        monkeypatch.setattr(api_auth, "read", read)
+        path.write_text(principals("shop"))
+        of_host.read_again()
+        await asyncio.wait([of_host._reading])
+        go_on.set()
+        await asyncio.wait([early])
+        await asyncio.sleep(0)
+        assert of_host._principals.by_name.keys() == RIGHTS.keys() - {"shop"}
+
+    asyncio.run(twice())
+
+
+def put(wire: Wire) -> bool:
+    try:
+        return bool(wire.put("t", b"x"))
+    except Refused:
+        return False
+
+
+def test_an_address_asks_no_more_often_than_it_may_and_hosts_do(cluster: Cluster) -> None:
+    """Forwarded requests count on the first host; a client that claims to be a host is a client."""
+    auth = {"cluster_secret": SECRET}
+    server = {"requests_per_second_per_address": 1}
+    a, b = cluster.add("a", 1, auth=auth), cluster.add("b", 2, auth=auth, server=server)
+    cluster.tell()
+    through_a, straight = cluster.wire(a), cluster.wire(b)
+    ids = straight.put("t", *[b"x"] * 20)
+    other = cluster.wire(b)
+    with pytest.raises(Refused) as refused:
+        for _ in range(1_000):
+            other.put("t", b"x")
+    assert refused.value.code == Code.OVERLOADED
+    assert refused.value.retry_after_ms
+    liar = cluster.wire(b, host_proof="f" * 64)
+    with pytest.raises(Refused) as lied:
+        for _ in range(1_000):
+            liar.put("t", b"x")
+    assert lied.value.code == Code.OVERLOADED
+    for item_id in ids:  # one request each, and each is forwarded
+        assert through_a.delete(item_id) == [0]
+
+
+# ------------------------------------------------------------------------------------------------ the audit log
+
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_refusals_and_deletes_are_in_the_audit_log(wire: NewWire) -> None:
+    (item_id,) = wire("admin", 1).put("t", b"x")
+    with capture_logs() as lines:
+        assert code(lambda: wire("rival").put("t", b"x")) == Code.FORBIDDEN
+        assert (
+            code(lambda: wire("no-such-token", request_id="a-b", traceparent=TRACEPARENT).put("t", b"x"))
+            == Code.UNAUTHENTICATED
+        )
+        assert code(lambda: wire("no-such-token", principal="admin").put("t", b"x")) == Code.UNAUTHENTICATED
+        assert wire("admin", request_id="cleanup").delete(item_id) == [0]
+    audit = [line for line in lines if line["event"].startswith("audit.")]
+    assert all(line.pop("address").startswith("127.0.0.1:") for line in audit)
+    assert audit == [
+        {"event": "audit.refused", "log_level": "warning", "method": "Enqueue", "who": "rival", "left_out": 0,
+         "why": "rival has no right produce in the namespace 'shop'"},
+        {"event": "audit.refused", "log_level": "warning", "method": "Enqueue", "why": "the token is not valid",
+         "left_out": 0, "request_id": "a-b", "trace_id": TRACEPARENT.split("-")[1]},
+        {"event": "audit.refused", "log_level": "warning", "method": "Enqueue", "why": "the token is not valid",
+         "left_out": 0},
+        {"event": "audit.admin", "log_level": "info", "method": "DeleteItems", "who": "admin", "items": 1,
+         "first": [item_id], "request_id": "cleanup", "left_out": 0},
+    ]  # fmt: skip
+    assert "no-such-token" not in str(lines)
+
+
+def test_refusals_cannot_fill_the_log() -> None:
+    audit, call = (
+        Audit(lambda: 5.0),
+        SimpleNamespace(method="Enqueue", peer="127.0.0.1:9", certified=(), request=SimpleNamespace(context=None)),
+    )
+    with capture_logs() as lines:
+        for _ in range(1_000):
+            audit.refused(call, "the token is not valid")
+    assert len(lines) == REFUSED_A_SECOND

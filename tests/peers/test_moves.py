@@ -1,0 +1,313 @@
+"""Requests during the hand-over of their shard, and hosts that die while they are asked."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from foqs.idl import idl
+from tests.api.wire import Code, Refused, State, Wire, codes, spec
+from tests.client.peer import Act, Peer, failed, script
+from tests.peers.nodes import Cluster, Member
+from tests.peers.test_life import held_at
+
+Locked = Callable[[int], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def hosts(cluster: Cluster) -> tuple[Member, Member, Member]:
+    """The second has shard 2; the routing says so."""
+    made = cluster.add("a", 1), cluster.add("b", 2), cluster.add("c", 3)
+    cluster.tell()
+    return made
+
+
+def ack(*items: Any) -> dict[str, Any]:
+    return {"items": [idl.AckItem(item.id, item.lease) for item in items]}
+
+
+def is_held(cluster: Cluster, member: Member) -> None:
+    cluster.until(lambda: len(member.forwarder.exchange.held) == 1, "the request to be held")
+
+
+def done(wire: Wire, method: str) -> list[int]:
+    return codes(wire.receive(method).outcomes)
+
+
+def test_a_shard_that_could_not_be_opened_is_held_no_longer(
+    cluster: Cluster, hosts: tuple[Member, Member, Member]
+) -> None:
+    """Whether it is tried again is for the facts to say."""
+    a = hosts[0]
+
+    def take() -> bool:  # in one go: it may be given up before the next question
+        a.take(9)
+        return 9 in a.engine.shards
+
+    assert cluster.on_loop(take)
+    cluster.until(lambda: 9 not in a.engine.shards, "the shard to be given up")
+    assert cluster.on_loop(lambda: set(a.runner._threads)) == {1}
+
+
+# ------------------------------------------------------------------------------------------------ held
+
+
+@pytest.mark.parametrize("to", ["c", "a"], ids=["to a third host", "to the host that holds it"])
+def test_a_request_is_held_until_the_shard_has_an_owner(
+    cluster: Cluster, hosts: tuple[Member, Member, Member], to: str
+) -> None:
+    """Entries of other shards are done at once, and the answer has all outcomes in order."""
+    a, b, c = hosts
+    moved, here, there = held_at(cluster, b, b"1", b"2"), held_at(cluster, a, b"3"), held_at(cluster, c, b"4")
+    cluster.tell(cluster.routing(without=[2]))
+    wire, looking = cluster.wire(a), cluster.wire(a)
+    wire.send_call("Ack", **ack(moved[0], here[0], moved[1], there[0]))
+    is_held(cluster, a)
+    looking.send_call("GetItem", id=moved[0].id)
+    cluster.until(lambda: len(a.forwarder.exchange.held) == 2, "the look to be held too")
+    cluster.until(lambda: not c.engine.shards[3].known, "the ack of the other host's item")
+    taker = {"a": a, "c": c}[to]
+    cluster.move(2, taker)
+    cluster.tell(cluster.routing(a, c))
+    assert done(wire, "Ack") == [0, 0, 0, 0]
+    try:  # it was looked for before the ack was carried out, or after
+        assert looking.receive("GetItem").state == State.LEASED
+    except Refused as refused:
+        assert refused.code == Code.NOT_FOUND
+    assert a.counters.held == 2
+    assert not a.forwarder.exchange.held
+
+
+@pytest.mark.parametrize("method", ["Ack", "GetItem"])
+def test_a_request_is_not_held_for_ever(cluster: Cluster, method: str) -> None:
+    a, _ = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
+    cluster.tell(cluster.routing(without=[2]))
+    wire = cluster.wire(a)
+    if method == "Ack":
+        (outcome,) = wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)]).outcomes
+        error = outcome.error
+    else:
+        with pytest.raises(Refused) as refused:
+            wire.look(2 << 48 | 1)
+        error = refused.value
+    assert error.code == Code.UNAVAILABLE
+    assert error.retry_after_ms > 0
+
+
+@pytest.mark.parametrize("method", ["Ack", "GetItem"])
+def test_a_request_is_held_no_longer_than_its_caller_waits(
+    cluster: Cluster, hosts: tuple[Member, Member, Member], method: str
+) -> None:
+    a, _, _ = hosts
+    cluster.tell(cluster.routing(without=[2]))
+    wire, context = cluster.wire(a), idl.RequestContext(timeout_ms=200)
+    if method == "Ack":
+        (outcome,) = wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)], context=context).outcomes
+        assert outcome.error.code == Code.UNAVAILABLE
+    else:
+        with pytest.raises(Refused) as refused:
+            wire.ask("GetItem", id=2 << 48 | 1, context=context)
+        assert refused.value.code == Code.UNAVAILABLE
+
+
+def test_a_held_request_that_ended_is_forgotten(cluster: Cluster, hosts: tuple[Member, Member, Member]) -> None:
+    a, _, _ = hosts
+    cluster.tell(cluster.routing(without=[2]))
+    wire, context = cluster.wire(a), idl.RequestContext(timeout_ms=1)
+    for _ in range(20):
+        wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)], context=context)
+        with pytest.raises(Refused):
+            wire.ask("GetItem", id=2 << 48 | 1, context=context)
+    assert cluster.on_loop(lambda: len(a.forwarder.exchange.held)) == 0
+
+
+# ------------------------------------------------------------------------------------------------ just lost
+
+
+@pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems", "GetItem"])
+def test_an_owner_that_just_lost_the_shard(cluster: Cluster, hosts: tuple[Member, Member, Member], method: str) -> None:
+    """It answers so; the request goes to the next owner when the routing names it."""
+    a, b, c = hosts
+    (item,) = held_at(cluster, b, b"1")
+    cluster.move(2, c)
+    cluster.on_loop(lambda: b.look_whose(2))
+    cluster.until(lambda: not b.serves(2), "the old owner to notice")
+    wire = cluster.wire(a)
+    fields: dict[str, Any] = {"GetItem": {"id": item.id}, "DeleteItems": {"ids": [item.id]}}.get(method, ack(item))
+    if method in ("Nack", "ExtendLease"):
+        entry = idl.NackItem if method == "Nack" else idl.ExtendItem
+        fields = {"items": [entry(item.id, item.lease)]}
+    wire.send_call(method, **fields)
+    is_held(cluster, a)
+    cluster.tell(cluster.routing(a, c, b))
+    response = wire.receive(method)
+    assert response.item.payload == b"1" if method == "GetItem" else codes(response.outcomes) == [0]
+
+
+def test_what_an_owner_had_taken_on_when_it_lost_the_shard(
+    cluster: Cluster, hosts: tuple[Member, Member, Member]
+) -> None:
+    """The fence kept it from being written: the old owner itself sends it on."""
+    _, b, c = hosts
+    items = held_at(cluster, b, b"1", b"2")
+    cluster.move(2, c)
+    wire = cluster.wire(b)
+    wire.send_call("Ack", **ack(*items))
+    is_held(cluster, b)
+    cluster.tell(cluster.routing(*[hosts[0], b, c]))
+    assert done(wire, "Ack") == [0, 0]
+    assert cluster.wire(c).ack(*items) == [Code.NOT_FOUND] * 2
+
+
+# ------------------------------------------------------------------------------------------------ dying
+
+
+@pytest.mark.parametrize("method", ["Ack", "ExtendLease", "DeleteItems"])
+def test_an_owner_that_dies_while_it_is_asked(
+    cluster: Cluster, hosts: tuple[Member, Member, Member], locked: Locked, method: str
+) -> None:
+    """Its outcome is unknown. The next owner is asked again, which no longer has the item."""
+    a, b, c = hosts
+    (item,) = held_at(cluster, b, b"1")
+    wire = cluster.wire(a)
+    with locked(2):
+        wire.send_call(method, **({"ids": [item.id]} if method == "DeleteItems" else ack(item)))
+        cluster.until(lambda: b.engine.shards[2].in_flight is not None, "the owner to be at it")
+        cluster.on_loop(b.die)
+        is_held(cluster, a)
+    cluster.move(2, c)
+    cluster.tell(cluster.routing(a, c))
+    # The dying owner may have committed an ack, or lost the shard before.
+    assert done(wire, method)[0] in ((0, Code.OUTCOME_UNKNOWN) if method == "Ack" else (0,))
+    if method != "ExtendLease":
+        assert cluster.wire(c).state(item.id) is None
+
+
+def test_a_silent_owner_is_left_when_it_is_said_to_be_gone(cluster: Cluster, peer: Callable[..., Peer]) -> None:
+    """Its connections stand, as those of a frozen process do."""
+    a = cluster.add("a", 1)
+    frozen, taker = peer(lambda method, request: Act.IGNORE), peer()
+    cluster.tell(cluster.routing(p=(frozen.address, 9)))
+    for other in (frozen, taker):
+        other.Enqueue(idl.EnqueueRequest("test", [spec("t", b"1"), spec("t", b"2")]))
+    first, second = taker.Dequeue(idl.DequeueRequest("test", [idl.TopicCount("t", 2)])).items
+    wires = [cluster.wire(a) for _ in range(3)]
+    wires[0].send_call("Ack", **ack(first))
+    wires[1].send_call("GetItem", id=second.id)
+    wires[2].send_call("Nack", items=[idl.NackItem(second.id, second.lease)])
+    cluster.until(lambda: len(frozen.calls) == 3, "all to be asked")
+    cluster.tell(cluster.routing(q=(taker.address, 9)))
+    assert done(wires[0], "Ack") == [0]
+    assert wires[1].receive("GetItem").item.id == second.id
+    assert done(wires[2], "Nack") == [Code.OUTCOME_UNKNOWN]
+    assert taker.acked == [first.id]
+    assert taker.nacked == []
+
+
+# ------------------------------------------------------------------------------------------------ lost replies
+
+
+def leased_at(other: Peer) -> Any:
+    other.Enqueue(idl.EnqueueRequest("test", [spec("t", b"1")]))
+    return other.Dequeue(idl.DequeueRequest("test", [idl.TopicCount("t", 1)])).items[0]
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.CLOSE_BEFORE, Act.HALF, Act.JUNK, Act.WRONG_NUMBER])
+@pytest.mark.parametrize("method", ["Ack", "ExtendLease", "DeleteItems", "GetItem"])
+def test_what_may_be_repeated_is(cluster: Cluster, peer: Callable[..., Peer], method: str, act: Act) -> None:
+    """NOT_FOUND to the second delete says that the first was carried out; after an ack it does not."""
+    a, other = cluster.add("a", 1), peer(script(method, act, act))
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    item, wire = leased_at(other), cluster.wire(a)
+    if method == "GetItem":
+        assert wire.look(item.id).item.id == item.id
+    elif method == "DeleteItems":
+        assert wire.delete(item.id) == [0]
+    elif method == "Ack":
+        assert wire.ack(item) == [0 if act is Act.CLOSE_BEFORE else Code.OUTCOME_UNKNOWN]
+        assert other.acked == [item.id]
+    else:
+        assert wire.extend(item, 90_000) == 0
+    assert len(other.calls) == 3
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.HALF])
+def test_a_nack_is_not_repeated(cluster: Cluster, peer: Callable[..., Peer], act: Act) -> None:
+    a, other = cluster.add("a", 1), peer(script("Nack", act))
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    item = leased_at(other)
+    assert cluster.wire(a).nack(item, delay_ms=1_000) == Code.OUTCOME_UNKNOWN
+    assert len(other.nacked) == 1
+
+
+def test_a_nack_that_was_not_sent_is(cluster: Cluster, peer: Callable[..., Peer], nowhere: str) -> None:
+    """The owner cannot be reached at its old address; then it has another one."""
+    a, other = cluster.add("a", 1), peer()
+    cluster.tell(cluster.routing(p=(nowhere, 9)))
+    item, wire = leased_at(other), cluster.wire(a)
+    wire.send_call("Nack", items=[idl.NackItem(item.id, item.lease)])
+    is_held(cluster, a)
+    cluster.tell(cluster.routing(q=(other.address, 9)))
+    assert done(wire, "Nack") == [0]
+
+
+@pytest.mark.parametrize(
+    ("code", "hint", "told"),
+    [
+        (Code.STALE_LEASE, None, Code.STALE_LEASE),  # the item is there: the lost ack was not carried out
+        (Code.OVERLOADED, 5, 0),  # it does not say, so it is asked once more
+        (Code.UNAVAILABLE, 5, 0),
+        (Code.NOT_FOUND, None, Code.OUTCOME_UNKNOWN),  # by the lost ack, or by another holder's before it
+        (Code.FORBIDDEN, None, Code.OUTCOME_UNKNOWN),  # says nothing of the first, by an owner with other rights
+    ],
+)
+def test_what_the_second_answer_says_of_the_first(
+    cluster: Cluster, peer: Callable[..., Peer], code: int, hint: int | None, told: int
+) -> None:
+    answer = idl.AckResponse([idl.ItemOutcome(failed(code, hint))])
+    a, other = cluster.add("a", 1), peer(script("Ack", Act.CLOSE_BEFORE, answer))
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    assert cluster.wire(a).ack(leased_at(other)) == [told]
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes_"),
+    [
+        (idl.RequestError(Code.OVERLOADED, "full", 7), [Code.OVERLOADED] * 2),
+        (idl.RequestError(Code.FORBIDDEN, "no"), [Code.FORBIDDEN] * 2),
+        (idl.AckResponse([idl.ItemOutcome(failed(Code.UNAVAILABLE, 7)), idl.ItemOutcome()]), [Code.UNAVAILABLE, 0]),
+    ],
+)
+def test_other_answers_are_passed_on(
+    cluster: Cluster, peer: Callable[..., Peer], answer: Any, codes_: list[int]
+) -> None:
+    a, other = cluster.add("a", 1), peer(lambda method, request: answer)
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    items = [idl.AckItem(9 << 48 | 1, 1), idl.AckItem(9 << 48 | 2, 1)]
+    assert cluster.wire(a).settle("Ack", items) == codes_
+
+
+@pytest.mark.parametrize("outcomes", [None, [], [idl.ItemOutcome()] * 3])
+def test_an_answer_with_another_number_of_outcomes(
+    cluster: Cluster, peer: Callable[..., Peer], outcomes: list[Any] | None
+) -> None:
+    """Counts as a lost reply: its outcomes belong to no item."""
+    a = cluster.add("a", 1, handover_ms=300)
+    other = peer(lambda method, request: idl.AckResponse(outcomes))
+    cluster.tell(cluster.routing(p=(other.address, 9)))
+    items = [idl.AckItem(9 << 48 | 1, 1), idl.AckItem(9 << 48 | 2, 1)]
+    assert cluster.wire(a).settle("Ack", items) == [Code.OUTCOME_UNKNOWN] * 2
+
+
+def test_a_silent_owner_costs_only_the_time_of_the_caller(cluster: Cluster, peer: Callable[..., Peer]) -> None:
+    a, c, other = cluster.add("a", 1), cluster.add("c"), peer(lambda method, request: Act.SILENT)
+    cluster.tell(cluster.routing(c, p=(other.address, 9)))
+    context = idl.RequestContext(timeout_ms=1_500)  # the host is asked within that time
+    item = leased_at(other)
+    assert cluster.wire(a).ack(item, context=context) == [Code.OUTCOME_UNKNOWN]
+    with pytest.raises(Refused) as refused:
+        cluster.wire(a).ask("GetItem", id=item.id, context=context)
+    assert refused.value.code == Code.UNAVAILABLE
+    (outcome,) = cluster.wire(c).outcomes(spec("t"), context=context)
+    assert outcome.error.code == Code.OUTCOME_UNKNOWN

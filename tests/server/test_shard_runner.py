@@ -1,0 +1,185 @@
+"""The runner carries out the steps of the driver with threads and stores, and closes every store it opened."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from foqs.config.load import load
+from foqs.marks import Mark
+from foqs.rows import Opened
+from foqs.server.marks import Recalled, Saved
+from foqs.server.neighbours import Neighbours
+from foqs.server.node import Node
+from foqs.server.polling import until
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import Routing
+from foqs.store.protocol import ShardRefused, StoreDown
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim.memory_store import MemoryStore
+
+PATIENCE_S = 60
+CLUSTER = Neighbours(routing=Routing, handover_ms=5_000, changed=lambda: None)
+
+
+class Store(MemoryStore):
+    """Opens once `gate` is set, and records its end."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        super().__init__(database)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.opens = 0
+        self.closed: bool | None = None  # clean or not
+
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
+        assert self.gate.wait(PATIENCE_S)
+        self.opens += 1
+        return super().open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
+
+    def close(self, *, clean: bool = False) -> None:
+        self.closed = clean
+        super().close(clean=clean)
+
+
+class LateMarks:
+    """Marks that are read when the test says so."""
+
+    def __init__(self) -> None:
+        self.recalls: list[Recalled] = []
+
+    def recall(self, shard: int, done: Recalled) -> None:
+        self.recalls.append(done)
+
+    def save(self, shard: int, mark: Mark, done: Saved) -> None:
+        done("")
+
+
+class Stores:
+    """Makes stores on one database; `made` are in order."""
+
+    def __init__(self) -> None:
+        self.database = MemoryDatabase(lambda: 1_700_000_000_000)
+        self.made: list[Store] = []
+        self.gated = False
+
+    def __call__(self, number: int) -> Store:
+        store = Store(self.database)
+        if self.gated:
+            store.gate.clear()
+        self.made.append(store)
+        return store
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    assert await until(condition, asyncio.get_running_loop().time() + PATIENCE_S)
+
+
+def serves(node: Node) -> bool:
+    return 1 in node.engine.shards and node.engine.shards[1].state is ShardState.SERVING
+
+
+def node_of(stores: Stores, marks: LateMarks | None = None) -> Node:
+    return Node(load(server={"port": 0, "grace_ms": 2_000}), stores, neighbours=CLUSTER, marks=marks)
+
+
+def test_a_shard_is_taken_served_and_released_in_order() -> None:
+    async def run() -> None:
+        stores = Stores()
+        node = node_of(stores)
+        node.take(1, 41)
+        await reached(lambda: serves(node))
+        assert node.engine.shards[1].epoch == 42
+        node.release(1, 5_000)
+        await reached(lambda: 1 not in node.engine.shards)
+        assert (stores.made[0].closed, node.engine.counters.shards_released) == (True, 1)
+        assert await node.stop()
+
+    asyncio.run(run())
+
+
+def test_a_shard_released_before_its_mark_is_read_is_not_opened() -> None:
+    async def run() -> None:
+        stores, marks = Stores(), LateMarks()
+        node = node_of(stores, marks=marks)
+        node.take(1)
+        node.release(1, 5_000)
+        assert node.engine.shards[1].state is ShardState.OPENING
+        marks.recalls.pop()(None, "")
+        assert 1 not in node.engine.shards
+        assert (stores.made[0].opens, stores.database.epoch) == (0, 0)
+        assert await node.stop()
+
+    asyncio.run(run())
+
+
+def test_a_shard_that_opens_while_the_host_stops_is_closed() -> None:
+    async def run() -> None:
+        stores = Stores()
+        node = node_of(stores)
+        node.take(1)
+        await reached(lambda: serves(node))
+        stores.gated = True
+        node.take(2)
+        shard = node.engine.shards[1]
+        shard.confirm_wanted = True  # work that keeps the host from stopping at once
+        node.engine.touch(shard)
+        stopping = asyncio.ensure_future(node.stop())
+        await asyncio.sleep(0)
+        stores.made[1].gate.set()
+        await stopping
+        assert [store.closed is not None for store in stores.made] == [True, True]
+        assert node.engine.shards[2].state is not ShardState.SERVING
+        assert stores.database.holder is None
+
+    asyncio.run(run())
+
+
+def test_a_lost_shard_is_forgotten_after_a_pause() -> None:
+    async def run() -> None:
+        stores = Stores()
+        node = node_of(stores)
+        node.take(1)
+        await reached(lambda: serves(node))
+        MemoryStore(stores.database).open("rival", take_over=True)
+        node.recheck_owner(1)
+        await reached(lambda: node.engine.shards[1].state is ShardState.CLOSED)
+        await reached(lambda: stores.made[0].closed is False)
+        await reached(lambda: 1 not in node.engine.shards)
+        assert len(stores.made) == 1, "only the assignment may name this host again"
+        assert await node.stop()
+
+    asyncio.run(run())
+
+
+def test_a_database_that_is_down_is_counted_until_it_opens() -> None:
+    async def run() -> None:
+        stores = Stores()
+        node = node_of(stores)
+        make, failures = stores.__call__, [StoreDown("no answer"), ShardRefused("held", held=True)]
+
+        def failing(number: int) -> Store:
+            store = make(number)
+            if failures:
+                error = failures.pop(0)
+
+                def fail(*_: object, **__: object) -> Opened:
+                    raise error
+
+                store.open = fail  # type: ignore[method-assign]
+            return store
+
+        node.runner._make_store = failing
+        node.take(1)
+        await reached(lambda: node.unreachable == {1})
+        await reached(lambda: 1 not in node.engine.shards)
+        node.take(1)
+        await reached(lambda: node.engine.counters.shards_not_opened == 2)
+        assert node.unreachable == set()
+        await reached(lambda: 1 not in node.engine.shards)
+        node.take(1)
+        await reached(lambda: serves(node))
+        assert await node.stop()
+
+    asyncio.run(run())

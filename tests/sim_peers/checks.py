@@ -1,0 +1,196 @@
+"""The promises, checked against what clients and databases see of a run.
+
+1 nothing is lost, or stored twice · 2 an acked item stays acked · 3 an item is removed for a cause only · 4 an item has
+one lease at a time · 5 a ready item reaches a consumer that waits at any host · 6 a key is stored once, and remembered
+by the only shard that has its slot · 7 a quota is never exceeded · 8 every request is answered once, in time, after at
+most one hop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from foqs.dedup import SLOTS
+from foqs.errors import Code, FoqsError
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.rows import AT_MOST_ONCE, Batch
+from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.slots import has
+from tests.sim.ledger import broken, spec_number
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim_peers.clock import Clock, Stuck
+from tests.sim_peers.profile import Profile
+
+
+@dataclass(eq=False)
+class Spec:
+    """An item that a client enqueues: once, unless it has a key. `open`: requests that may still store it."""
+
+    number: int
+    ns: str
+    topic: str
+    key: str | None = None
+    open: int = 0
+    ids: set[int] = field(default_factory=set)
+    refused: bool = False
+
+    @property
+    def payload(self) -> bytes:
+        return f"{self.number}:".encode()
+
+
+@dataclass(eq=False)
+class Lease:
+    """`delivered`: a client has it. `ended`: a client asked to end it."""
+
+    token: int
+    until_ms: int
+    delivered: bool = False
+    ended: bool = False
+    released: bool = False
+
+
+@dataclass(eq=False)
+class Spent:
+    """Tokens that an admission spent, and that stored an item or may have."""
+
+    at_ms: int
+    tokens: int
+
+
+class Checks:
+    def __init__(self, clock: Clock, profile: Profile, dbs: dict[int, MemoryDatabase]) -> None:
+        self.specs: dict[int, Spec] = {}
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._profile = profile
+        self._dbs = dbs
+        self._spec_of: dict[int, Spec] = {}  # by item id
+        self._leases: dict[int, Lease] = {}  # by item id: the latest
+        self._removable: set[int] = set()  # a client asked to ack or delete them
+        self._acked: set[int] = set()
+        self._spent: list[Spent] = []
+        for number, db in dbs.items():
+            db.observers.append(lambda epoch, batch, number=number: self._committing(number, batch))
+
+    def new_spec(self, ns: str, topic: str, key: str | None = None) -> Spec:
+        spec = self.specs[len(self.specs) + 1] = Spec(len(self.specs) + 1, ns, topic, key)
+        return spec
+
+    # ------------------------------------------------------------------------------------- databases
+
+    def _committing(self, number: int, batch: Batch) -> None:
+        for item in batch.inserts:
+            spec = self.specs[spec_number(item.payload)]
+            if spec.ids:
+                broken(6 if spec.key else 1, f"spec {spec.number} is stored as {item.id} and as {spec.ids}")
+            if spec.refused or not spec.open:
+                broken(1, f"spec {spec.number} is stored as {item.id}, and its request was refused")
+            spec.ids.add(item.id)
+            self._spec_of[item.id] = spec
+            self.counts["stored"] += 1
+        for item_id in batch.item_gone:
+            if item_id not in self._removable and self._dbs[number].items[item_id].delivery != AT_MOST_ONCE:
+                broken(3, f"item {item_id} is removed, and no client asked for it")
+
+    def owner_changed(self, number: int) -> None:
+        """A lease that the last owner has not written is void."""
+        timer = self._dbs[number].timer
+        for item_id in [item_id for item_id in self._leases if shard_of(item_id) == number]:
+            lease, row = self._leases[item_id], timer.get(item_id)
+            if row is not None and row.lease == lease.token:
+                lease.until_ms = row.due_ms
+            else:
+                lease.until_ms = 0
+
+    # ------------------------------------------------------------------------------------- leases
+
+    def leased(self, item: Item, number: int, now_ms: int) -> None:
+        """The owner of the shard leases the item to a consumer."""
+        if item.id not in self._dbs[number].items:
+            broken(2, f"item {item.id} is leased and is not stored any more")
+        last = self._leases.get(item.id)
+        if last is not None and last.delivered:
+            if not last.ended and last.until_ms > now_ms:
+                broken(4, f"item {item.id} is leased while {last} holds")
+            if item.at_most_once and not last.released:
+                broken(4, f"at-most-once item {item.id} is leased again after {last}")
+        self._leases[item.id] = Lease(item.lease, item.lease_expires_at_ms)
+
+    def delivered(self, item: Any) -> None:
+        """A client received the item."""
+        spec = self._spec_of.get(item.id)
+        if spec is None or (spec.ns, spec.topic, spec.payload) != (item.ns, item.topic, item.payload):
+            broken(1, f"item {item.id} is delivered as {item.ns} {item.topic} {item.payload!r}, and is {spec}")
+        lease = self._leases.get(item.id)
+        if lease is not None and lease.token == item.lease:
+            lease.delivered = True
+        self.counts["delivered"] += 1
+
+    def asked(self, kind: str, item_id: int, token: int, lease_ms: int = 0) -> None:
+        """A client is about to ack, nack, release, extend or delete the item."""
+        lease = self._leases.get(item_id)
+        if kind in ("ack", "delete"):
+            self._removable.add(item_id)
+        if kind == "delete" and lease is not None:
+            lease.ended = True
+        if lease is None or lease.token != token:
+            return
+        if kind == "extend":
+            lease.until_ms = min(lease.until_ms, self._clock.now_ms + lease_ms)
+        else:
+            lease.ended = True
+            lease.released = lease.released or kind == "release"
+
+    def answered(self, kind: str, item_id: int, error: FoqsError | None) -> None:
+        there = item_id in self._dbs[shard_of(item_id)].items
+        self.counts[kind if error is None else f"{kind} {error.code.name}"] += 1
+        if error is None and kind in ("ack", "delete"):
+            self._acked.add(item_id)
+            if there:
+                broken(2, f"the {kind} of item {item_id} was answered OK, and the item is stored")
+        elif error is not None and error.code is Code.NOT_FOUND and there:
+            broken(1, f"the {kind} of item {item_id} was answered NOT_FOUND, and the item is stored")
+
+    # ------------------------------------------------------------------------------------- enqueues and quotas
+
+    def enqueued(self, spec: Spec, outcome: int | FoqsError) -> None:
+        self.counts["enqueued" if isinstance(outcome, int) else f"enqueue {outcome.code.name}"] += 1
+        if isinstance(outcome, int):
+            spec.open -= 1
+            if outcome not in spec.ids:
+                broken(1, f"spec {spec.number} was answered with id {outcome}, and is stored as {spec.ids}")
+        elif outcome.code is not Code.OUTCOME_UNKNOWN:
+            spec.open -= 1
+            if spec.key is None:
+                spec.refused = True
+                if spec.ids:
+                    broken(1, f"spec {spec.number} was refused ({outcome}), and is stored as {spec.ids}")
+
+    def spend(self, tokens: int) -> Spent:
+        spent = Spent(self._clock.time, tokens)
+        self._spent.append(spent)
+        self.counts["charged"] += tokens
+        return spent
+
+    def check_quota(self) -> None:
+        debt, last_ms = 0.0, 0
+        for one in self._spent:
+            debt = max(0.0, debt - self._profile.per_second * (one.at_ms - last_ms) / 1_000) + one.tokens
+            last_ms = one.at_ms
+            if debt > self._profile.burst + 1e-6:
+                broken(7, f"{debt} tokens are spent at {one.at_ms}, and the burst is {self._profile.burst}")
+
+    # ------------------------------------------------------------------------------------- at the end
+
+    def check_slots(self, slots: Slots) -> None:
+        for slot in range(SLOTS):
+            having = [number for number, db in self._dbs.items() if has(db.slots.bits, slot)]
+            if having != [slots.shards[slot]]:
+                raise Stuck(f"slot {slot} is on shards {having}, and the record says {slots.shards[slot]}")
+
+    def left(self) -> list[int]:
+        return [item_id for db in self._dbs.values() for item_id in db.items]

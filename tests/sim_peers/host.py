@@ -1,0 +1,283 @@
+"""One simulated host: the production engine, handlers and traffic between hosts, on stores in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from foqs.api.handlers import Handlers
+from foqs.budget import Budget
+from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.config.schema import ServerSection
+from foqs.engine import batch_build
+from foqs.engine.engine import Engine
+from foqs.engine.pending import DequeueCall, EnqueueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import Callbacks
+from foqs.errors import FoqsError
+from foqs.leases.deadlines import NEVER_MS
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_client import QuotaClient, _stored_nothing
+from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.prefetch.lane import LaneKey
+from foqs.quota import Quota
+from foqs.rows import Opened
+from foqs.server.shard_thread import run
+from foqs.shardmgr.facts import Slots
+from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import Routing
+from tests.sim.memory_store import MemoryStore
+from tests.sim_peers.exchange import Call
+
+if TYPE_CHECKING:
+    from tests.sim_peers.simulation import Simulation
+
+_BUDGET_BYTES = 10_000_000
+_LOST_MS = 100
+_IDLE_CHECK_MS = 10
+
+
+class _Engine(Engine):
+    host: Host
+
+    def serve(self, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+        served = super().serve(call, wants, now_ms)
+        if served:
+            for shard, item, _ in call.found:
+                if item.lease and self.host.current(shard):
+                    self.host.sim.checks.leased(item, shard.number, now_ms)
+        return served
+
+
+class _Quotas(QuotaClient):
+    host: Host
+
+    def charge(
+        self, ns: str, quota: Quota, items: int, keep: Callable[[int], list[int]], call: EnqueueCall,
+        deadline_ms: int, store: Callable[[], None],
+    ) -> None:  # fmt: skip
+        host, refused = self.host, 0
+
+        def kept(count: int) -> list[int]:
+            nonlocal refused
+            refused = items - count
+            return keep(count)
+
+        def stored() -> None:
+            got = items - refused
+            spent, settled = host.sim.checks.spend(got), call.reply
+
+            def reply(outcomes: list[int | FoqsError]) -> None:
+                spent.tokens -= sum(map(_stored_nothing, outcomes)) - (len(outcomes) - got)
+                settled(outcomes)
+
+            call.reply = reply
+            store()
+
+        super().charge(ns, quota, items, kept, call, deadline_ms, stored)
+
+
+class _NoLog:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+class Host:
+    def __init__(self, sim: Simulation, name: str) -> None:
+        self.sim, self.name, self.address = sim, name, f"{name}:1"
+        self.alive = True
+        self.clients: dict[Any, None] = {}  # calls of clients that are not answered
+        self.routing = Routing()
+        self.assigned: Mapping[int, str] = {}
+        self._stores: dict[int, MemoryStore] = {}
+        self._early: dict[int, ShardBatch] = {}  # by shard: the last batch that was carried out when it was sent
+        self._pumping = False
+        self._tick_at = NEVER_MS
+        profile, now_ms = sim.profile, self.now_ms
+        config = profile.config.model_copy(update={"server": ServerSection.model_construct(id=name)})
+        news = ReadyPublisher(self._ready, now_ms(), self._soon, self.later)
+        callbacks = Callbacks(
+            wake=self._wake,
+            alarm=self._alarm,
+            served=self._served,
+            became_ready=news.became_ready,
+            left_waiting=self._left_waiting,
+        )
+        rng = random.Random(sim.rng.getrandbits(64))
+        self.engine = _Engine(config, Budget(_BUDGET_BYTES), rng, self._submit, callbacks)
+        self.engine.host = self
+        self.forwarder = Forwarder(
+            self.engine,
+            name,
+            lambda: self.routing,
+            lambda *args: sim.exchange.ask(self, *args),
+            lambda address: sim.exchange.cut(self, address),
+            handover_ms=profile.handover_ms,
+            now_ms=now_ms,
+            soon=self._soon,
+            later=self.later,
+            requests=_NoLog(),  # type: ignore[arg-type]
+            slots_arrived=lambda moved: self.later(5, lambda: sim.control.arrived(self.routing.slots, moved)),
+        )
+        quotas = _Quotas(self.engine, self.forwarder, now_ms, lambda: sim.clock.time, self.later, lambda: None)
+        quotas.host = self
+        limits = Limits(**config.limits.model_dump())
+        self._handlers = Handlers(
+            self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder, lambda: None
+        )
+        self._methods = self._handlers.handlers()
+
+    def now_ms(self) -> int:
+        return self.sim.clock.now_ms
+
+    def _ready(self, key: LaneKey) -> int:
+        return self.engine.ready(key)
+
+    def _served(self) -> None:
+        self._handlers.routing_changed()
+
+    def _left_waiting(self, key: LaneKey) -> None:
+        self.forwarder.fetch(key)
+
+    def receive(self, call: Call) -> None:
+        try:
+            self._methods[call.method](call)  # type: ignore[arg-type]
+        except FoqsError as error:
+            call.raised(None, error)
+
+    def learn(self, routing: Routing, assigned: Mapping[int, str]) -> None:
+        if self.alive and routing.version > self.routing.version:
+            self.routing, self.assigned = replace(routing, slots=self.routing.slots), assigned
+            self._handlers.routing_changed()
+            self.act()
+
+    def learn_slots(self, slots: Slots) -> None:
+        if self.alive and slots.version > self.routing.slots.version:
+            self.routing = replace(self.routing, slots=slots)
+            self._handlers.routing_changed()
+
+    def die(self) -> None:
+        """Lose all memory; a batch that was sent to a store may still be carried out."""
+        self.alive = False
+        for shard in self.engine.serving:
+            if self._is_unrun(shard) and self.sim.rng.random() < 0.5:
+                run(self._stores[shard.number], shard.in_flight)  # type: ignore[arg-type]
+        for store in self._stores.values():
+            store.cut()
+        self.sim.exchange.died(self)
+
+    def _is_unrun(self, shard: Shard) -> bool:
+        """Whether a batch is in flight that its database has not carried out yet."""
+        return shard.in_flight is not None and self._early.get(shard.number) is not shard.in_flight
+
+    def current(self, shard: Shard) -> bool:
+        return shard.epoch == self.sim.dbs[shard.number].epoch
+
+    def serves(self, number: int, epoch: int) -> bool:
+        shard = self.engine.shards.get(number)
+        return self.alive and shard is not None and shard.state is ShardState.SERVING and shard.epoch == epoch
+
+    # ------------------------------------------------------------------------------------- the event loop
+
+    def _soon(self, do: Callable[[], None]) -> None:
+        self.later(0, do)
+
+    def later(self, after_ms: int, do: Callable[[], None]) -> None:
+        self.sim.clock.soon(after_ms, lambda: do() if self.alive else None)
+
+    def _wake(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        dirty = list(self.engine.dirty)
+        self.engine.pump(self.now_ms())
+        for shard in dirty:
+            if shard.in_flight is None:
+                self._alarm(batch_build.next_ms(shard, self.now_ms()))
+
+    def _alarm(self, at_ms: int) -> None:
+        wait_ms = max(0, at_ms - self.now_ms())
+        at = self.sim.clock.time + wait_ms
+        if at < self._tick_at:
+            self._tick_at = at
+            self.later(wait_ms, lambda: self._tick(at))
+
+    def _tick(self, at: int) -> None:
+        if at == self._tick_at:
+            self._tick_at = NEVER_MS
+            self.engine.tick(self.now_ms())
+            self._alarm(self.engine.next_ms(self.now_ms()))
+
+    # ------------------------------------------------------------------------------------- shards
+
+    def act(self) -> None:
+        """Take the shards that are assigned to this host, and release the rest."""
+        for number, name in self.assigned.items():
+            shard = self.engine.shards.get(number)
+            if name == self.name and shard is None and self.sim.control.may_open(self, number):
+                shard = self.engine.add(number)
+                shard.to(ShardState.OPENING)
+                self._open(shard)
+            elif name != self.name and shard is not None and shard.state is ShardState.SERVING:
+                self.engine.retire(shard)
+                self._release(shard, self.sim.clock.time + self.sim.profile.handover_ms)
+
+    def _open(self, shard: Shard) -> None:
+        begun_ms = self.now_ms()
+
+        def take() -> None:
+            store = self._stores[shard.number] = MemoryStore(self.sim.dbs[shard.number])
+            opened = store.open(self.name, take_over=True)
+            self.sim.checks.owner_changed(shard.number)
+            self.later(self.sim.rng.choice([0, 5, 50]), lambda: self._opened(shard, opened, begun_ms))
+
+        self.later(self.sim.rng.randint(0, 20), take)
+
+    def _opened(self, shard: Shard, opened: Opened, begun_ms: int) -> None:
+        self.engine.opened(shard, opened, 1 << 20, begun_ms, self.now_ms())
+        self.forwarder.slot_moves.changed()
+        self._alarm(self.engine.next_ms(self.now_ms()))
+        self.sim.control.announce(self, shard.number, shard.epoch)
+        self.act()
+
+    def _release(self, shard: Shard, deadline: int) -> None:
+        if shard.state is not ShardState.DRAINING:
+            return  # lost before it was released
+        if not shard.idle and self.sim.clock.time < deadline:
+            self.later(_IDLE_CHECK_MS, lambda: self._release(shard, deadline))
+            return
+        store, flight = self._stores[shard.number], shard.in_flight if self._is_unrun(shard) else None
+        clean = shard.idle and not shard.in_takeover_grace(self.now_ms())
+        self.engine.drained(shard, self.now_ms())
+        if flight is not None:
+            run(store, flight)  # a store is closed after the batch that was sent to it
+        store.close(clean=clean)
+        self._forget(shard)
+
+    def _forget(self, shard: Shard) -> None:
+        del self.engine.shards[shard.number]
+        self.sim.control.withdraw(self, shard.number, shard.epoch)
+        self.act()
+
+    def _submit(self, shard: Shard, round_: ShardBatch) -> None:
+        trip_ms = self.sim.rng.randint(0, 6)
+        early = run(self._stores[shard.number], round_) if self.sim.rng.random() < 0.2 else None
+        if early is not None:
+            self._early[shard.number] = round_
+        self.later(trip_ms, lambda: self._finished(shard, round_, early, trip_ms))
+
+    def _finished(self, shard: Shard, round_: ShardBatch, early: BatchResult | None, trip_ms: int) -> None:
+        if shard.in_flight is not round_:
+            return  # the shard was released before
+        result = early if early is not None else run(self._stores[shard.number], round_)
+        result.latency_ms = float(trip_ms)
+        self.engine.finished(shard, round_, result, self.now_ms())
+        if shard.state is ShardState.CLOSED:
+            self._stores[shard.number].close()
+            self.later(_LOST_MS, lambda: self._forget(shard))

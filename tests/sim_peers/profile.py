@@ -1,0 +1,117 @@
+"""How a simulated run is set up: which faults occur, and sizes small enough that every path is used."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from foqs.config.load import Config
+from foqs.config.schema import (
+    BreakerSection,
+    HostSection,
+    LimitsSection,
+    QuotaKeys,
+    QuotasSection,
+    ServerSection,
+    StoreSection,
+)
+from foqs.dedup import digest_of, slot_of
+from foqs.peers.quota_coordinator import coordinator_slot
+
+HOSTS = ("a", "b", "c")
+FREE, RATED = "free", "rated"
+KEYS = tuple(f"key-{n}" for n in range(12))
+USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(slot_of(digest_of(FREE, key)) for key in KEYS)}))
+"""Only these slots move: a move of any other slot moves no row and no coordinator."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Probabilities per request between hosts. `delays_ms`: one of them each way."""
+
+    delays_ms: tuple[int, ...]
+    unsent: float = 0.0
+    lost_before: float = 0.0  # not carried out, which the sender cannot know
+    lost_after: float = 0.0  # carried out, and the reply is lost
+    hangs: float = 0.0  # no reply until the sender's timeout
+
+
+@dataclass(frozen=True)
+class Profile:
+    config: Config
+    exchange: Exchange
+    quiet: Exchange  # after the faults
+    shards: int
+    topics: tuple[str, ...]
+    per_second: int
+    burst: int
+    handover_ms: int
+    news_ms: tuple[int, ...]  # one of them passes before a host learns a new routing
+    slots_news_ms: tuple[int, ...]
+    active_ms: int
+    crash_every_ms: int  # 0: never
+    move_every_ms: int  # 0: never
+    slots_every_ms: int  # 0: never
+    forced: float  # share of moves in which the new owner does not wait for the old one
+    at_most_once: float
+
+
+def random_profile(rng: random.Random, trouble: str = "") -> Profile:
+    """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are."""
+    profile = _any_profile(rng)
+    if trouble != "slots":
+        return profile
+    return replace(
+        profile,
+        exchange=profile.quiet,
+        shards=4,
+        handover_ms=2_000,
+        news_ms=(0, 5),
+        slots_news_ms=(0, 20, 300, 1_500),
+        active_ms=2_000,
+        crash_every_ms=0,
+        move_every_ms=60,
+        slots_every_ms=50,
+        forced=0.0,
+    )
+
+
+def _any_profile(rng: random.Random) -> Profile:
+    host = {
+        "confirm_ms": rng.choice([100, 1_000]),
+        "lease_write_delay_ms": rng.choice([0, 20, 200]),
+        "merge_wait_ms": rng.choice([0, 20]),
+        "window_rows": rng.choice([2, 20, 200]),
+        "page_rows": rng.choice([3, 100]),
+    }
+    per_second, burst = rng.choice([10, 100]), rng.choice([1, 5, 20])
+    quotas = QuotasSection(namespaces={RATED: QuotaKeys(enqueues_per_second=per_second, burst=burst)})
+    delays_ms = rng.choice([(0, 1, 2), (0, 5, 40), (0, 0, 1, 300)])
+    worst = rng.choice([0.0, 0.05, 0.2])
+    config = Config.model_construct(
+        server=ServerSection(),
+        limits=LimitsSection(),
+        host=HostSection.model_construct(**{**HostSection().model_dump(), **host}),
+        breaker=BreakerSection(hang_ms=1_000, pause_ms=20, max_pause_ms=1_000),
+        store=StoreSection(),
+        quotas=quotas,
+        shards=(),
+    )
+    return Profile(
+        config=config,
+        exchange=Exchange(delays_ms, *(rng.uniform(0, worst) for _ in range(3)), hangs=rng.choice([0, worst / 4])),
+        quiet=Exchange(rng.choice([(0, 1), (0, 5, 40), (0, 0, 1, 80)])),
+        shards=rng.choice([2, 3, 4]),
+        topics=tuple(f"topic-{n}" for n in range(rng.choice([1, 2, 4]))),
+        per_second=per_second,
+        burst=burst,
+        handover_ms=rng.choice([200, 2_000]),
+        news_ms=rng.choice([(0, 5), (0, 50, 400)]),
+        slots_news_ms=rng.choice([(0, 5), (0, 20, 300, 1_500)]),
+        active_ms=rng.randint(700, 1_800),
+        crash_every_ms=rng.choice([0, 500, 1_200]),
+        move_every_ms=rng.choice([0, 300, 1_000]),
+        slots_every_ms=rng.choice([0, 100, 400]),
+        forced=rng.choice([0.0, 0.3]),
+        at_most_once=rng.choice([0.0, 0.3]),
+    )

@@ -1,0 +1,138 @@
+"""A run of one seed: three hosts, their shards and clients on a fake clock; every promise is checked as it goes.
+
+A seed gives the same run everywhere: no real time, no hashes of strings.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.sim.ledger import PromiseBroken
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim_peers.checks import Checks
+from tests.sim_peers.clients import Clients
+from tests.sim_peers.clock import Clock, Stuck
+from tests.sim_peers.control import Control
+from tests.sim_peers.exchange import Exchange
+from tests.sim_peers.host import Host
+from tests.sim_peers.profile import HOSTS, random_profile
+
+_SETTLE_MS = 30_000
+_DELIVER_MS = 12_000
+"""Within this all items reach the only host with consumers: leases and delays end, and many items are forwarded."""
+_PRODUCE_MS = 600
+
+
+class Simulation:
+    def __init__(self, seed: int, trouble: str = "") -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.profile = profile = random_profile(self.rng, trouble)
+        self.clock = Clock()
+        self.dbs = {number: MemoryDatabase(lambda: self.clock.now_ms) for number in range(1, profile.shards + 1)}
+        self.checks = Checks(self.clock, profile, self.dbs)
+        self.exchange = Exchange(self.clock, random.Random(self.rng.getrandbits(64)), profile.exchange)
+        self.hosts: list[Host] = []
+        self.control = Control(self)
+        self.clients = Clients(self)
+        self.healing = False
+
+    def host(self, name: str) -> Host:
+        return self.hosts[HOSTS.index(name)]
+
+    def run(self) -> Simulation:
+        try:
+            self._run()
+        except Exception as error:
+            error.add_note(f"seed {self.seed} at {self.clock.time} ms; replay: FOQS_SIM_SEED={self.seed}")
+            raise
+        return self
+
+    def _run(self) -> None:
+        self.hosts = [Host(self, name) for name in HOSTS]
+        for host in self.hosts:
+            self._join(host)
+        self.clock.until(500)
+        self.clients.start()
+        self._repeat(self.profile.crash_every_ms, self._crash)
+        self._repeat(self.profile.move_every_ms, self.control.move)
+        self._repeat(self.profile.slots_every_ms, self.control.change_slots)
+        self.clock.until(500 + self.profile.active_ms)
+        self._heal()
+        self.clients.drain(self.rng.choice(self.hosts))
+        self.clock.until(self.clock.time + _PRODUCE_MS)
+        self.clients.producing = False
+        self._wait(_DELIVER_MS, lambda: not self.checks.left() and not self._asking(), "items are left")
+        self._check_end()
+
+    def _asking(self) -> bool:
+        """Whether an enqueue may still store an item."""
+        return any(host.engine.shards[n].chunks for host in self.hosts for n in host.engine.shards)
+
+    def _join(self, host: Host) -> None:
+        self.exchange.hosts[host.address] = host
+        self.control.join(host)
+
+    def _repeat(self, every_ms: int, do: Any) -> None:
+        def again() -> None:
+            if not self.healing:
+                do()
+                self._repeat(every_ms, do)
+
+        if every_ms:
+            self.clock.soon(self.rng.randint(1, 2 * every_ms), again)
+
+    def _crash(self) -> None:
+        living = [host for host in self.hosts if host.alive]
+        if len(living) < len(HOSTS):
+            return
+        host = self.rng.choice(living)
+        host.die()
+        self.clients.died(host)
+        self.control.died(host)
+        self.clock.soon(self.rng.randint(10, 1_500), lambda: self._restart(host))
+
+    def _restart(self, dead: Host) -> None:
+        self.hosts[HOSTS.index(dead.name)] = host = Host(self, dead.name)
+        self._join(host)
+
+    def _heal(self) -> None:
+        """No faults from here on."""
+        self.healing = True
+        self.exchange.heal(self.profile.quiet)
+        self._wait(_SETTLE_MS, self._settled, "shards or slots do not settle")
+
+    def _settled(self) -> bool:
+        serving = all(
+            number in self.control.owners and self.host(name).serves(number, self.control.owners[number].epoch)
+            for number, name in self.control.assigned.items()
+        )
+        living = all(host.alive and self.control.living.get(host.name) is host for host in self.hosts)
+        informed = all(host.routing.slots == self.control.slots for host in self.hosts)
+        return serving and living and informed and not self.control.slots.moves
+
+    def _wait(self, most_ms: int, done: Any, otherwise: str) -> None:
+        deadline = self.clock.time + most_ms
+        self.clock.until(deadline, done)
+        if not done():
+            left = [
+                (item_id, self.dbs[item_id >> 48].ready.get(item_id) or self.dbs[item_id >> 48].timer.get(item_id))
+                for item_id in self.checks.left()
+            ]
+            slots = self.control.slots.moves
+            raise Stuck(f"{otherwise}: items {left[:3]}, owners {self.control.owners}, moves {slots}")
+
+    def _check_end(self) -> None:
+        left: dict[Any, None] = {}
+        self.clients.recall([spec for spec in self.clients.keyed.values() if spec.ids], left)
+        self._wait(_SETTLE_MS, lambda: not left, "keys are not answered")
+        self.checks.check_slots(self.control.slots)
+        self.checks.check_quota()
+
+
+def simulate(seed: int, trouble: str = "") -> Simulation:
+    return Simulation(seed, trouble).run()
+
+
+__all__ = ["PromiseBroken", "Simulation", "Stuck", "simulate"]

@@ -1,0 +1,123 @@
+"""The simulation is itself tested: with a rule of the hosts taken out, some seed must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from foqs.api import validation
+from foqs.buffers.pending_dedup import Keys
+from foqs.errors import FoqsError, LostReply, NotSent
+from foqs.peers import quota_coordinator
+from foqs.peers.ready_subscriber import ReadySubscriber
+from foqs.peers.slot_migration import SlotMigration
+from foqs.quotas.bucket import Bucket
+from tests.sim_peers import exchange
+from tests.sim_peers.simulation import simulate
+
+MANY = 150
+# Found only where slots move all the time.
+SLOTS = ("slots_are_taken_whatever_their_stamp",)
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[patch.__name__] = patch
+    return patch
+
+
+@mutant
+def an_old_answer_forgets_a_ready_topic(patch: Patch) -> None:
+    """The topic was published again while the empty answer was sent."""
+    original = ReadySubscriber.found_nothing
+    patch.setattr(ReadySubscriber, "found_nothing", lambda news, address, key, _: original(news, address, key, 1 << 62))
+
+
+@mutant
+def a_forwarded_request_is_forwarded_again(patch: Patch) -> None:
+    patch.setattr(validation, "forwarder_for", lambda forwarder, request: forwarder)
+
+
+@mutant
+def slots_are_taken_whatever_their_stamp(patch: Patch) -> None:
+    """An owner whose record is old takes back slots that moved to another shard since."""
+    original = SlotMigration._adopt
+    patch.setattr(
+        SlotMigration,
+        "_adopt",
+        lambda moves, shard, slots, stamp: original(moves, shard, slots, max(stamp, shard.keys.last.stamp)),
+    )
+
+
+@mutant
+def keys_are_taken_on_any_shard(patch: Patch) -> None:
+    patch.setattr(Keys, "takes", lambda keys, digest: True)
+
+
+@mutant
+def an_enqueue_is_repeated_after_a_lost_reply(patch: Patch) -> None:
+    def ask(
+        self: exchange.Exchange, sender: Any, address: str, method: str, request: Any, timeout_ms: int, done: Any
+    ) -> None:
+        def answered(response: Any, error: FoqsError | None) -> None:
+            if method == "Enqueue" and isinstance(error, LostReply):
+                error = NotSent(error.message)
+            done(response, error)
+
+        original(self, sender, address, method, request, timeout_ms, answered)
+
+    original = exchange.Exchange.ask
+    patch.setattr(exchange.Exchange, "ask", ask)
+
+
+@mutant
+def tokens_are_granted_twice(patch: Patch) -> None:
+    original = Bucket.grant
+
+    def grant(bucket: Bucket, holder: str, number: int, wanted: int, now_ms: int) -> int:
+        bucket.advance(now_ms)
+        level, out = bucket._level, bucket.out
+        granted = original(bucket, holder, number, wanted, now_ms)
+        bucket._level, bucket.out = level, out
+        return granted
+
+    patch.setattr(Bucket, "grant", grant)
+
+
+@mutant
+def a_new_coordinator_begins_with_a_full_bucket(patch: Patch) -> None:
+    """Hosts may still spend the tokens that the coordinator before it granted."""
+    patch.setattr(quota_coordinator, "TTL_MS", -10_000)
+
+
+@mutant
+def a_slot_arrives_without_its_rows(patch: Patch) -> None:
+    patch.setattr(SlotMigration, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
+
+
+@mutant
+def a_topic_is_forgotten_after_a_lost_answer(patch: Patch) -> None:
+    patch.setattr(ReadySubscriber, "_still", lambda news, address, keys, key: None)
+
+
+@pytest.fixture
+def patch() -> Iterator[Patch]:
+    with pytest.MonkeyPatch.context() as context:
+        yield context
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name: str, patch: Patch) -> None:
+    MUTANTS[name](patch)
+    for seed in range(MANY):
+        try:
+            simulate(seed, "slots" if name in SLOTS else "")
+        except (AttributeError, NameError):
+            raise  # the mutant itself is broken: it names what the code does not have
+        except Exception:  # noqa: BLE001 - a broken promise, or a check of the hosts that found it first
+            return
+    pytest.fail(f"no seed below {MANY} fails with {name}")

@@ -1,0 +1,127 @@
+"""Finds wording that a reader has to read twice, in code, tests and docs.
+
+`python -m tests.support.language [PATH ...]` prints each place, so that it can be reworded.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+
+# Each stands for a sentence whose subject or time the reader has to guess. The remedy: name the component that acts
+# (host, client, shard, controller, consumer), and say when.
+MARKERS = re.compile(
+    r"""
+      \b(told|anew|meanwhile|nobody|somebody|whoever|whom)\b
+    | \b(on\ (its|their|the)\ way|in\ hand)\b
+    | \b(is|are|was|were|has|have)\ to\ be\b
+    | \b(come|comes|came)\ to\b
+    | \bas\ (much|long|many)\b
+    | \bothers\b
+    | (?<!user\ )(?<!users\ )(?<!people\ )(?<!person\ )(?<!operator\ )(?<!operators\ )(?<!reader\ )\bwho\b
+    | \bwhat\ (is|was|are|were|it|became|becomes|comes|came|has|had|waits|waited|goes|went)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+
+
+class Text(NamedTuple):
+    """A passage that a person reads: `kind` is "comment" (docstrings included), "string", "name" or "prose"."""
+
+    path: Path
+    line: int
+    kind: str
+    text: str
+
+
+class Place(NamedTuple):
+    """A marker and where it stands."""
+
+    path: Path
+    line: int
+    kind: str
+    marker: str
+    text: str
+
+
+def texts_of(path: Path) -> Iterator[Text]:
+    """Yield the passages of a Python or Markdown file; code blocks of Markdown are left out."""
+    source = path.read_text()
+    if path.suffix == ".py":
+        yield from _of_python(path, source)
+    else:
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S)
+        yield from _paragraphs(path, 1, "prose", prose)
+
+
+def _of_python(path: Path, source: str) -> Iterator[Text]:
+    tree = ast.parse(source)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.add(id(node.value))  # of a module, class or function, and the one after a constant or field
+            yield from _paragraphs(path, node.value.lineno, "comment", node.value.value)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield Text(path, node.lineno, "name", node.name.replace("_", " "))
+    for node in ast.walk(tree):
+        literal = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if literal and " " in node.value.strip():
+            yield Text(path, node.lineno, "string", node.value)
+    comments: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if comments and comments[-1].start[0] + 1 != token.start[0]:
+                yield _comment(path, comments)
+                comments = []
+            comments.append(token)
+    if comments:
+        yield _comment(path, comments)
+
+
+def _comment(path: Path, lines: list[tokenize.TokenInfo]) -> Text:
+    return Text(path, lines[0].start[0], "comment", " ".join(line.string.lstrip("#: ") for line in lines))
+
+
+def _paragraphs(path: Path, line: int, kind: str, text: str) -> Iterator[Text]:
+    for paragraph in re.split(r"(\n\s*\n)", text):
+        if paragraph.strip():
+            yield Text(path, line, kind, " ".join(paragraph.split()))
+        line += paragraph.count("\n")
+
+
+def places_in(text: Text) -> Iterator[Place]:
+    for found in MARKERS.finditer(text.text):
+        before, after = text.text[max(0, found.start() - 50) : found.start()], text.text[found.end() : found.end() + 40]
+        yield Place(text.path, text.line, text.kind, found[0].lower(), f"{before}[{found[0]}]{after}")
+
+
+def words_in(text: Text) -> int:
+    return len(_WORD.findall(text.text))
+
+
+def files(*roots: str) -> list[Path]:
+    """Return the Python and Markdown files under `roots`, relative to the repository."""
+    found: list[Path] = []
+    for root in roots:
+        path = ROOT / root
+        found += [path] if path.is_file() else [one for one in path.rglob("*") if one.suffix in (".py", ".md")]
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    words = 0
+    places = []
+    for file in files(*(sys.argv[1:] or ("foqs", "tests", "docs", "README.md", "ARCHITECTURE.md"))):
+        for passage in texts_of(file):
+            words += words_in(passage)
+            places += places_in(passage)
+    for place in places:
+        print(f"{place.path.relative_to(ROOT)}:{place.line}: {place.kind}: {place.text}")
+    print(f"{len(places)} markers in {words:,} words: {10_000 * len(places) / max(1, words):.0f} in 10,000")

@@ -1,0 +1,162 @@
+"""The table of an item's states: each step that it has, each that it lacks, and that nothing goes past it."""
+
+from __future__ import annotations
+
+import ast
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from foqs.counters import Namespace
+from foqs.item import Cause, Change, Item
+from foqs.item_states import (
+    BORN,
+    IN_FLIGHT,
+    NAMES,
+    NEXT,
+    NONE,
+    WINDOW,
+    Changes,
+    Known,
+    Phase,
+    Place,
+    Step,
+    To,
+    WrongStep,
+    diagram,
+)
+from foqs.prefetch.lane import Lane
+
+ROOT = Path(__file__).parent.parent
+LEASE, LATER_MS = 7, 900
+TARGETS: dict[Step, tuple[To | None, ...]] = dict.fromkeys(Step, (None,)) | {
+    Step.QUEUE: tuple(To),
+    Step.COMMIT: tuple(To),
+}
+ALL = [(step, by) for step in Step for by in TARGETS[step]]
+
+
+def reachable() -> set[tuple[Known, Changes]]:
+    found: set[tuple[Known, Changes]] = set()
+    todo = [(known, NONE) for known in BORN]
+    while todo:
+        state = todo.pop()
+        if state not in found:
+            found.add(state)
+            (place, phase), changes = state
+            for step, by in ALL:
+                after = NEXT.get((step, by, place, phase, *changes))
+                if after is not None:
+                    todo.append(((after[0], after[1]), (after[2], after[3])))
+    return found
+
+
+STATES = sorted(reachable())
+
+
+def item_in(known: Known, changes: Changes, in_flight_to: To = To.KEPT) -> Item:
+    lane: Lane[Item] = Lane(("ns", "topic"), 1, Namespace())
+    item = Item(1, lane, 0, 0, 1, LEASE if known[1] is Phase.LEASED else 0, 0, None, *known)
+    item.change = Change(item, To.KEPT, Cause.TTL) if changes[0] else None
+    item.in_flight = Change(item, in_flight_to, Cause.ACK, due_ms=LATER_MS) if changes[1] else None
+    return item
+
+
+def take(item: Item, step: Step, by: To | None) -> None:
+    """Call the method of `step`."""
+    change = item.in_flight or Change(item, by or To.KEPT, Cause.ACK)
+    if step is Step.SEND:
+        change = item.change or change
+    {
+        Step.ENTER: item.enter_window,
+        Step.LEAVE: item.leave_window,
+        Step.LEASE: lambda: item.give_lease(LEASE, 10, 100),
+        Step.UNLEASE: item.unlease,
+        Step.QUEUE: lambda: item.queue(Change(item, by or To.KEPT, Cause.ACK)),
+        Step.WITHDRAW: item.withdraw,
+        Step.SEND: lambda: item.send(change),
+        Step.RETRY: item.retry,
+        Step.DROP: item.drop,
+        Step.COMMIT: lambda: item.commit(change),
+    }[step]()
+
+
+def state_of(item: Item) -> tuple[Place, Phase, bool, bool]:
+    return (item.place, item.phase, item.change is not None, item.in_flight is not None)
+
+
+@pytest.mark.parametrize(("step", "by"), ALL, ids=lambda one: one.name.lower() if one is not None else "")
+def test_steps_follow_the_table(step: Step, by: To | None) -> None:
+    taken = 0
+    for known, changes in STATES:
+        item = item_in(known, changes, by or To.KEPT)
+        before = state_of(item)
+        after = NEXT.get((step, by, *known, *changes))
+        if after is None:
+            with pytest.raises(WrongStep):
+                take(item, step, by)
+            assert state_of(item) == before
+        else:
+            take(item, step, by)
+            assert state_of(item) == after
+            taken += 1
+    assert taken
+
+
+def test_each_state_of_the_table_is_reached() -> None:
+    assert {((key[2], key[3]), (key[4], key[5])) for key in NEXT} == set(STATES)
+
+
+def test_an_item_in_a_window_has_no_change() -> None:
+    """`give_lease` compares the phase only, because of this."""
+    assert [changes for known, changes in STATES if known == WINDOW] == [NONE]
+
+
+def test_a_change_that_waits_may_always_be_sent() -> None:
+    """`send` does not ask the table, because of this."""
+    assert {key[2:] for key in NEXT if key[0] is Step.SEND} == {
+        (*known, *changes) for known, changes in STATES if changes[0] and not changes[1]
+    }
+
+
+def test_an_ack_of_a_lease_may_always_be_queued() -> None:
+    """`ack_all` and `_changed` assign the parts of these two steps themselves."""
+    for known in product(Place, (Phase.LEASED,)):
+        assert (Step.QUEUE, To.GONE, *known, *NONE) in NEXT
+        assert NEXT[(Step.COMMIT, To.GONE, *known, *IN_FLIGHT)][1:] == (Phase.IDLE, *NONE)
+
+
+def test_a_wrong_step_says_which() -> None:
+    with pytest.raises(WrongStep, match="COMMIT of a change to LEASED from idle and in_flight"):
+        take(item_in((Place.READY, Phase.IDLE), IN_FLIGHT, To.LEASED), Step.COMMIT, To.LEASED)
+
+
+PARTS = {"phase", "place", "change", "in_flight"}
+OTHERS = {"self", "chunk", "part", "shard", "shard.keys"}  # of the same names; `Item` itself is a `self`
+INLINE = {
+    ("foqs/engine/ack.py", "change"),
+    ("foqs/engine/batch_apply.py", "in_flight"),
+    ("foqs/engine/batch_apply.py", "phase"),
+}
+
+
+def test_only_items_assign_their_state() -> None:
+    stores = {
+        (str(path.relative_to(ROOT)), node.attr)
+        for path in (ROOT / "foqs").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in PARTS
+        if ast.unparse(node.value) not in OTHERS
+    }
+    assert stores == INLINE
+
+
+def test_the_diagram_is_the_tables() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    begin, end = "<!-- item states: begin -->\n", "\n<!-- item states: end -->"
+    assert text.split(begin)[1].split(end)[0] == diagram()
+
+
+def test_each_known_state_has_a_name() -> None:
+    assert set(NAMES) == set(product(Place, Phase)) - {(Place.TIMER, Phase.WINDOW)}

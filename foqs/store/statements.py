@@ -7,7 +7,7 @@ TTL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from foqs.rows import Batch, DedupRow, Holding, LaneRow, NewItem
@@ -70,23 +70,38 @@ class Fence(NamedTuple):
 def writes(batch: Batch, dialect: Dialect, max_statement_bytes: int) -> list[Statement]:
     """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry."""
     made: list[Statement] = []
-    _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
-    _insert_keys(made, batch)
-    _insert_items(made, batch.inserts, max_statement_bytes)
-    keys = _pieces(batch.ready_gone, ROWS)
-    made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
-    made += _deletes(dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
+    if batch.lanes_new:
+        _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
+    if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
+        _insert_keys(made, batch)
+    if batch.inserts:
+        _insert_items(made, batch.inserts, max_statement_bytes)
+    if batch.ready_gone:
+        keys = _pieces(batch.ready_gone, ROWS)
+        made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
+    if batch.timer_gone:
+        _delete(made, dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
+    if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new:
+        _move(made, batch, dialect, max_statement_bytes)
+    if batch.expiry_gone:
+        expiries = _pieces(batch.expiry_gone, ROWS)
+        made += [Statement(dialect.delete_values("expiry", "id", ids, EXPIRY_OF_ITEM), None) for ids in expiries]
+    if batch.expiry_new:
+        _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
+    if batch.item_gone:
+        _delete(made, dialect, "item", "id", batch.item_gone)
+    if batch.lanes_gone:
+        _delete(made, dialect, "lane", "lane", batch.lanes_gone)
+    return made
+
+
+def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    """New metadata and times of changed items, and their new rows in `ready` and `timer`."""
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
     made += [_update(dialect, "deliver_after", piece) for piece in _pieces(times, _CASE_ROWS)]
     _insert(made, _READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
-    expiries = _pieces(batch.expiry_gone, ROWS)
-    made += [Statement(dialect.delete_values("expiry", "id", ids, EXPIRY_OF_ITEM), None) for ids in expiries]
-    _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
-    made += _deletes(dialect, "item", "id", batch.item_gone)
-    made += _deletes(dialect, "lane", "lane", batch.lanes_gone)
-    return made
 
 
 def _insert_keys(made: list[Statement], batch: Batch) -> None:
@@ -128,25 +143,28 @@ def _insert_items(made: list[Statement], items: list[NewItem], max_statement_byt
             ready.append(_NEW_READY % (key, item_id, size_bytes))
         if item.expires_at_ms:
             expiry.append(_TWO % (item.expires_at_ms, item_id))
-    made += [_values(_ITEM, piece) for piece in _pieces_by_bytes(bodies, max_statement_bytes)]
-    _insert(made, _READY, ready)
-    _insert(made, _TIMER, timer)
-    _insert(made, _EXPIRY, expiry)
+    _insert_pieces(made, _ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
+    if ready:
+        _insert(made, _READY, ready)
+    if timer:
+        _insert(made, _TIMER, timer)
+    if expiry:
+        _insert(made, _EXPIRY, expiry)
 
 
 def _insert(made: list[Statement], table: str, rows: list[str]) -> None:
-    made += [_values(table, piece) for piece in _pieces(rows, ROWS)]
+    _insert_pieces(made, table, _pieces(rows, ROWS))
 
 
-def _values(table: str, rows: list[str]) -> Statement:
-    return Statement(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows))
+def _insert_pieces(made: list[Statement], table: str, pieces: Iterable[list[str]]) -> None:
+    made += [Statement(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows)) for rows in pieces]
 
 
-def _deletes(
-    dialect: Dialect, table: str, column: str, values: list[int], index: str = "PRIMARY"
-) -> Iterator[Statement]:
-    for piece in _pieces(values, ROWS):
-        yield Statement(dialect.delete_values(table, column, piece, index), len(piece))
+def _delete(
+    made: list[Statement], dialect: Dialect, table: str, column: str, values: list[int], index: str = "PRIMARY"
+) -> None:
+    pieces = _pieces(values, ROWS)
+    made += [Statement(dialect.delete_values(table, column, piece, index), len(piece)) for piece in pieces]
 
 
 def _set_metadata(
@@ -176,13 +194,10 @@ def _dedup(row: DedupRow) -> str:
     return f"(x'{row.digest.hex()}',{row.content:d},{row.id:d},{row.expires_at_ms:d})"
 
 
-def _pieces(rows: list[Row], count: int) -> Iterator[list[Row]]:
+def _pieces(rows: list[Row], count: int) -> Sequence[list[Row]]:
     if len(rows) <= count:
-        if rows:
-            yield rows
-        return
-    for at in range(0, len(rows), count):
-        yield rows[at : at + count]
+        return (rows,) if rows else ()
+    return [rows[at : at + count] for at in range(0, len(rows), count)]
 
 
 def _pieces_by_bytes(rows: list[str], max_statement_bytes: int) -> Iterator[list[str]]:

@@ -92,16 +92,20 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
     if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
         shard.counters.transaction_rows += batch.rows
         shard.rows_changed += batch.rows
-        _lanes_committed(shard, batch)
+        if batch.lanes_new or batch.lanes_gone:
+            _lanes_committed(shard, batch)
         for chunk in batch.chunks:
             _stored(shard, chunk)
-        _changed(shard, batch.changes, now_ms)
+        if batch.changes:
+            _changed(shard, batch.changes, now_ms)
         left = batch.lanes_new
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
         _apply_mixed(shard, batch, result, now_ms)
         left = batch.lanes_new + ([] if result.committed else batch.lanes_gone)
-    dedup.transaction_applied(shard, batch.transaction, now_ms, committed=result.saved)
+    transaction = batch.transaction
+    if transaction is not None and (transaction.slots is not None or transaction.dedup_gone is not None):
+        dedup.transaction_applied(shard, transaction, now_ms, committed=result.saved)
     for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
         if not lane.total:
             shard.idle_lane(lane, now_ms)
@@ -282,14 +286,16 @@ def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
 
 
 def _apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-    pages.apply(shard, batch, result)
+    if batch.pages or batch.lanes_pages or batch.bodies:
+        pages.apply(shard, batch, result)
     if batch.look:
         _apply_look(shard, batch.look, result)
     if batch.due is not None:
         apply_due(shard, result.due, now_ms)
     if batch.expiring is not None:
         apply_expiring(shard, result.expiring, now_ms)
-    dedup.apply_reads(shard, batch, result, now_ms)
+    if batch.dedup_expired is not None or batch.give is not None or batch.copies:
+        dedup.apply_reads(shard, batch, result, now_ms)
     for at, listing in enumerate(batch.lists):
         if at < len(result.lists):
             listing.done(*result.lists[at], None)

@@ -9,7 +9,6 @@ from foqs.buffers.changes import emit
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import dedup, pages, slot_rows
 from foqs.engine.shard import Shard
-from foqs.ids import first_id
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
@@ -18,6 +17,7 @@ from foqs.rows import Batch, LaneRow
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
+_CLOSED = BreakerState.CLOSED
 _LOOK_ROWS = 32
 _IDLE_LANES = 100
 """Rows of empty lanes that one transaction removes."""
@@ -29,11 +29,14 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     """Return the next batch; None if there is no work, one is in flight, or the database is not asked for now."""
     if shard.in_flight is not None or shard.state not in (ShardState.SERVING, ShardState.DRAINING):
         return None
-    if shard.retry_at_ms(now_ms) or not shard.breaker.allows(now_ms):
+    if shard.pause_from_ms is not None and shard.retry_at_ms(now_ms):
+        return None
+    breaker = shard.breaker
+    if breaker.state is not _CLOSED and not breaker.allows(now_ms):
         return None
     if shard.lost or shard.unsettled is not None:
         return _begin(shard, ShardBatch(reconnect=True), now_ms)
-    if shard.breaker.state is BreakerState.HALF_OPEN:
+    if breaker.state is BreakerState.HALF_OPEN:
         return _begin(shard, ShardBatch(confirm=True), now_ms)
     batch = ShardBatch()
     transaction = _build_transaction(shard, batch, now_ms)
@@ -62,11 +65,12 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if shard.in_flight is not None:
         hangs_ms = shard.in_flight.begun_ms + shard.hang_ms + 1
         return hangs_ms if hangs_ms > now_ms else now_ms + shard.hang_ms
-    if shard.lost or shard.unsettled is not None or not shard.breaker.closed:
+    if shard.lost or shard.unsettled is not None or shard.breaker.state is not _CLOSED:
         return max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
     if shard.chunks or shard.changes or shard.looks or shard.lists:
         return shard.retry_at_ms(now_ms)
-    if shard.keys.gone is not None or shard.keys.wanted is not None or slot_rows.due(shard):
+    keys = shard.keys
+    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and slot_rows.due(shard)):
         return shard.retry_at_ms(now_ms)
     asked = shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted or shard.clock_wanted
     if asked and shard.state is ShardState.SERVING:
@@ -90,11 +94,17 @@ def _write_after_ms(shard: Shard) -> int:
 
 def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | None:
     transaction = Batch()
-    _take_inserts(shard, batch, transaction, now_ms)
-    _take_changes(shard, batch, transaction)
-    _take_leases(shard, batch, transaction, now_ms)
-    _take_idle_lanes(shard, batch, transaction, now_ms)
-    beside = dedup.fill_transaction(shard, batch, transaction)
+    if shard.chunks:
+        _take_inserts(shard, batch, transaction, now_ms)
+    if shard.changes:
+        _take_changes(shard, batch, transaction)
+    if shard.unwritten:
+        _take_leases(shard, batch, transaction, now_ms)
+    if shard.idle_lanes:
+        _take_idle_lanes(shard, batch, transaction, now_ms)
+    keys, beside = shard.keys, False
+    if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
+        beside = dedup.fill_transaction(shard, batch, transaction)
     if not (batch.chunks or batch.changes or batch.lanes_gone or beside):
         return None
     for row in transaction.timer_new:
@@ -110,7 +120,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
 
 def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     room_rows, room_bytes = shard.config.batch_rows, shard.max_batch_bytes
-    base, number = first_id(shard.number), shard.next_number
+    base, number = shard.first_id, shard.next_number
     chunks = shard.chunks
     while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
         chunk = chunks.popleft()
@@ -226,15 +236,19 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     if shard.state is ShardState.SERVING:
-        pages.add(shard, batch, now_ms)
+        if shard.pages_wanted or shard.bodies_wanted:
+            pages.add(shard, batch, now_ms)
         rows = shard.config.scan_rows
         if shard.timers.due_ms(now_ms) <= now_ms:
             batch.due = (shard.timers.begin(now_ms), rows)
         if shard.ttls.due_ms(now_ms) <= now_ms:
             batch.expiring = (shard.ttls.begin(now_ms), rows)
-    dedup.add_reads(shard, batch, now_ms)
-    batch.look = list(shard.looks)[:_LOOK_ROWS]
-    batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
+        if shard.keys.scan.due_ms(now_ms) <= now_ms:
+            batch.dedup_expired = (shard.keys.scan.begin(now_ms), rows)
+    if shard.looks:
+        batch.look = list(shard.looks)[:_LOOK_ROWS]
+    if shard.lists:
+        batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
     # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.
     reads = batch.pages or batch.lanes_pages or batch.bodies
     stale = reads and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2

@@ -93,11 +93,6 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
 # ------------------------------------------------------------------------------------------ batches
 
 
-def add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
-    if shard.state is ShardState.SERVING and shard.keys.scan.due_ms(now_ms) <= now_ms:
-        batch.dedup_expired = (shard.keys.scan.begin(now_ms), shard.config.scan_rows)
-
-
 def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots beside items. Return whether there are any."""
     slot_rows.fill_transaction(shard, batch, transaction)
@@ -119,9 +114,7 @@ def rows_of(shard: Shard, chunk: Chunk, now_ms: int) -> list[DedupRow]:
     ]
 
 
-def transaction_applied(shard: Shard, transaction: Batch | None, now_ms: int, *, committed: bool) -> None:
-    if transaction is None:
-        return
+def transaction_applied(shard: Shard, transaction: Batch, now_ms: int, *, committed: bool) -> None:
     if transaction.slots is not None:
         shard.keys.in_flight = None
         if committed:

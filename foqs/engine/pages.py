@@ -30,8 +30,6 @@ _LANES = 1_000
 
 def add(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     """Add the wanted pages and bodies; those that do not fit wait for the next batch."""
-    if not (shard.bodies_wanted or shard.pages_wanted):
-        return
     room_bytes = shard.residents.room_bytes(_BODY_READ_BYTES)
     room_bytes -= _add_bodies(shard, batch, room_bytes)
     if shard.pages_wanted:

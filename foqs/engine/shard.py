@@ -17,14 +17,17 @@ from foqs.counters import Counters
 from foqs.engine.lookups import Looks
 from foqs.engine.metrics import BatchMetrics
 from foqs.engine.shard_memory import ShardMemory
+from foqs.ids import first_id
 from foqs.item import Change, Item, Waits
 from foqs.item_states import Phase, Place, To
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import LaneKey
 from foqs.prefetch.residents import Residents
-from foqs.shardmgr.breaker import Breaker, BreakerSettings
+from foqs.shardmgr.breaker import Breaker, BreakerSettings, BreakerState
 from foqs.shardmgr.lifecycle import ShardState, moved
 
+# Members of enums, bound once for the hot path.
+_SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 RETRY_MS = 20
 """Pause after a passing failure that the breaker does not count as enough to open."""
 
@@ -38,6 +41,7 @@ class Shard(ShardMemory):
     ) -> None:  # fmt: skip
         super().__init__(config, residents, budget, counters)
         self.number = number
+        self.first_id = first_id(number)
         self.breaker = Breaker(breaker)
         self.batch_metrics = BatchMetrics()
         self.state = ShardState.ASSIGNED
@@ -86,8 +90,8 @@ class Shard(ShardMemory):
     def healthy(self, now_ms: int) -> bool:
         """Whether new work may be sent here and its items be merged."""
         return (
-            self.state is ShardState.SERVING
-            and self.breaker.closed
+            self.state is _SERVING
+            and self.breaker.state is _CLOSED
             and not self.lost
             and (self.in_flight is None or now_ms - self.in_flight.begun_ms <= self.hang_ms)
         )
@@ -102,11 +106,13 @@ class Shard(ShardMemory):
 
     def may_lease(self, now_ms: int) -> bool:
         """Whether leases may be given now: ownership was confirmed in time, and leases are written in time."""
-        if self.in_takeover_grace(now_ms):
+        if self.grace_from_ms is not None and self.in_takeover_grace(now_ms):
             return False
         if not self.confirmed(now_ms):
             self.confirm_wanted = True
             return False
+        if not self.unwritten:
+            return True
         oldest = self.oldest_unwritten_ms()
         return oldest is None or now_ms - oldest <= self.config.lease_write_delay_ms
 

@@ -64,7 +64,13 @@ class Breaker:
 
     def done(self, now_ms: int, *, ok: bool, latency_ms: float) -> None:
         """Record the end of a trip."""
-        self._count(ok, latency_ms)
+        self._trips.append((ok, latency_ms))
+        self._errors += not ok
+        self._latency_ms += latency_ms
+        while len(self._trips) > self.settings.trips:  # more than one after the settings changed
+            oldest_ok, oldest_ms = self._trips.popleft()
+            self._errors -= not oldest_ok
+            self._latency_ms -= oldest_ms
         if self.state is not BreakerState.CLOSED:
             self._close() if ok else self.trip(now_ms)
             return
@@ -73,15 +79,6 @@ class Breaker:
             return
         if self._errors >= settings.error_rate * trips or self._latency_ms >= settings.mean_latency_ms * trips:
             self.trip(now_ms)
-
-    def _count(self, ok: bool, latency_ms: float) -> None:
-        self._trips.append((ok, latency_ms))
-        self._errors += not ok
-        self._latency_ms += latency_ms
-        while len(self._trips) > self.settings.trips:  # more than one after the settings changed
-            oldest_ok, oldest_ms = self._trips.popleft()
-            self._errors -= not oldest_ok
-            self._latency_ms -= oldest_ms
 
     def trip(self, now_ms: int) -> None:
         """Open, or stay open for twice the previous pause."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from foqs.histogram import ROWS, SECONDS, Histogram
+from foqs.counters import ROWS, SECONDS, Histogram
 
 BOUNDS = (0.5, 1.0, 10.0)
 

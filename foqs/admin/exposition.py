@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from foqs.admin.families import FAMILIES, Family
-from foqs.histogram import Histogram
+from foqs.counters import Histogram
 
 Value = float | Histogram
 Rows = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]

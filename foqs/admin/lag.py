@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from foqs.histogram import SECONDS, Histogram
+from foqs.counters import SECONDS, Histogram
 
 _EVERY_S = 0.1
 

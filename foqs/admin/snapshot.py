@@ -15,10 +15,9 @@ from foqs.admin.exposition import Rows, Value
 from foqs.admin.families import FAMILIES
 from foqs.admin.topics import TopicCounts, topic_rows
 from foqs.admin.view import View
-from foqs.counters import NO_NAME, Counters, Namespaces
+from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.shard import Shard
 from foqs.errors import Code
-from foqs.histogram import Histogram
 from foqs.item import Item
 from foqs.prefetch.lane import Lane, LaneKey
 from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters

@@ -24,7 +24,11 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     shard.in_flight = None
     ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
     shard.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
-    shard.batch_metrics.ended(batch, result)
+    metrics = shard.batch_metrics
+    metrics.seconds.observe(result.latency_ms / 1000)
+    if batch.transaction is not None:
+        metrics.transaction_seconds.observe(result.transaction_ms / 1000)
+        metrics.transaction_rows.observe(batch.rows)
     shard.lost = shard.lost or result.down
     shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
     if (result.down or result.disk_full) and shard.breaker.closed:

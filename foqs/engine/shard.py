@@ -13,9 +13,8 @@ from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Keys
 from foqs.buffers.shard_batch import ListRead, ShardBatch
 from foqs.config.schema import HostSection
-from foqs.counters import Counters
+from foqs.counters import BatchMetrics, Counters
 from foqs.engine.lookups import Looks
-from foqs.engine.metrics import BatchMetrics
 from foqs.engine.shard_memory import ShardMemory
 from foqs.ids import first_id
 from foqs.item import Change, Item, Waits

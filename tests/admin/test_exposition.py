@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foqs.admin.exposition import render
 from foqs.admin.families import FAMILIES
-from foqs.histogram import Histogram
+from foqs.counters import Histogram
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `((?:foqs|process|python)_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any, Protocol
 
+from foqs.counters import Namespaces
 from foqs.errors import FoqsError, Unavailable
 from foqs.rpc.counters import RpcCounters
 from foqs.rpc.request_log import RequestLog
 from foqs.wire.methods import ServedMethod
+from foqs.wire.protocol import FRAME_HEAD_BYTES
 from foqs.wire.reply_encoder import ReplyEncoder, TooLarge
 
 
@@ -20,6 +22,7 @@ class CallConnection(Protocol):
     trusted: bool
     counters: RpcCounters
     encoder: ReplyEncoder
+    namespaces: Namespaces
     requests: RequestLog
 
     def is_closing(self) -> bool: ...
@@ -48,6 +51,7 @@ class Call:
         "_seqid",
         "begun_s",
         "certified",
+        "method",
         "on_lost",
         "peer",
         "request",
@@ -65,6 +69,7 @@ class Call:
     ) -> None:
         self._connection: CallConnection | None = connection
         self._called = called
+        self.method: str = called.name
         self._seqid = seqid
         self._answered = False
         self.begun_s = connection.requests.now_s()
@@ -74,10 +79,6 @@ class Call:
         self.certified = connection.certified
         self.on_lost: Callable[[], None] | None = None
         self.within: Container[str] | None = None
-
-    @property
-    def method(self) -> str:
-        return self._called.name
 
     def reply(self, response: Any) -> bool:
         """Answers with the struct that the method declares.
@@ -147,10 +148,21 @@ class Call:
         else:
             self._fail_internally(connection, error)
 
-    def settled(self) -> None:
-        """End the call: it was answered."""
+    def settled(self, answer_bytes: int) -> None:
+        """End the call: an answer with so many bytes is written."""
+        connection, self._connection = self._connection, None
         self._answered = True
-        self._connection = None
+        if connection is None:
+            return
+        method, request, requests = self.method, self.request, connection.requests
+        counters = connection.counters.methods[method]
+        counters.calls += 1
+        counters.request_bytes += self.request_bytes + FRAME_HEAD_BYTES
+        counters.answer_bytes += answer_bytes
+        took_s = requests.now_s() - self.begun_s
+        connection.namespaces.of(getattr(request, "ns", None)).seconds[method].observe(took_s)
+        if took_s > requests.slow_s:
+            requests.took(method, request, self.peer, took_s, answered=True)
 
     def _ready(self) -> CallConnection | None:
         if self._answered:

@@ -41,13 +41,14 @@ class ServedConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_output_bytes",
         "_reading", "_server", "_taken_bytes", "_transport", "_turn_due", "certified", "counters",
-        "encoder", "host", "peer", "requests", "seen", "trusted",
+        "encoder", "host", "namespaces", "peer", "requests", "seen", "trusted",
     )  # fmt: skip
 
     def __init__(self, server: ConnectionHub[ServedConnection]) -> None:
         self._server = server
         self.counters = server.counters
         self.encoder = server.encoder
+        self.namespaces = server.namespaces
         self.requests = server.requests
         self.host = self.peer = ""
         self.certified: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         server = self._server
         if self._arrival is not None and self._arrival.known:
             return self._arrival.room(server.scratch)
-        if self._call is None and not self._behind and server.has_room():
+        if self._call is None and not self._behind and server.budget.used_bytes <= server.room_bytes:
             return server.scratch
         return server.scratch[: max(1, self._behind_limit() - len(self._behind))]
 
@@ -166,17 +167,17 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     def answer(self, call: Call, frame: bytes) -> None:
         """Send the answer to the call in progress, and go on with the frames behind it."""
-        call.settled()
         self._call = None
         self._answer_bytes = len(frame)
-        self._server.answered(call, len(frame))
+        call.settled(len(frame))
         if call.request_bytes > SMALL_BYTES:
             self._server.admission.answered(self.host, call.request_bytes)
         self._transport.write(frame)
         if self._server.draining:
             self.finish()
         elif not self._cutting:
-            self._go_on()
+            if self._behind:
+                self._go_on()
             self._settle()
 
     def admitted(self) -> None:
@@ -348,7 +349,8 @@ class ServedConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------------------ bringing in line
 
     def _behind_limit(self) -> int:
-        return BEHIND_BYTES if self._server.has_room() else FRAME_HEAD_BYTES
+        server = self._server
+        return BEHIND_BYTES if server.budget.used_bytes <= server.room_bytes else FRAME_HEAD_BYTES
 
     def _settle(self) -> None:
         call = self._call

@@ -20,7 +20,6 @@ from foqs.rpc.call import Call
 from foqs.rpc.counters import counters_of
 from foqs.rpc.frames import Frames
 from foqs.rpc.request_log import RequestLog
-from foqs.wire.protocol import FRAME_HEAD_BYTES
 from foqs.wire.reply_encoder import ReplyEncoder
 from foqs.wire.request_decoder import RequestDecoder
 
@@ -66,7 +65,9 @@ class ConnectionHub(Generic[C]):
         self.loop: asyncio.AbstractEventLoop
         self.admission: Admission
         self.places = Places()
-        self._room_bytes = budget.limit_bytes - max(self.frames.small_share_bytes, _SCRATCH_BYTES)
+        # While the budget has more in use, only the lengths of frames are read, and small frames are admitted one by
+        # one to the share that is theirs.
+        self.room_bytes = budget.limit_bytes - max(self.frames.small_share_bytes, _SCRATCH_BYTES)
         self._connections: set[C] = set()
         # Bytes of its answer that a peer has not taken, and since when.
         self._stalled: dict[C, tuple[int, float]] = {}
@@ -100,24 +101,6 @@ class ConnectionHub(Generic[C]):
         self._stalled.pop(connection, None)
         if not self._connections:
             self._emptied.set()
-
-    def answered(self, call: Call, answer_bytes: int) -> None:
-        """An answer with so many bytes was written."""
-        method = call.method
-        counters = self.counters.methods[method]
-        counters.calls += 1
-        counters.request_bytes += call.request_bytes + FRAME_HEAD_BYTES
-        counters.answer_bytes += answer_bytes
-        namespace = self.namespaces.of(getattr(call.request, "ns", None))
-        took_s = self.requests.now_s() - call.begun_s
-        namespace.seconds[method].observe(took_s)
-        if took_s > self.requests.slow_s:
-            self.requests.took(method, call.request, call.peer, took_s, answered=True)
-
-    def has_room(self) -> bool:
-        """Whether a read may bring bytes of any frame. If not, only the lengths of frames are read, and small frames
-        are admitted one by one to the share that is theirs."""
-        return self.budget.used_bytes <= self._room_bytes
 
     def stalled(self, connection: C, output_bytes: int) -> None:
         """The peer does not take its answer."""

@@ -22,7 +22,9 @@ def serve(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]],
     if not call.found:
         return False
     call.done = True
-    state.alarm(now_ms + state.config.host.lease_write_delay_ms // 2)
+    write_ms = now_ms + state.config.host.lease_write_delay_ms // 2
+    if write_ms < state.timer_ms:
+        state.alarm(write_ms)
     committing: Committing | None = None
     for index, (shard, item, _) in enumerate(call.found):
         if item.at_most_once:

@@ -107,8 +107,10 @@ class Engine(State):
         sizes: Sequence[int], now_ms: int, timeout_ms: int,
     ) -> None:  # fmt: skip
         """Store `items` (all checked); `sizes` are the bytes of each body."""
-        self.deadlines.push(now_ms + timeout_ms, call)
-        self.alarm(now_ms + timeout_ms)
+        until_ms = now_ms + timeout_ms
+        self.deadlines.push(until_ms, call)
+        if until_ms < self.timer_ms:
+            self.alarm(until_ms)
         enqueue.place_all(self, call, indices, items, keys, sizes, now_ms)
 
     def stores(self, now_ms: int) -> bool:
@@ -153,8 +155,10 @@ class Engine(State):
 
     def ack(self, call: ItemsCall, acks: Sequence[ack.Acked], ns: str | None, now_ms: int, timeout_ms: int) -> None:
         """Ack each of `acks`."""
-        self.deadlines.push(now_ms + timeout_ms, call)
-        self.alarm(now_ms + timeout_ms)
+        until_ms = now_ms + timeout_ms
+        self.deadlines.push(until_ms, call)
+        if until_ms < self.timer_ms:
+            self.alarm(until_ms)
         ack.ack_all(self, call, acks, ns, now_ms)
 
     def settle(

@@ -15,7 +15,7 @@ from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
-from foqs.leases.deadlines import Deadlines
+from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.prefetch.lane import LaneKey
 from foqs.prefetch.residents import Residents
 from foqs.shardmgr.lifecycle import ShardState
@@ -63,6 +63,7 @@ class State:
         self.served = callbacks.served
         self.became_ready = callbacks.became_ready
         self.left_waiting = callbacks.left_waiting
+        self.timer_ms = NEVER_MS  # when `tick` is called next, if that is known: an alarm before it has to be set
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
         self.counters = Counters(Namespaces(config.admin.namespaces))
         self.shards: dict[int, Shard] = {}

@@ -30,7 +30,6 @@ class Ticker:
         self._clock = clock
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = NEVER_MS
         self._pump_due = False
 
     def arm(self) -> None:
@@ -57,17 +56,19 @@ class Ticker:
 
     def alarm(self, at_ms: int) -> None:
         """Set the timer to `at_ms`, unless it is set to an earlier time."""
-        if at_ms >= self._timer_ms and self._timer is not None:
+        engine = self._engine()
+        if at_ms >= engine.timer_ms:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ms = at_ms
+        engine.timer_ms = at_ms
         delay_s = max(0.0, (at_ms - self._clock.now_ms()) / 1000)
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._timer_ms = NEVER_MS
+        engine = self._engine()
+        engine.timer_ms = NEVER_MS
         self._timekeeper().look()
-        self._engine().tick(self._clock.now_ms())
+        engine.tick(self._clock.now_ms())
         self.arm()

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -242,14 +243,11 @@ class ShardRunner:
     def _submit(self, shard: Shard, batch: ShardBatch) -> None:
         thread = self._threads[shard.number]
 
-        def done(result: BatchResult) -> None:
-            self._finished(shard, thread, batch, result)
-
         def crashed(error: Exception) -> None:
             log.error("shard.crashed", shard=shard.number, exc_info=error)
             self._finished(shard, thread, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
 
-        thread.submit(batch, done, crashed)
+        thread.submit(batch, partial(self._finished, shard, thread, batch), crashed)
 
     def _finished(self, shard: Shard, thread: ShardThread, batch: ShardBatch, result: BatchResult) -> None:
         if result.error:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
@@ -238,7 +239,7 @@ class ShardThread:
                 fault = error
                 self._deliver(lambda: crashed(fault))
                 return
-            self._deliver(lambda: done(result))
+            self._deliver(partial(done, result))
 
         self._jobs.put(job)
 

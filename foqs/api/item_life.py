@@ -73,7 +73,7 @@ class ItemLife:
             waiting.refused([index], error)
         if waiting.done:
             return
-        quota, deadline_ms = self._quotas.of(ns), now_ms + timeout_ms
+        quota, deadline_ms = self._quotas.of(ns) if self._quotas.used else None, now_ms + timeout_ms
         if quota is None or self._was_charged(request):
             self._store(waiting, taken, request, deadline_ms)
         else:
@@ -122,15 +122,10 @@ class ItemLife:
         validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
         ns = validation.name(request.ns, "ns", limits)
         wants = validation.counted(request.wants, "wants", limits.request_topics)
-        keys = [((ns, validation.name(want.topic, "topic", limits)), want.count or 0) for want in wants]
-        if len({key for key, _ in keys}) != len(keys):
-            raise Invalid("a topic stands in wants more than once")
-        validation.within(min(count for _, count in keys), "count", 1, limits.request_items, 1)
-        validation.within(sum(count for _, count in keys), "the sum of the counts", 1, limits.request_items, 1)
+        keys, names_bytes = validation.topics(ns, wants, limits)
         lease_ms = validation.within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         timeout_ms = validation.timeout_ms(request, limits)
-        names_bytes = len(ns.encode()) + max(len(key[1].encode()) for key, _ in keys)
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)

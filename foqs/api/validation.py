@@ -59,6 +59,22 @@ def within(value: int | None, what: str, low: int, high: int, default: int) -> i
     return value
 
 
+def topics(ns: str, wants: list[Any], limits: Limits) -> tuple[list[tuple[LaneKey, int]], int]:
+    """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take."""
+    found: dict[LaneKey, int] = {}
+    longest_bytes = 0
+    for want in wants:
+        topic = name(want.topic, "topic", limits)
+        found[(ns, topic)] = want.count or 0
+        longest_bytes = max(longest_bytes, len(topic.encode()))
+    if len(found) != len(wants):
+        raise Invalid("a topic stands in wants more than once")
+    counts = found.values()
+    within(min(counts), "count", 1, limits.request_items, 1)
+    within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
+    return list(found.items()), len(ns.encode()) + longest_bytes
+
+
 def blob(value: bytes | None, what: str, most: int) -> bytes | None:
     if value is not None and len(value) > most:
         raise Invalid(f"{what} has {len(value)} bytes, more than {most}")

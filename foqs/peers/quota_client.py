@@ -62,7 +62,9 @@ class QuotaClient:
         self.coordinator = QuotaCoordinator(
             engine, self.of, self._routing, self._ask, now_ms, monotonic_ms, later, slot_missing
         )
-        if self._general is not None or any(self._own.values()):
+        self.used = self._general is not None or any(self._own.values())
+        """Whether a namespace may have a quota."""
+        if self.used:
             later(BEAT_MS, self._beat)
 
     def of(self, ns: str) -> Quota | None:

@@ -216,9 +216,9 @@ class _Feed:
     def read(self, max_bytes: int) -> bytes:
         """Never more than `max_bytes`: the transport copies without looking."""
         frame, position = self._frame, self._position
-        if position == 0 and len(frame) <= max_bytes:
-            self._position = len(frame)
-            return frame
+        if position == 0 and len(frame) + len(_MARKER) <= max_bytes:
+            self._position, self._marker = len(frame), b""
+            return frame + _MARKER
         if position < len(frame):
             self._position = position + max_bytes
             return frame[position : position + max_bytes]

@@ -35,6 +35,11 @@ def place_all(
     now_ms: int,
 ) -> None:
     """Cut `items` into chunks that fit a transaction and places each. `sizes` are the bytes of each body."""
+    if len(items) == 1:
+        chunk = Chunk(call, indices, items, keys, sizes[0])
+        call.chunks.append(chunk)
+        place(state, chunk, now_ms)
+        return
     most_bytes = min((shard.max_batch_bytes for shard in state.serving), default=1 << 20) // 2
     for start, end, size in cut(sizes, most_bytes):
         chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size)
@@ -57,7 +62,9 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     shard = _choose(room, state.rng, now_ms)
     shard.chunks.append(chunk)
     shard.chunk_rows += len(chunk.items)
-    state.touch(shard)
+    if not state.dirty:  # `touch`
+        state.wake()
+    state.dirty[shard] = None
 
 
 def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> None:

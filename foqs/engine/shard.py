@@ -153,7 +153,7 @@ class Shard(ShardMemory):
         """Whether there is room for `chunk`: for its rows, and for its lanes."""
         if self.chunk_rows + len(self.changes) >= self.config.pending_rows:
             return False
-        return self.takes_lanes(chunk)
+        return len(self.lanes) < self.config.lanes or self.takes_lanes(chunk)
 
     def takes_lanes(self, chunk: Chunk) -> bool:
         return len(self.lanes) < self.config.lanes or all(key in self.lanes for key in chunk.keys)

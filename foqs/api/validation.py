@@ -153,7 +153,9 @@ class Intake:
         delivery = spec.delivery
         if delivery not in (AT_LEAST_ONCE, AT_MOST_ONCE):
             raise Invalid("delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE")
-        due_ms = self._due_ms(spec)
+        due_ms = 0
+        if spec.deliver_after_ms is not None or spec.delay_ms is not None:
+            due_ms = self._due_ms(spec)
         lease_ms = expires_at_ms = 0
         if spec.lease_ms is not None:
             lease_ms = within(spec.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
@@ -178,8 +180,6 @@ class Intake:
     def _due_ms(self, spec: Any) -> int:
         """Return when the item may be delivered; 0 for now (a time in the past means now)."""
         at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
-        if at_ms is None and delay_ms is None:
-            return 0
         most = self._limits.delay_max_ms
         if delay_ms is not None:
             if at_ms is not None:

@@ -1,8 +1,8 @@
 """Keys of foqs.toml: the marks that a section gives them, and their description without a configuration.
 
-A section is a class of `Section`; its keys are fields with a description. `Live[...]` marks a key that SIGHUP changes
-in a running host. `Secret` (or `SecretUrl`, `SecretPair`) marks a key that is never shown. A second key, with the
-suffix `_file`, names a file to read it from.
+A section is a class of `Section`; its keys are fields, each with its description below it. `Live[...]` marks a key that
+SIGHUP changes in a running host. `Secret` (or `SecretUrl`, `SecretPair`) marks a key that is never shown. A second key,
+with the suffix `_file`, names a file to read it from.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ SecretPair = Annotated[str, SecretMark(masked_pair)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         fields = type(self).model_fields
@@ -88,7 +90,7 @@ class Key:
 
     @property
     def description(self) -> str:
-        return self.field.description or ""
+        return " ".join((self.field.description or "").split())
 
     @property
     def env(self) -> str:

@@ -5,31 +5,344 @@ values on which all hosts must agree (`confirm_ms`, frames), settings of open so
 sizes of memory that is allocated at the start.
 """
 
-from foqs.config.access_sections import AuthSection, QuotaKeys, QuotasSection, TlsSection
-from foqs.config.host_sections import (
-    ADMIN_DISTANCE,
-    AdminSection,
-    BreakerSection,
-    HostSection,
-    LimitsSection,
-    LogSection,
-    ServerSection,
-)
-from foqs.config.storage_sections import ShardSection, StoreSection, ZookeeperSection
+from __future__ import annotations
 
-__all__ = [
-    "ADMIN_DISTANCE",
-    "AdminSection",
-    "AuthSection",
-    "BreakerSection",
-    "HostSection",
-    "LimitsSection",
-    "LogSection",
-    "QuotaKeys",
-    "QuotasSection",
-    "ServerSection",
-    "ShardSection",
-    "StoreSection",
-    "TlsSection",
-    "ZookeeperSection",
-]
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from foqs.config.fields import Live, Secret, SecretPair, SecretUrl, Section, refuse
+from foqs.ids import MAX_SHARD
+from foqs.quota import Quota
+from foqs.shard_urls import refusal_of
+
+MiB = 1 << 20
+ADMIN_DISTANCE = 2000
+"""Distance of the admin port from the server's, unless it is set."""
+_HOST_PORT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
+_ROOT = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+
+
+class ServerSection(Section):
+    """The address and the name of this host."""
+
+    id: str = Field(default="host-1", min_length=1, max_length=200)
+    """The host's name. It must stay the same after a restart. In a cluster the default is the machine's name and the
+    port."""
+    host: str = "127.0.0.1"
+    """The host listens on this address."""
+    port: int = Field(default=7707, ge=0, le=65_535)
+    """The host listens on this port. 0 picks a free one."""
+    advertise: str | None = None
+    """Clients and other hosts connect to this host:port. Not set: the listening address, or the machine's name if that
+    is 0.0.0.0."""
+    max_connections: Live[int] = Field(default=10_000, ge=1)
+    """At most this many connections are open; the host closes further ones at once. Lowering it live closes none."""
+    max_connections_per_address: Live[int] = Field(default=2_000, ge=1)
+    """At most this many connections are open from one client address; the host closes and logs further ones. Raise it,
+    up to max_connections, if many clients share an address (load balancer, proxy, NAT)."""
+    requests_per_second_per_address: int | None = Field(default=None, ge=1, le=1_000_000)
+    """One client address may send this many requests a second; further ones get OVERLOADED. An idle address may send
+    one second's requests at once. Not set: no limit."""
+    idle_connection_ms: Live[int] = Field(default=3_600_000, ge=1_000)
+    """The host closes a connection without a request for this long."""
+    frame_read_ms: Live[int] = Field(default=30_000, ge=100)
+    """The host closes a connection if a frame takes longer than this to arrive, or a reply to be read."""
+    grace_ms: Live[int] = Field(default=10_000, ge=0)
+    """After SIGTERM the host has this long to finish requests. In a cluster it first has the same time again to hand
+    over its shards."""
+
+    @property
+    def open_files(self) -> int:
+        """Open files that a host needs: its connections, and a reserve for shards and other hosts."""
+        return self.max_connections + 1_000
+
+
+class LogSection(Section):
+    """The log on stderr (docs/logs.md). Commands other than `dev` and `serve` read it from the environment only."""
+
+    level: Live[Literal["debug", "info", "warning", "error"]] = "info"
+    """The host writes events of this level and above."""
+    format: Literal["console", "json"] = "console"
+    """console is for people; json writes one object a line."""
+    slow_request_ms: Live[int] = Field(default=5_000, ge=0)
+    """The host logs a request that takes this much longer than the wait it asked for. 0: never."""
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _lower(cls, level: object) -> object:
+        return level.lower() if isinstance(level, str) else level
+
+
+class LimitsSection(Section):
+    """Bounds on requests. Lowering one does not change stored items."""
+
+    payload_bytes: Live[int] = Field(default=1 * MiB, ge=1, le=8 * MiB)
+    """Largest payload of an item."""
+    metadata_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
+    """Largest metadata of an item."""
+    headers_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
+    """Largest headers of an item, names and values together."""
+    name_bytes: Live[int] = Field(default=255, ge=1, le=255)
+    """Longest name of a namespace or topic, and longest dedup_key."""
+    request_items: int = Field(default=10_000, ge=1, le=100_000)
+    """Most items in a request or its reply."""
+    frame_bytes: int = Field(default=16_384_000, ge=4096, le=64 * MiB)
+    """Largest request or reply. The largest item must fit in."""
+    lease_min_ms: Live[int] = Field(default=100, ge=1)
+    """Shortest lease that a request may ask for."""
+    lease_max_ms: Live[int] = Field(default=12 * 3_600_000, ge=1, le=(1 << 31) - 1)
+    """Longest lease that a request may ask for."""
+    lease_default_ms: Live[int] = Field(default=30_000, ge=1)
+    """Length of a lease if neither the consumer nor the item gives one."""
+    delay_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=0)
+    """Longest delay of an enqueue or a nack."""
+    ttl_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=1)
+    """Longest time to live."""
+    wait_max_ms: Live[int] = Field(default=600_000, ge=0)
+    """Longest wait of a dequeue for items."""
+    timeout_default_ms: Live[int] = Field(default=30_000, ge=1)
+    """Time-out of a request that gives none."""
+    timeout_max_ms: Live[int] = Field(default=600_000, ge=1)
+    """Longest time-out that a request may give."""
+    dedup_window_ms: Live[int] = Field(default=86_400_000, ge=1_000, le=366 * 86_400_000)
+    """Time after its enqueue for which the host remembers a dedup_key."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LimitsSection:
+        item_bytes = self.payload_bytes + self.metadata_bytes + self.headers_bytes + 65_536
+        refuse(
+            {
+                "lease_default_ms must be between lease_min_ms and lease_max_ms": not (
+                    self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms
+                ),
+                "the largest item does not fit a frame: raise frame_bytes or lower payload_bytes": (
+                    item_bytes > self.frame_bytes
+                ),
+            }
+        )
+        return self
+
+
+class HostSection(Section):
+    """Memory, batches and delays inside a host."""
+
+    budget_bytes: int = Field(default=128 * MiB, ge=1 * MiB)
+    """Memory for requests, items and replies together. At least two frames must fit in."""
+    input_share: Live[float] = Field(default=0.5, gt=0, lt=1)
+    """Share of the budget for enqueues that wait to be stored; further enqueues get OVERLOADED."""
+    lease_write_delay_ms: Live[int] = Field(default=200, ge=0, le=10_000)
+    """The host delays the write of a lease by this much. An ack within that time saves the write."""
+    confirm_ms: int = Field(default=1_000, ge=50)
+    """An owner whose database has not confirmed it for this long delivers no items. Give all hosts the same value."""
+    merge_wait_ms: Live[int] = Field(default=50, ge=0)
+    """Longest wait of a dequeue for the next page of one shard; then it delivers from the other shards."""
+    window_rows: Live[int] = Field(default=4_096, ge=16)
+    """Most ready items in memory for a topic in a shard."""
+    page_rows: Live[int] = Field(default=1_000, ge=1, le=4_096)
+    """Most ready items read in one query."""
+    batch_rows: Live[int] = Field(default=2_000, ge=1, le=100_000)
+    """Most inserts in a transaction; twice that number of other changes."""
+    scan_rows: Live[int] = Field(default=1_000, ge=1, le=10_000)
+    """Most due or expired items read in one query."""
+    pending_rows: Live[int] = Field(default=100_000, ge=1)
+    """Most inserts and changes that wait for a shard; further ones get OVERLOADED."""
+    leases: Live[int] = Field(default=50_000, ge=1)
+    """Most written leases in memory for a shard; the host reads older ones from the database again."""
+    lanes: Live[int] = Field(default=100_000, ge=1)
+    """Most topics in a shard."""
+    lane_idle_ms: Live[int] = Field(default=600_000, ge=0)
+    """The host removes the row of a topic empty for this long, or at once if a shard nears `lanes`."""
+    clock_jump_ms: int = Field(default=500, ge=10)
+    """The host sets its clock to the databases' clocks if it differs by more than this."""
+
+
+class AdminSection(Section):
+    """The HTTP port for metrics and health checks."""
+
+    enabled: bool = True
+    """The host opens the port."""
+    host: str = "127.0.0.1"
+    """The port is open on this address."""
+    port: int | None = Field(default=None, ge=0, le=65_535)
+    """The number of the port; 0 picks a free one. Not set: 2000 above server.port."""
+    namespaces: int = Field(default=50, ge=0, le=1_000)
+    """This many namespaces have series of their own; the rest share one."""
+    topics: int = Field(default=200, ge=0, le=10_000)
+    """This many topics have series of their own: those with the most ready items."""
+
+
+class BreakerSection(Section):
+    """The circuit breaker of a shard: it pauses calls to a database that fails, hangs or is slow."""
+
+    trips: Live[int] = Field(default=50, ge=1)
+    """The breaker judges this many of the last calls to the database."""
+    min_trips: Live[int] = Field(default=5, ge=1)
+    """The breaker does not judge fewer calls than this."""
+    error_rate: Live[float] = Field(default=0.5, gt=0, le=1)
+    """The breaker opens at this share of failed calls."""
+    mean_latency_ms: Live[float] = Field(default=2_000.0, gt=0)
+    """The breaker opens at this mean latency."""
+    hang_ms: Live[int] = Field(default=1_000, ge=10)
+    """The breaker opens if a single call takes longer than this."""
+    pause_ms: Live[int] = Field(default=200, ge=1)
+    """Pause before the next try; it doubles with each failure."""
+    max_pause_ms: Live[int] = Field(default=2_000, ge=1)
+    """Longest pause."""
+
+
+class StoreSection(Section):
+    """Connections to the shards' databases."""
+
+    connect_timeout_ms: int = Field(default=3_000, ge=100)
+    """Time-out of a connect."""
+    io_timeout_ms: int = Field(default=10_000, ge=100)
+    """Time-out of a statement."""
+    state_dir: Path | None = None
+    """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, beside
+    foqs.toml."""
+
+
+class ZookeeperSection(Section):
+    """The cluster that this host belongs to."""
+
+    hosts: str
+    """host:port of each ZooKeeper server, separated by commas."""
+    root: str = "/foqs"
+    """The data of the cluster is below this node."""
+    session_timeout_ms: int = Field(default=10_000, ge=1_000)
+    """After this time without contact, ZooKeeper gives up a host, and its shards move to other hosts."""
+    auth_scheme: Literal["digest", "sasl"] | None = None
+    """Scheme of auth_credential; sasl is DIGEST-MD5. Set both keys or neither."""
+    auth_credential: SecretPair | None = None
+    """user:password for ZooKeeper."""
+    acl: Literal["open", "creator"] = "open"
+    """creator: only this credential can read and change the nodes that this host creates."""
+    balance_every_ms: Live[int] = Field(default=60_000, ge=1_000)
+    """Time between two rounds of balancing."""
+    max_moves: Live[int] = Field(default=10, ge=1)
+    """Most shards that move in one round of balancing."""
+    settle_ms: int = Field(default=1_000, ge=0)
+    """A new cluster waits this long for further hosts before it assigns shards."""
+    handover_ms: int = Field(default=5_000, ge=0)
+    """A request for a shard that is moving waits up to this long for the new owner."""
+    tls: bool = False
+    """`hosts` are secure client ports. Each certificate must name its host."""
+    tls_ca_file: Path | None = None
+    """Certificate authorities (PEM), in addition to those of the system."""
+    tls_cert_file: Path | None = None
+    """Certificate (PEM) of this host for ZooKeeper."""
+    tls_key_file: Path | None = None
+    """Private key (PEM) of tls_cert_file."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _host_ports(cls, hosts: str) -> str:
+        parts = [part.strip() for part in hosts.split(",")]
+        if not all(_HOST_PORT.fullmatch(part) and int(part.rpartition(":")[2]) in range(1, 65_536) for part in parts):
+            raise ValueError("not host:port, or several of them separated by commas")
+        return ",".join(parts)
+
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, root: str) -> str:
+        if not _ROOT.fullmatch(root) or {".", "..", "zookeeper"} & set(root.split("/")):
+            raise ValueError("not an absolute path such as /foqs")
+        return root
+
+    @field_validator("auth_credential")
+    @classmethod
+    def _user_and_password(cls, credential: str | None) -> str | None:
+        if credential is not None and not re.fullmatch(r"[^:]+:.+", credential, re.DOTALL):
+            raise ValueError("not user:password")
+        return credential
+
+    @model_validator(mode="after")
+    def _complete(self) -> ZookeeperSection:
+        lone = (self.auth_scheme is None) != (self.auth_credential is None)
+        refuse(
+            {
+                "auth_scheme and auth_credential go together": lone,
+                "acl = creator needs auth_scheme and auth_credential": (
+                    self.acl == "creator" and self.auth_scheme is None
+                ),
+                "tls_*_file without tls = true": not self.tls
+                and any((self.tls_ca_file, self.tls_cert_file, self.tls_key_file)),
+                "tls_cert_file and tls_key_file go together": (self.tls_cert_file is None)
+                != (self.tls_key_file is None),
+            }
+        )
+        return self
+
+
+class ShardSection(Section):
+    """A shard of a host without a cluster. In a cluster the shards are in ZooKeeper (`foqs shards add`)."""
+
+    id: int = Field(ge=1, le=MAX_SHARD)
+    """The shard's number. It must never change: it is part of every item's id."""
+    url: SecretUrl = Field(min_length=1)
+    """SQLAlchemy URL of the shard's database: mysql+pymysql, mysql+mysqldb or sqlite."""
+
+    @field_validator("url")
+    @classmethod
+    def _accepted(cls, url: str) -> str:
+        if (why := refusal_of(url)) is not None:
+            raise ValueError(why)
+        return url
+
+
+class TlsSection(Section):
+    """TLS on the Thrift port and between hosts. A host shows its certificate as a client of other hosts, too."""
+
+    cert_file: Path
+    """Certificate (PEM), followed by its intermediate certificates."""
+    key_file: Path
+    """Private key (PEM) of cert_file."""
+    ca_file: Path | None = None
+    """Certificate authorities (PEM) of clients and of other hosts. Not set: for hosts, the system's."""
+    client_certificates: Literal["none", "optional", "required"] = "none"
+    """Whether clients must show a certificate from an authority in ca_file."""
+
+    @model_validator(mode="after")
+    def _verifiable(self) -> TlsSection:
+        refuse({"client_certificates needs ca_file": self.client_certificates != "none" and self.ca_file is None})
+        return self
+
+
+class AuthSection(Section):
+    """Rights of callers. Without principals_file every caller may do everything."""
+
+    principals_file: Path | None = None
+    """This file names the principals and their rights (docs/security.md)."""
+    cluster_secret: Secret | None = Field(default=None, min_length=32)
+    """Hosts prove with this secret that they belong to the cluster. Give all hosts the same one."""
+
+
+class QuotaKeys(Section):
+    """A quota of a namespace, for all hosts together."""
+
+    enqueues_per_second: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Most items enqueued in a second. Not set: no limit."""
+    burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Most items enqueued at once after a pause. Not set: enqueues_per_second."""
+    stored_items: int | None = Field(default=None, ge=1)
+    """Most items stored, in any state. Not set: no limit."""
+
+    @model_validator(mode="after")
+    def _burst_of_a_rate(self) -> QuotaKeys:
+        refuse({"burst needs enqueues_per_second": self.burst is not None and self.enqueues_per_second is None})
+        return self
+
+    def quota(self) -> Quota | None:
+        if self.enqueues_per_second is None and self.stored_items is None:
+            return None
+        return Quota(self.enqueues_per_second, self.burst or self.enqueues_per_second or 0, self.stored_items)
+
+
+class QuotasSection(QuotaKeys):
+    """Quotas of namespaces. Give all hosts of a cluster the same."""
+
+    namespaces: dict[str, QuotaKeys] = Field(default={})
+    """Quotas by name of the namespace. A namespace named here has none of the quotas above."""

@@ -72,10 +72,8 @@ class Plan:
         return [name for name in given if name.lower() not in used]
 
 
-@command.one_line
-@command.of_place
+@command.job
 def enqueue(
-    place: Place,
     inputs: Annotated[
         list[str],
         typer.Option("--input", metavar="PATH", help="The rows are in this file or folder. Repeat it for each."),
@@ -138,6 +136,8 @@ def enqueue(
     token: command.TokenOption = None,
     tls: command.TlsOption = None,
     dry_run: command.DryRunOption = False,
+    *,
+    place: Place,
 ) -> None:
     """Enqueue the rows of files.
 

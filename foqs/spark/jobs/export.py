@@ -24,12 +24,8 @@ class Mode(StrEnum):
     OVERWRITE = "overwrite"
 
 
-@command.one_line
-@command.of_place
-@command.of_source
+@command.job
 def export(
-    source: Source,
-    place: Place,
     out: Annotated[
         str, typer.Option("--out", metavar="DIR", help="The files go to this path, which Spark can write to.")
     ],
@@ -41,6 +37,9 @@ def export(
     ] = False,
     namespace: command.NamespaceFilter = None,
     topic: command.TopicFilter = None,
+    *,
+    source: Source,
+    place: Place,
 ) -> None:
     """Export items to Parquet files by namespace, topic and day.
 

@@ -30,12 +30,8 @@ class NotMoved(FoqsError):
     retryable = True
 
 
-@command.one_line
-@command.of_place
-@command.of_source
+@command.job
 def move(
-    source: Source,
-    place: Place,
     from_namespace: Annotated[str, typer.Option("--from-namespace", help="The items are in this namespace.")],
     from_topic: Annotated[str, typer.Option("--from-topic", help="The items are in this topic.")],
     to_namespace: Annotated[str, typer.Option("--to-namespace", help="The items go to this namespace.")],
@@ -71,6 +67,9 @@ def move(
     tls: command.TlsOption = None,
     dry_run: command.DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="The command does not ask for confirmation.")] = False,
+    *,
+    source: Source,
+    place: Place,
 ) -> None:
     """Move items to another topic, or copy them: a redrive.
 

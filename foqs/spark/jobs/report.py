@@ -26,12 +26,8 @@ DATASETS = ("topics", "total")
 TOP_TOPICS = 100
 
 
-@command.one_line
-@command.of_place
-@command.of_source
+@command.job
 def report(
-    source: Source,
-    place: Place,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="The Parquet files `topics` and `total` go to this folder."),
@@ -48,6 +44,9 @@ def report(
     now: Annotated[
         str | None, typer.Option("--now", metavar="TIME", help="Ages count up to this time (ISO 8601). Default: now.")
     ] = None,
+    *,
+    source: Source,
+    place: Place,
 ) -> None:
     """Report on the queued items: Parquet for other programs, a page for people.
 

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from foqs.errors import Invalid
 
@@ -17,15 +19,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The places of the shards (exactly one of the first three), and the database user. Raises Invalid."""
+    """Options: the places of the shards (exactly one of the first three), and the database user. Raises Invalid."""
 
-    shards: tuple[str, ...] = ()
-    config: str | None = None
-    zookeeper: str | None = None
-    zookeeper_root: str | None = None
-    user: str | None = None
-    password: str | None = None
-    partitions_per_shard: int | None = None
+    shards: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="The items are in the shard with this SQLAlchemy URL. Repeat it for each shard."
+        ),
+    ] = None
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="This foqs.toml names the shards or the cluster.")
+    ] = None
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT,...", help="The cluster of the shards is in this ZooKeeper.")
+    ] = None
+    zookeeper_root: Annotated[
+        str | None, typer.Option(help="The cluster is below this node of ZooKeeper. Default: /foqs.")
+    ] = None
+    user: Annotated[
+        str | None, typer.Option(help="This database user reads the shards; SELECT is the only right that it needs.")
+    ] = None
+    password: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_SPARK_PASSWORD",
+            help="This is the password of --user. Prefer the variable: `ps` shows options.",
+        ),
+    ] = None
+    partitions_per_shard: Annotated[int | None, typer.Option(min=1, help="This many tasks read each shard.")] = None
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.shards, self.config, self.zookeeper))) != 1:
@@ -36,7 +57,7 @@ class Source:
     def options(self, *, payloads: bool, namespace: str | None = None, topic: str | None = None) -> dict[str, str]:
         """Options of the reader of the format "foqs"."""
         given = {
-            "shards": ",".join(self.shards) or None,
+            "shards": ",".join(self.shards or ()) or None,
             "config": self.config,
             "zookeeper": self.zookeeper,
             "zookeeperRoot": self.zookeeper_root,
@@ -52,17 +73,23 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where Spark runs a job, and its settings as K=V. Raises Invalid.
+    """Options: where Spark runs a job, and its settings as K=V. Raises Invalid.
 
-    >>> Place("yarn", ("spark.executor.cores=4",)).settings
+    >>> Place("yarn", ["spark.executor.cores=4"]).settings
     {'spark.executor.cores': '4'}
     """
 
-    master: str | None = None
-    conf: tuple[str, ...] = ()
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Spark runs there: spark://, yarn, k8s:// or local[N]. Default: local[*]."),
+    ] = None
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Spark gets this setting. Repeat it for each setting."),
+    ] = None
 
     def __post_init__(self) -> None:
-        for pair in self.conf:
+        for pair in self.conf or ():
             if not pair.partition("=")[0].startswith("spark.") or "=" not in pair:
                 raise Invalid(f"--conf {pair!r} is not spark.NAME=VALUE")
         remote = self._remote()
@@ -71,7 +98,7 @@ class Place:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {name: value for name, _, value in (pair.partition("=") for pair in self.conf)}
+        return {name: value for name, _, value in (pair.partition("=") for pair in self.conf or ())}
 
     def _remote(self) -> str | None:
         """Settings that select Spark Connect."""

@@ -20,7 +20,7 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
     parameters: list[inspect.Parameter] = []
     for one in inspect.signature(command, eval_str=True).parameters.values():
         if not (isinstance(one.annotation, type) and is_dataclass(one.annotation)):
-            parameters.append(one)
+            parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) if groups else one)
             continue
         fields = inspect.signature(one.annotation, eval_str=True).parameters.values()
         groups[one.name] = one.annotation, [field.name for field in fields]

@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import command
-from foqs.cli.operators import (
-    CONNECT_S,
-    TIMEOUT_S,
-    ConfigOption,
-    ConnectOption,
-    TimeoutOption,
-    audit,
-    cluster_of,
-    look,
-    quietly,
-)
+from foqs.cli.operators import TIMEOUT_S, ClusterOptions, audit, cluster_of, look, quietly
 from foqs.cli.shards import MEMBERS, app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
@@ -42,7 +32,6 @@ def register(_parent: typer.Typer) -> None:
     command(app, "foqs shards await --timeout 300 --config foqs.toml", name="await", group=MEMBERS)(await_)
 
 
-@told
 def apply(
     file: Annotated[
         Path,
@@ -50,8 +39,7 @@ def apply(
             help="This TOML file has a [\\[shards]] table for each shard: id, url, and weight if it is not 1."
         ),
     ],
-    config: ConfigOption,
-    connect_timeout: ConnectOption = CONNECT_S,
+    cluster: ClusterOptions,
 ) -> None:
     """Add the shards of a file to the cluster, and create their tables.
 
@@ -62,20 +50,20 @@ def apply(
     from foqs.config.load import load
 
     wanted = read(file)
-    cluster = cluster_of(load(config))
-    facts = look(cluster, connect_timeout)
+    section = cluster_of(load(cluster.config))
+    facts = look(section, cluster.connect_timeout)
     for fact in wanted:
         operate.ensure_shard(facts, fact)
-    wrong = [why for fact in wanted if (why := _ensure(cluster, fact, connect_timeout)) is not None]
+    wrong = [why for fact in wanted if (why := _ensure(section, fact, cluster.connect_timeout)) is not None]
     if wrong:
         fail("; ".join(wrong))
 
 
-@told
 def await_(
-    config: ConfigOption,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
+    cluster: ClusterOptions,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="The command waits this many seconds for the hosts to finish.")
+    ] = TIMEOUT_S,
 ) -> None:
     """Wait until the cluster has shards with the tables of this version.
 
@@ -83,9 +71,9 @@ def await_(
     """
     from foqs.config.load import load
 
-    cluster = cluster_of(load(config))
+    section = cluster_of(load(cluster.config))
     deadline, said = time.monotonic() + timeout, ""
-    while missing := _missing(cluster, connect_timeout):
+    while missing := _missing(section, cluster.connect_timeout):
         if time.monotonic() > deadline:
             raise Unavailable(f"the shards are not complete after {timeout:g} s (--timeout): {missing}")
         if missing != said:

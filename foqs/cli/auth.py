@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from foqs.cli.errors import told
 from foqs.cli.help import OPERATE, command, commands
 from foqs.errors import Invalid
 
@@ -37,7 +36,6 @@ def _commands() -> None: ...
     "foqs auth token billing",
     "foqs auth token billing --write billing.token >> principals.toml",
 )
-@told
 def token(
     name: Annotated[str, typer.Argument(help="The principal has this name: letters, digits, - and _.")],
     write: Annotated[

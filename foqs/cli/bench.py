@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 from foqs.cli.operators import quietly
 from foqs.ids import MAX_SHARD
+
+
+def _option(panel: str, text: str, **bounds: Any) -> Any:
+    return typer.Option(rich_help_panel=panel, help=text, **bounds)
 
 
 class Database(StrEnum):
@@ -29,8 +34,9 @@ WORKLOADS = ("cycle", "single", "enqueue", "drain", "latency")
 ASSIGNMENT, CLUSTER, TOPICS = "assignment", "cluster", "topics"
 ALONE = (ASSIGNMENT, CLUSTER, TOPICS)
 
-_RIG, _LOAD = "Databases", "Load"
 _TOPICS_LIMIT_S = 300.0
+_rig = partial(_option, "Databases")
+_load = partial(_option, "Load")
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +50,6 @@ def register(app: typer.Typer) -> None:
     )(bench)
 
 
-@told
 def bench(
     workloads: Annotated[
         list[str] | None,
@@ -53,65 +58,26 @@ def bench(
             f"{', '.join(ALONE)} is measured by itself."
         ),
     ] = None,
-    database: Annotated[
-        Database, typer.Option(rich_help_panel=_RIG, help="The shards are on a private server of this kind.")
-    ] = Database.mariadb,
-    driver: Annotated[
-        str, typer.Option(rich_help_panel=_RIG, help="The driver is pymysql or mysqldb (mysqlclient).")
-    ] = "pymysql",
-    shards: Annotated[
-        int, typer.Option(min=1, max=64, rich_help_panel=_RIG, help="The host serves this many shards.")
-    ] = 4,
+    database: Annotated[Database, _rig("The shards are on a private server of this kind.")] = Database.mariadb,
+    driver: Annotated[str, _rig("The driver is pymysql or mysqldb (mysqlclient).")] = "pymysql",
+    shards: Annotated[int, _rig("The host serves this many shards.", min=1, max=64)] = 4,
     rounds: Annotated[
         int, typer.Option(min=1, help="Each figure is the median of this many rounds, which alternate.")
     ] = 3,
-    items: Annotated[
-        int, typer.Option(min=1_000, rich_help_panel=_LOAD, help="A round in batches has this many items.")
-    ] = 200_000,
-    single_items: Annotated[
-        int, typer.Option(min=100, rich_help_panel=_LOAD, help="A round of single calls has this many items.")
-    ] = 40_000,
-    batch: Annotated[
-        int, typer.Option(min=1, max=10_000, rich_help_panel=_LOAD, help="A batch has this many items.")
-    ] = 100,
-    producers: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="This many producers enqueue at the same time.")
-    ] = 4,
-    consumers: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_LOAD, help="This many consumers dequeue at the same time.")
-    ] = 4,
-    payload_bytes: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_LOAD, help="Each payload has this many bytes.")
-    ] = 256,
-    backlog: Annotated[
-        int,
-        typer.Option(min=1_000, rich_help_panel=_LOAD, help="`drain` dequeues this many items after a restart."),
-    ] = 1_000_000,
-    delayed: Annotated[
-        int,
-        typer.Option(min=0, rich_help_panel=_LOAD, help="`drain` has this many more items, which are not due yet."),
-    ] = 300_000,
-    latency_rounds: Annotated[
-        int, typer.Option(min=100, rich_help_panel=_LOAD, help="`latency` measures this many single items.")
-    ] = 1_000,
+    items: Annotated[int, _load("A round in batches has this many items.", min=1_000)] = 200_000,
+    single_items: Annotated[int, _load("A round of single calls has this many items.", min=100)] = 40_000,
+    batch: Annotated[int, _load("A batch has this many items.", min=1, max=10_000)] = 100,
+    producers: Annotated[int, _load("This many producers enqueue at the same time.", min=1)] = 4,
+    consumers: Annotated[int, _load("This many consumers dequeue at the same time.", min=1)] = 4,
+    payload_bytes: Annotated[int, _load("Each payload has this many bytes.", min=0)] = 256,
+    backlog: Annotated[int, _load("`drain` dequeues this many items after a restart.", min=1_000)] = 1_000_000,
+    delayed: Annotated[int, _load("`drain` has this many more items, which are not due yet.", min=0)] = 300_000,
+    latency_rounds: Annotated[int, _load("`latency` measures this many single items.", min=100)] = 1_000,
     shards_total: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MAX_SHARD, rich_help_panel=_LOAD, help=f"`{ASSIGNMENT}` assigns this many shards to hosts."
-        ),
+        int, _load(f"`{ASSIGNMENT}` assigns this many shards to hosts.", min=1, max=MAX_SHARD)
     ] = 10_000,
-    hosts: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100_000, rich_help_panel=_LOAD, help=f"`{ASSIGNMENT}` assigns the shards to this many hosts."
-        ),
-    ] = 1_000,
-    topics: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100_000, rich_help_panel=_LOAD, help=f"`{TOPICS}` spreads --items over this many topics."
-        ),
-    ] = 100_000,
+    hosts: Annotated[int, _load(f"`{ASSIGNMENT}` assigns the shards to this many hosts.", min=1, max=100_000)] = 1_000,
+    topics: Annotated[int, _load(f"`{TOPICS}` spreads --items over this many topics.", min=1, max=100_000)] = 100_000,
     limit: Annotated[
         bool, typer.Option("--limit", help="The command also measures how fast the database is without foqs.")
     ] = False,
@@ -172,22 +138,25 @@ def bench(
             figures = measure(measured, plan, lambda name: progress.update(task, description=name, advance=1))
     except ServerUnavailable as error:
         fail(str(error))
+    _print(as_json, figures.as_json, lambda console: show(figures, console))
+
+
+def _print(as_json: bool, document: Callable[[], Any], show: Callable[[Console], None]) -> None:
     if as_json:
-        json.dump(figures.as_json(), sys.stdout, indent=2)
-        print()
+        print(json.dumps(document(), indent=2))
     else:
-        show(figures, Console())
+        show(Console())
 
 
 def _assignment(shards: int, hosts: int, rounds: int, as_json: bool) -> None:
     from foqs.lab.bench import assignment
 
     cases = assignment.measure(shards, hosts, rounds)
-    if as_json:
-        json.dump(assignment.as_json(cases, shards, hosts), sys.stdout, indent=2)
-        print()
-    else:
-        assignment.show(cases, shards, hosts, Console())
+    _print(
+        as_json,
+        lambda: assignment.as_json(cases, shards, hosts),
+        lambda console: assignment.show(cases, shards, hosts, console),
+    )
 
 
 def _topics(
@@ -206,11 +175,11 @@ def _topics(
             drains = bench.measure(measured, plan, status.update)
     except ServerUnavailable as error:
         fail(str(error))
-    if as_json:
-        json.dump({name: drain.as_json() for name, drain in drains.items()}, sys.stdout, indent=2)
-        print()
-    else:
-        bench.show(drains, plan, Console())
+    _print(
+        as_json,
+        lambda: {name: drain.as_json() for name, drain in drains.items()},
+        lambda console: bench.show(drains, plan, console),
+    )
 
 
 def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None:
@@ -227,8 +196,4 @@ def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None
             figures = cluster.measure(kind, Path(folder), rounds=rounds, items=items, say=status.update)
     except ServerUnavailable as error:
         fail(str(error))
-    if as_json:
-        json.dump(figures.as_json(), sys.stdout, indent=2)
-        print()
-    else:
-        cluster.show(figures, Console())
+    _print(as_json, figures.as_json, lambda console: cluster.show(figures, console))

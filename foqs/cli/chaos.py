@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 from foqs.cli.lab import interruptible
 from foqs.cli.operators import quietly
@@ -21,7 +21,6 @@ def register(app: typer.Typer) -> None:
     command(app, "foqs chaos", "foqs chaos --seconds 600 --seed 42 --keep", group=MEASURE)(chaos)
 
 
-@told
 def chaos(
     seconds: Annotated[
         float, typer.Option(min=1, help="The run lasts about this long, and at least until every fault has occurred.")

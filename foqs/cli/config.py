@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.cli.errors import piped, told
+from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.errors import Invalid
 
@@ -51,7 +51,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, rich_help_panel=OPERATE)
 
 
-@told
 @piped
 def show(
     config: FileOption = None, as_json: Annotated[bool, typer.Option("--json", help="The command prints JSON.")] = False
@@ -71,7 +70,6 @@ def show(
         print("\n".join(_as_toml(loaded)))
 
 
-@told
 def check(config: FileOption = None) -> None:
     """Validate the configuration and report all its errors at once.
 
@@ -85,7 +83,6 @@ def check(config: FileOption = None) -> None:
         print("but it has neither [[shards]] nor [zookeeper]: `foqs serve` needs one of them")
 
 
-@told
 @piped
 def explain(
     key: KeyArgument = None,

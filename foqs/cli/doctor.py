@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.cli.errors import piped, told
+from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command
 from foqs.cli.operators import ConfigOption, quietly
 
@@ -27,7 +27,6 @@ def register(app: typer.Typer) -> None:
     )
 
 
-@told
 @piped
 def doctor(
     config: ConfigOption,

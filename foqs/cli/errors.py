@@ -24,7 +24,7 @@ def fail(message: str, status: int = 1) -> NoReturn:
     raise SystemExit(status)
 
 
-def told(command: Callable[P, R]) -> Callable[P, R]:
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that typed errors become one line. Any other error is a bug and keeps its traceback."""
 
     @functools.wraps(command)

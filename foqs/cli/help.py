@@ -9,6 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 from rich.markup import escape
 
+from foqs.cli.errors import report_errors
+from foqs.option_groups import spread
+
 RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
 """The groups of `foqs --help`."""
 
@@ -19,13 +22,17 @@ R = TypeVar("R")
 def command(
     app: typer.Typer, *examples: str, name: str | None = None, group: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Register a function as a command of `app`: its docstring is the text, `examples` are command lines."""
+    """Register a function as a command of `app`: its docstring is the text, `examples` are command lines.
+
+    The command takes the options of its groups, and reports typed errors in one line.
+    """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         decorate = app.command(
             name, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
         )
-        return decorate(function)
+        decorate(report_errors(spread(function)))
+        return function
 
     return register
 

@@ -6,17 +6,8 @@ from typing import Annotated
 
 import typer
 
-from foqs.cli.errors import told
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.operators import (
-    CONNECT_S,
-    TIMEOUT_S,
-    ConfigOption,
-    ConnectOption,
-    NoWaitOption,
-    TimeoutOption,
-    perform,
-)
+from foqs.cli.operators import ClusterOptions, WaitOptions, perform
 from foqs.shardmgr import operate
 
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs cluster status`.")]
@@ -33,29 +24,15 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "foqs hosts drain host-2:7707 --config foqs.toml", "foqs hosts drain host-2:7707 -c foqs.toml --no-wait")
-@told
-def drain(
-    host: HostArgument,
-    config: ConfigOption,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
-) -> None:
+def drain(host: HostArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
     """Move all shards of a host to the other hosts, and keep it empty.
 
     The command waits until the host serves no shard. `foqs hosts undrain` undoes it.
     """
-    perform(
-        config,
-        lambda facts: operate.drain_host(facts, host),
-        connect_s=connect_timeout,
-        timeout_s=timeout,
-        wait=not no_wait,
-    )
+    perform(cluster, lambda facts: operate.drain_host(facts, host), wait)
 
 
 @command(app, "foqs hosts undrain host-2:7707 --config foqs.toml")
-@told
-def undrain(host: HostArgument, config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
+def undrain(host: HostArgument, cluster: ClusterOptions) -> None:
     """Let a drained host take shards again."""
-    perform(config, lambda facts: operate.undrain_host(facts, host), connect_s=connect_timeout, timeout_s=TIMEOUT_S)
+    perform(cluster, lambda facts: operate.undrain_host(facts, host))

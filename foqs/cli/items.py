@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Annotated, Any
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from foqs.cli.errors import fail, piped, told
+from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.written import write_items
 from foqs.client import Client, Duplicate, FoqsError, ItemSpec, Lease, Nack, Producer
@@ -26,42 +27,62 @@ from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
 from foqs.errors import Invalid, NotSent
 from foqs.ids import parse_id
 
+DEFAULT_ADDRESS = "127.0.0.1:7707"
+BATCH_ITEMS = 500
+MOST_ITEMS = 1_000
+TIMEOUT_MS = 10_000
 _CONNECTION = "Connection"
 
-AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        envvar="FOQS_ADDRESS",
-        rich_help_panel=_CONNECTION,
-        help="The command connects to this host:port. Commas separate several.",
-    ),
-]
-NamespaceOption = Annotated[
-    str,
-    typer.Option(
-        "--namespace", "-n", rich_help_panel=_CONNECTION, help="The command works in the namespace of this tenant."
-    ),
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        envvar="FOQS_TOKEN",
-        rich_help_panel=_CONNECTION,
-        help="This credential identifies the caller. @FILE reads it from a file.",
-    ),
-]
-TlsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls",
-        envvar="FOQS_CLIENT_TLS",
-        metavar="on|KEY=VALUE,...",
-        rich_help_panel=_CONNECTION,
-        help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The options of a command that calls a host."""
+
+    address: Annotated[
+        str,
+        typer.Option(
+            envvar="FOQS_ADDRESS",
+            rich_help_panel=_CONNECTION,
+            help="The command connects to this host:port. Commas separate several.",
+        ),
+    ] = DEFAULT_ADDRESS
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", rich_help_panel=_CONNECTION, help="The command works in the namespace of this tenant."
+        ),
+    ] = "default"
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_TOKEN",
+            rich_help_panel=_CONNECTION,
+            help="This credential identifies the caller. @FILE reads it from a file.",
+        ),
+    ] = None
+    tls: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_CLIENT_TLS",
+            metavar="on|KEY=VALUE,...",
+            rich_help_panel=_CONNECTION,
+            help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
+        ),
+    ] = None
+
+    def client(self) -> Client:
+        # A command makes too few calls to gain from learning which host serves which topic.
+        return Client(
+            self.address,
+            self.namespace,
+            token=self.token,
+            tls=self.tls,
+            timeout_ms=TIMEOUT_MS,
+            routing=False,
+            on_retry=_say_retry,
+        )
+
+
 IdArgument = Annotated[
     str | None,
     typer.Argument(
@@ -73,16 +94,11 @@ LeaseArgument = Annotated[
     str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
 ]
 
-DEFAULT_ADDRESS = "127.0.0.1:7707"
-BATCH_ITEMS = 500
-MOST_ITEMS = 1_000
-TIMEOUT_MS = 10_000
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, examples in _EXAMPLES.items():
-        command(app, *examples, group=QUEUE)(told(piped(function)))
+        command(app, *examples, group=QUEUE)(piped(function))
 
 
 def enqueue(
@@ -99,10 +115,8 @@ def enqueue(
     delay_ms: Annotated[
         int | None, typer.Option(help="Items that name no time are delivered after this many milliseconds.")
     ] = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """Enqueue items from stdin: JSON lines, or raw payloads.
 
@@ -113,10 +127,7 @@ def enqueue(
     For each line the command writes one JSON line: the item's id, or the error with the number of the line.
     """
     failed = total = 0
-    with (
-        _client(address, namespace, token, tls) as client,
-        Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
-    ):
+    with connection.client() as client, Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer:
         waiting: deque[tuple[int, Future[int]]] = deque()
         with _progress(sys.stdin.buffer) as advance:
             for number, line in enumerate(sys.stdin.buffer, 1):
@@ -171,10 +182,8 @@ def dequeue(
     ack: Annotated[
         bool, typer.Option("--ack", help="The command acks each item after writing it: it is not delivered again.")
     ] = False,
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
 
@@ -182,7 +191,7 @@ def dequeue(
     gives back the items that it did not write.
     """
     failed: list[FoqsError] = []
-    with _client(address, namespace, token, tls) as client:
+    with connection.client() as client:
         while count > 0 and (
             found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
         ):
@@ -198,16 +207,14 @@ def dequeue(
 def ack(
     item_id: IdArgument = None,
     lease: LeaseArgument = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """Ack one leased item, or many from stdin.
 
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
     """
-    with _client(address, namespace, token, tls) as client:
+    with connection.client() as client:
         _each_lease(item_id, lease, "acked", client.ack_many)
 
 
@@ -222,16 +229,14 @@ def nack(
         bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")
     ] = False,
     reason: Annotated[str | None, typer.Option(help="The server writes this text to its log.")] = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """Give back one leased item, or many from stdin, for another delivery.
 
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
     """
-    with _client(address, namespace, token, tls) as client:
+    with connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
             return client.nack_many(
@@ -268,13 +273,11 @@ def topics(
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="The list covers every namespace.")
     ] = False,
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """List the topics that have ready items: a table on a terminal, else JSON lines."""
-    with _client(address, namespace, token, tls) as client:
+    with connection.client() as client:
         found = client.active_topics(all_namespaces=all_namespaces)
         if not sys.stdout.isatty():
             for topic in found:
@@ -288,17 +291,15 @@ def topics(
 
 def item(
     item_id: Annotated[str, typer.Argument(metavar="ID", help="The item's id is decimal, or hexadecimal after 0x.")],
-    address: AddressOption = DEFAULT_ADDRESS,
-    namespace: NamespaceOption = "default",
-    token: TokenOption = None,
-    tls: TlsOption = None,
+    *,
+    connection: Connection,
 ) -> None:
     """Show one item as JSON, without leasing it."""
     try:
         number = parse_id(item_id)
     except Invalid as error:
         fail(error.message, 2)
-    with _client(address, namespace, token, tls) as client:
+    with connection.client() as client:
         _write(item_json(client.get_item(number)))
 
 
@@ -325,11 +326,6 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
 
 
 # ------------------------------------------------------------------------------------------ the terminal
-
-
-def _client(address: str, namespace: str, token: str | None, tls: str | None) -> Client:
-    # A command makes too few calls to gain from learning which host serves which topic.
-    return Client(address, namespace, token=token, tls=tls, timeout_ms=TIMEOUT_MS, routing=False, on_retry=_say_retry)
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 
 _MOST_WORKERS = 8
@@ -23,7 +23,6 @@ def register(app: typer.Typer) -> None:
     command(app, "foqs demo", "foqs demo --workers 4 --files 200", group=MEASURE)(demo)
 
 
-@told
 def demo(
     workers: Annotated[
         int | None,

@@ -24,7 +24,7 @@ from foqs.cli import (
     status,
     up,
 )
-from foqs.cli.errors import told
+from foqs.cli.errors import report_errors
 from foqs.cli.help import top
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-@told
+@report_errors
 def main(
     version: Annotated[
         bool,

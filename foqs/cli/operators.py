@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,19 +35,40 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="FOQS_CONFIG", help="The configuration is in this foqs.toml.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="The command does not ask for confirmation.")]
-NoWaitOption = Annotated[
-    bool, typer.Option("--no-wait", help="The command returns once the change is recorded, and before hosts act on it.")
-]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0, help="The command waits this many seconds for the hosts to finish.")
-]
-ConnectOption = Annotated[
-    float,
-    typer.Option("--connect-timeout", min=0.1, help="The command waits this many seconds for ZooKeeper to answer."),
-]
-
 TIMEOUT_S = 120.0
 CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """The options of a command that reads or changes a cluster."""
+
+    config: ConfigOption
+    connect_timeout: Annotated[
+        float, typer.Option(min=0.1, help="The command waits this many seconds for ZooKeeper to answer.")
+    ] = CONNECT_S
+
+    def look(self) -> Facts:
+        """Return the current facts. Raises Invalid, Unavailable."""
+        from foqs.config.load import load
+
+        return look(cluster_of(load(self.config)), self.connect_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOptions:
+    """The options of a change whose effect the command waits for."""
+
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="The command returns once the change is recorded, and before hosts act on it."),
+    ] = False
+    timeout: Annotated[
+        float, typer.Option(min=0, help="The command waits this many seconds for the hosts to finish.")
+    ] = TIMEOUT_S
+
+
+DEFAULT_WAIT = WaitOptions()
 
 
 def cluster_of(config: Config) -> ZookeeperSection:
@@ -69,15 +91,13 @@ def look(config: ZookeeperSection, connect_s: float) -> Facts:
 
 
 def perform(
-    path: Path,
+    cluster: ClusterOptions,
     decide: Callable[[Facts], Change],
+    wait: WaitOptions = DEFAULT_WAIT,
     *,
-    connect_s: float,
-    timeout_s: float,
-    wait: bool = True,
     first: Callable[[], None] | None = None,
 ) -> None:
-    """Make a change to the cluster of the configuration at `path`.
+    """Make a change to a cluster.
 
     `first` runs after the change is printed and before it is made: it asks a question, or creates a schema. `decide`
     runs again afterwards, because `first` may take long. Raises what `decide` and `first` raise, Invalid, Unavailable,
@@ -85,13 +105,14 @@ def perform(
     """
     from foqs.config.load import load
 
-    config = cluster_of(load(path))
+    config = cluster_of(load(cluster.config))
     said: str | None = None
     if first is not None:
-        said = _say(decide(look(config, connect_s)), None)
+        said = _say(decide(look(config, cluster.connect_timeout)), None)
         first()
     quietly()
-    asyncio.run(_perform(config, decide, connect_s, timeout_s if wait else None, said))
+    timeout_s = None if wait.no_wait else wait.timeout
+    asyncio.run(_perform(config, decide, cluster.connect_timeout, timeout_s, said))
 
 
 async def _perform(

@@ -15,7 +15,6 @@ import structlog
 import typer
 
 from foqs.cli import logs
-from foqs.cli.errors import told
 from foqs.cli.help import RUN, command
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.operators import ConfigOption
@@ -38,7 +37,6 @@ def register(app: typer.Typer) -> None:
     command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --workers 4", group=RUN)(serve)
 
 
-@told
 def dev(
     host: HostOption = None,
     port: PortOption = None,
@@ -64,7 +62,6 @@ def dev(
         run(config, None, take_over=False)
 
 
-@told
 def serve(
     config: ConfigOption,
     host: HostOption = None,

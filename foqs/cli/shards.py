@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.operators import (
-    CONNECT_S,
-    TIMEOUT_S,
-    ConfigOption,
-    ConnectOption,
-    NoWaitOption,
-    TimeoutOption,
-    YesOption,
-    cluster_of,
-    confirm,
-    look,
-    perform,
-    show_moves,
-)
+from foqs.cli.operators import ClusterOptions, WaitOptions, YesOption, confirm, look, perform, show_moves
 from foqs.errors import Invalid
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
@@ -46,8 +32,7 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "foqs shards create --config foqs.toml", group=DATABASES)
-@told
-def create(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
+def create(cluster: ClusterOptions) -> None:
     """Create the tables of every shard of foqs.toml or of the cluster.
 
     Tables that exist stay unchanged.
@@ -55,7 +40,7 @@ def create(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> 
     from foqs.store.schema import create_schema
     from foqs.store.tables import SCHEMA_VERSION
 
-    for shard, url in _urls(config, connect_timeout):
+    for shard, url in _urls(cluster):
         try:
             before = create_schema(url, shard)
         except StoreError as error:
@@ -65,13 +50,11 @@ def create(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> 
 
 
 @command(app, "foqs shards migrate --config foqs.toml --dry-run", group=DATABASES)
-@told
 def migrate(
-    config: ConfigOption,
+    cluster: ClusterOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="The command prints the SQL statements and runs none.")
     ] = False,
-    connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
     """Bring the database of each shard to the schema of this foqs.
 
@@ -79,7 +62,7 @@ def migrate(
     Run it again to complete such a shard.
     """
     failed = False
-    for shard, url in _urls(config, connect_timeout):
+    for shard, url in _urls(cluster):
         try:
             print(f"shard {shard}: {_planned(url, shard) if dry_run else _migrated(url, shard)}")
         except StoreError as error:
@@ -111,14 +94,13 @@ def _planned(url: str, shard: int) -> str:
 
 
 @command(app, "foqs shards check --config foqs.toml", group=DATABASES)
-@told
-def check(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> None:
+def check(cluster: ClusterOptions) -> None:
     """Check the database of every shard: tables, indexes, version, number and settings.
 
     For each fault the command prints the remedy. It exits with 1 if it finds a fault.
     """
     wrong = False
-    for shard, url in _urls(config, connect_timeout):
+    for shard, url in _urls(cluster):
         findings = _findings(url, shard)
         wrong = wrong or bool(findings)
         for finding in findings or ["good"]:
@@ -127,13 +109,13 @@ def check(config: ConfigOption, connect_timeout: ConnectOption = CONNECT_S) -> N
         sys.exit(1)
 
 
-def _urls(path: Path, connect_s: float) -> list[tuple[int, str]]:
+def _urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
     """Return number and URL of each shard. Raises Invalid if there is none."""
     from foqs.config.load import load
 
-    config = load(path)
+    config = load(cluster.config)
     if config.zookeeper is not None:
-        shards = look(config.zookeeper, connect_s).shards
+        shards = look(config.zookeeper, cluster.connect_timeout).shards
         if not shards:
             raise Invalid("the cluster has no shards: add one with `foqs shards add`")
         return [(shard, shards[shard].url) for shard in sorted(shards)]
@@ -161,21 +143,19 @@ def _findings(url: str, shard: int) -> list[str]:
     "foqs shards add 3 - --create -c foqs.toml < url.txt",
     group=MEMBERS,
 )
-@told
 def add(
     shard: ShardArgument,
     url: Annotated[
         str,
         typer.Argument(help="The database has this SQLAlchemy URL. - reads it from stdin, which hides it from `ps`."),
     ],
-    config: ConfigOption,
+    cluster: ClusterOptions,
     weight: Annotated[
         float, typer.Option(help="The share of the load grows with this number; most shards have 1.")
     ] = 1.0,
     create: Annotated[bool, typer.Option("--create", help="The command creates the tables first.")] = False,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
+    *,
+    wait: WaitOptions,
 ) -> None:
     """Add a shard to the cluster after checking its database.
 
@@ -188,11 +168,9 @@ def add(
             "the URL of the shard's database is empty: give it as the second argument, or a line on stdin for -"
         )
     perform(
-        config,
+        cluster,
         lambda facts: operate.add_shard(facts, ShardFact(shard, url, weight)),
-        connect_s=connect_timeout,
-        timeout_s=timeout,
-        wait=not no_wait,
+        wait,
         first=lambda: refuse_bad(url, shard, create=create),
     )
 
@@ -209,51 +187,30 @@ def refuse_bad(url: str, shard: int, *, create: bool) -> None:
 
 
 @command(app, "foqs shards enable 3 --config foqs.toml", group=MEMBERS)
-@told
-def enable(
-    shard: ShardArgument,
-    config: ConfigOption,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
-) -> None:
+def enable(shard: ShardArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
     """Let a shard be served and take new items.
 
     The command waits until a host serves the shard.
     """
-    _use(shard, ShardUse.ENABLED, config, connect_timeout, timeout, wait=not no_wait)
+    perform(cluster, lambda facts: operate.use_shard(facts, shard, ShardUse.ENABLED), wait)
 
 
 @command(app, "foqs shards drain 3 --config foqs.toml", group=MEMBERS)
-@told
-def drain(
-    shard: ShardArgument,
-    config: ConfigOption,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
-) -> None:
+def drain(shard: ShardArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
     """Stop new items for a shard; hosts serve the items that it has.
 
     `foqs shards enable` undoes it.
     """
-    _use(shard, ShardUse.DRAINING, config, connect_timeout, timeout, wait=not no_wait)
+    perform(cluster, lambda facts: operate.use_shard(facts, shard, ShardUse.DRAINING), wait)
 
 
 @command(app, "foqs shards disable 3 --config foqs.toml", group=MEMBERS)
-@told
-def disable(
-    shard: ShardArgument,
-    config: ConfigOption,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
-) -> None:
+def disable(shard: ShardArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
     """Take a shard out of service: its items stay in the database.
 
     The command waits until no host serves the shard. `foqs shards enable` undoes it.
     """
-    _use(shard, ShardUse.DISABLED, config, connect_timeout, timeout, wait=not no_wait)
+    perform(cluster, lambda facts: operate.use_shard(facts, shard, ShardUse.DISABLED), wait)
 
 
 @command(
@@ -262,10 +219,9 @@ def disable(
     "foqs shards remove 3 --items 1200 --yes -c foqs.toml",
     group=MEMBERS,
 )
-@told
 def remove(
     shard: ShardArgument,
-    config: ConfigOption,
+    cluster: ClusterOptions,
     items: Annotated[
         int, typer.Option(min=0, help="The shard holds exactly this many items; the command checks the number.")
     ] = 0,
@@ -273,27 +229,18 @@ def remove(
         bool, typer.Option("--uncounted", help="The command does not count the items, because the database is gone.")
     ] = False,
     yes: YesOption = False,
-    connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
     """Remove a disabled shard from the cluster.
 
     Its items stay in the database, and no host serves them. If the shard holds items, --items must give their number.
     """
-    from foqs.config.load import load
 
     def first() -> None:
         if not uncounted:
-            facts = look(cluster_of(load(config)), connect_timeout)
-            refuse_items(facts.shards[shard].url, shard, items)
+            refuse_items(cluster.look().shards[shard].url, shard, items)
         confirm(f"Remove shard {shard}?", yes=yes)
 
-    perform(
-        config,
-        lambda facts: operate.remove_shard(facts, shard),
-        connect_s=connect_timeout,
-        timeout_s=TIMEOUT_S,
-        first=first,
-    )
+    perform(cluster, lambda facts: operate.remove_shard(facts, shard), first=first)
 
 
 def refuse_items(url: str, shard: int, expected: int) -> None:
@@ -319,26 +266,17 @@ def refuse_items(url: str, shard: int, expected: int) -> None:
 
 
 @command(app, "foqs shards move 3 --to host-2:7707 --config foqs.toml", group=PLACES)
-@told
 def move(
     shard: ShardArgument,
     to: Annotated[str, typer.Option("--to", metavar="HOST", help="The shard moves to the living host with this id.")],
-    config: ConfigOption,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
+    cluster: ClusterOptions,
+    wait: WaitOptions,
 ) -> None:
     """Move a shard to another host.
 
     The command waits until that host serves the shard. A later round of balancing may move the shard again.
     """
-    perform(
-        config,
-        lambda facts: operate.move_shard(facts, shard, to),
-        connect_s=connect_timeout,
-        timeout_s=timeout,
-        wait=not no_wait,
-    )
+    perform(cluster, lambda facts: operate.move_shard(facts, shard, to), wait)
 
 
 @command(
@@ -347,39 +285,23 @@ def move(
     "foqs shards rebalance --max-moves 5 --config foqs.toml",
     group=PLACES,
 )
-@told
 def rebalance(
-    config: ConfigOption,
+    cluster: ClusterOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The command prints the moves and makes none.")] = False,
     max_moves: Annotated[
         int | None,
         typer.Option(min=1, help="The command moves at most this many shards. Default: no limit."),
     ] = None,
-    no_wait: NoWaitOption = False,
-    timeout: TimeoutOption = TIMEOUT_S,
-    connect_timeout: ConnectOption = CONNECT_S,
+    *,
+    wait: WaitOptions,
 ) -> None:
     """Spread the shards over the hosts by weight, in one step.
 
     The command waits until the new hosts serve the shards that move.
     """
     if dry_run:
-        from foqs.config.load import load
-
-        change = operate.rebalance(look(cluster_of(load(config)), connect_timeout), max_moves)
+        change = operate.rebalance(cluster.look(), max_moves)
         print(f"{change.says} (--dry-run: no change was made)")
         show_moves(change)
         return
-    perform(
-        config,
-        lambda facts: operate.rebalance(facts, max_moves),
-        connect_s=connect_timeout,
-        timeout_s=timeout,
-        wait=not no_wait,
-    )
-
-
-def _use(shard: int, use: ShardUse, config: Path, connect_s: float, timeout_s: float, *, wait: bool) -> None:
-    perform(
-        config, lambda facts: operate.use_shard(facts, shard, use), connect_s=connect_s, timeout_s=timeout_s, wait=wait
-    )
+    perform(cluster, lambda facts: operate.rebalance(facts, max_moves), wait)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from foqs.cli.errors import told
 from foqs.cli.help import QUEUE, command, commands
 from foqs.spark.jobs import enqueue, export, move, report
 
@@ -18,13 +17,13 @@ app = commands(
 
 
 def register(parent: typer.Typer) -> None:
-    command(app, f"foqs spark report --page report.html {_ZOOKEEPER}")(told(report.report))
-    command(app, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(told(export.export))
-    command(app, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(told(enqueue.enqueue))
+    command(app, f"foqs spark report --page report.html {_ZOOKEEPER}")(report.report)
+    command(app, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(export.export)
+    command(app, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(enqueue.enqueue)
     command(
         app,
         f"""foqs spark move {_ZOOKEEPER} --endpoints foqs:7707 \\
     --from-namespace default --from-topic emails --to-namespace default \\
     --to-topic failed --where 'attempt > 3' --dry-run""",
-    )(told(move.move))
+    )(move.move)
     parent.add_typer(app, rich_help_panel=QUEUE)

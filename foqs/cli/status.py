@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from foqs.cli.errors import piped, told
+from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.operators import CONNECT_S, ConfigOption, ConnectOption, cluster_of, quietly
+from foqs.cli.operators import ClusterOptions, cluster_of, quietly
 from foqs.shardmgr.operate import name
 from foqs.shardmgr.status import Status, status_of
 
@@ -42,10 +42,9 @@ def register(parent: typer.Typer) -> None:
 
 
 @command(app, "foqs cluster status --config foqs.toml", "foqs cluster status --config foqs.toml --watch --json")
-@told
 @piped
 def status(
-    config: ConfigOption,
+    cluster: ClusterOptions,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="The command shows the cluster again at each change, until Ctrl-C.")
     ] = False,
@@ -53,17 +52,16 @@ def status(
         bool,
         typer.Option("--json", help="The command prints one JSON document; with --watch, one line for each change."),
     ] = False,
-    connect_timeout: ConnectOption = CONNECT_S,
 ) -> None:
     """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
     from foqs.config.load import load
 
     show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
-    whole = load(config)
+    whole = load(cluster.config)
     cluster_of(whole)
     quietly()
     try:
-        asyncio.run(_show(whole, connect_timeout, show, watch=watch))
+        asyncio.run(_show(whole, cluster.connect_timeout, show, watch=watch))
     except KeyboardInterrupt:
         if not watch:
             raise

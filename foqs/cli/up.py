@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from foqs.cli.errors import fail, told
+from foqs.cli.errors import fail
 from foqs.cli.help import command
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.lab import interruptible
@@ -30,7 +30,6 @@ def register(_parent: typer.Typer) -> None:
     command(app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")(up)
 
 
-@told
 def up(
     hosts: Annotated[int, typer.Option(min=1, max=16, help="The cluster has this many host processes.")] = 3,
     mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,

@@ -3,48 +3,75 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple
 
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.load import Config
-from foqs.config.schema import ShardSection
+from foqs.config.schema import HostSection, ShardSection
 from foqs.dedup import Dedup, digest_of
-from foqs.engine import dedup
+from foqs.engine import dedup, item_ops
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall, EnqueueCall
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks
+from foqs.errors import FoqsError
+from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.rows import NewItem
+from foqs.prefetch.lane import LaneKey
+from foqs.rows import AT_LEAST_ONCE, NewItem
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
+from tests.sim.faults import Faults
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
 
 KEY = ("ns", "topic")
 
 
-class Laboratory:
-    """`now_ms` is the clock of all."""
+class Acked(NamedTuple):
+    id: int
+    lease: int
 
-    def __init__(self, *numbers: int, callbacks: Callbacks = UNCONNECTED) -> None:
+
+class CommitFaults(Faults):
+    """The faults of the next commits, one each: see `Faults.committing`."""
+
+    def __init__(self) -> None:
+        self.commits: deque[str] = deque()
+
+    def committing(self) -> str:
+        return self.commits.popleft() if self.commits else ""
+
+
+class Laboratory:
+    """`now_ms` is the clock of all; the databases' clocks are `db_behind_ms` behind it."""
+
+    def __init__(self, *numbers: int, callbacks: Callbacks = UNCONNECTED, **host: Any) -> None:
+        """`host` has settings of the section of that name."""
         self.now_ms = 1_000_000
+        self.db_behind_ms = 0
         self.flights: list[tuple[Shard, ShardBatch]] = []
+        self.doubtful: list[int] = []  # of all replies
         sections = tuple(ShardSection(id=number, url=f"sqlite:///{number}.db") for number in numbers)
         self.engine = Engine(
-            Config(shards=sections),
+            Config(shards=sections, host=HostSection(**host)),
             Budget(1 << 30),
             random.Random(1),
             lambda *sent: self.flights.append(sent),
             callbacks,
         )
-        self.dbs = {number: MemoryDatabase(lambda: self.now_ms) for number in numbers}
-        self.stores = {number: MemoryStore(db) for number, db in self.dbs.items()}
+        self.dbs = {number: MemoryDatabase(lambda: self.now_ms - self.db_behind_ms) for number in numbers}
+        self.faults = {number: CommitFaults() for number in numbers}
+        self.stores = {number: MemoryStore(db, self.faults[number]) for number, db in self.dbs.items()}
         for number in numbers:
             self.open(number)
         self.settle()
+
+    # ------------------------------------------------------------------------------------- shards
 
     def open(self, number: int) -> Shard:
         shard, store = self.engine.shards[number], self.stores[number]
@@ -52,6 +79,17 @@ class Laboratory:
         opened = store.open("host", take_over=False)
         self.engine.opened(shard, opened, store.max_batch_bytes, self.now_ms, self.now_ms)
         return shard
+
+    def reopen(self, *, clean: bool = True) -> None:
+        """Drop all memory and open the shards again; not `clean`: as if another host had owned them."""
+        for number, shard in self.engine.shards.items():
+            self.engine.drained(shard, self.now_ms)
+            self.stores[number].close(clean=clean)
+            shard.to(ShardState.ASSIGNED)
+            self.open(number)
+        self.settle()
+
+    # ------------------------------------------------------------------------------------- batches and time
 
     def send(self) -> list[tuple[Shard, ShardBatch]]:
         """Return the batches that are sent now; `arrive` carries them out."""
@@ -68,12 +106,52 @@ class Laboratory:
             for shard, batch in sent:
                 self.arrive(shard, batch)
 
-    def enqueue(self, payload: bytes = b"payload", timeout_ms: int = 5_000) -> list[Any]:
-        """What the call is answered is put into the list."""
+    def ring(self, after_ms: int) -> None:
+        """Let time pass and the timer ring once."""
+        self.now_ms += after_ms
+        self.engine.tick(self.now_ms)
+
+    def go_on(self, for_ms: int) -> None:
+        """Let time pass, ring the timer whenever something is due, and carry out all batches."""
+        until_ms = self.now_ms + for_ms
+        while self.now_ms < until_ms:
+            next_ms = self.engine.next_ms(self.now_ms)
+            self.ring(min(max(next_ms - self.now_ms, 1), until_ms - self.now_ms))
+            self.settle()
+
+    # ------------------------------------------------------------------------------------- enqueues
+
+    def item(
+        self,
+        payload: bytes = b"payload",
+        *,
+        priority: int = 0,
+        delay_ms: int = 0,
+        ttl_ms: int = 0,
+        delivery: int = AT_LEAST_ONCE,
+    ) -> NewItem:
+        at_ms = self.now_ms + delay_ms
+        expires_at_ms = self.now_ms + ttl_ms if ttl_ms else 0
+        return NewItem(
+            payload, None, None, priority, at_ms, at_ms if delay_ms else 0, self.now_ms, expires_at_ms, 0, delivery
+        )
+
+    def put(self, *items: NewItem, key: LaneKey = KEY, timeout_ms: int = 5_000) -> list[Any]:
+        """Enqueue `items` in one request, and return a list that gets the reply."""
         answers: list[Any] = []
-        item = NewItem(payload, None, None, 0, self.now_ms, 0, self.now_ms, 0, 0, 1)
-        call = EnqueueCall(1, answers.extend)
-        self.engine.enqueue(call, [0], [item], [KEY], [len(payload)], self.now_ms, timeout_ms)
+        count, sizes = len(items), [len(item.payload) for item in items]
+        call = EnqueueCall(count, answers.extend)
+        self.engine.enqueue(call, range(count), list(items), [key] * count, sizes, self.now_ms, timeout_ms)
+        return answers
+
+    def enqueue(self, payload: bytes = b"payload", timeout_ms: int = 5_000) -> list[Any]:
+        """Enqueue one item, and return a list that gets the reply."""
+        return self.put(self.item(payload), timeout_ms=timeout_ms)
+
+    def stored(self, *items: NewItem, key: LaneKey = KEY) -> list[int]:
+        """Store `items`, one without any, and return their ids."""
+        answers = self.put(*(items or (self.item(),)), key=key)
+        self.settle()
         return answers
 
     def enqueue_keyed(self, *keys: str, shard: int = 1, timeout_ms: int = 5_000) -> list[Any]:
@@ -81,25 +159,70 @@ class Laboratory:
         answers: list[Any] = []
         call = EnqueueCall(len(keys), answers.extend)
         self.engine.deadlines.push(self.now_ms + timeout_ms, call)
-        items = [
-            Keyed(
-                at,
-                Dedup(digest_of("ns", key), 0),
-                NewItem(b"x", None, None, 0, self.now_ms, 0, self.now_ms, 0, 0, 1),
-                KEY,
-                1,
-            )
-            for at, key in enumerate(keys)
-        ]
+        items = [Keyed(at, Dedup(digest_of("ns", key), 0), self.item(b"x"), KEY, 1) for at, key in enumerate(keys)]
         dedup.place(self.engine, call, shard, items, self.now_ms)
         return answers
 
-    def dequeue(self, wait_ms: int = 0) -> list[Any]:
+    # ------------------------------------------------------------------------------------- dequeues
+
+    def dequeue(
+        self,
+        wait_ms: int = 0,
+        *,
+        keys: Sequence[LaneKey] = (KEY,),
+        count: int = 10,
+        lease_ms: int = 60_000,
+        delivers: Callable[[], bool] = lambda: True,
+    ) -> list[Any]:
+        """Return a list that gets the ids of each reply; `doubtful` gets the ids of its doubtful leases. `delivers`:
+        whether a reply reaches the consumer."""
         answers: list[Any] = []
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             answers.append([item.id for item in items])
-            return True
+            self.doubtful += doubtful
+            return delivers()
 
-        self.engine.dequeue(DequeueCall([(KEY, 10)], 60_000, 1 << 20, 0, reply), self.now_ms, wait_ms)
+        call = DequeueCall([(key, count) for key in keys], lease_ms, 1 << 20, 0, reply)
+        self.engine.dequeue(call, self.now_ms, wait_ms)
+        return answers
+
+    def taken(self, **how: Any) -> list[int]:
+        """Return the ids that one dequeue gets, read from the database if need be."""
+        answers = self.dequeue(**how)
+        self.settle()
+        (ids,) = answers
+        return ids
+
+    # ------------------------------------------------------------------------------------- items by id
+
+    def lease_of(self, item_id: int) -> int:
+        return self.engine.shards[shard_of(item_id)].known[item_id].lease
+
+    def ack(self, *acked: tuple[int, int], ns: str | None = None, timeout_ms: int = 5_000) -> list[FoqsError | None]:
+        """Ack each (id, lease) in one request, and return a list that gets the reply."""
+        answers: list[FoqsError | None] = []
+        acks = [Acked(*one) for one in acked]
+        self.engine.ack(ItemsCall(len(acks), answers.extend), acks, ns, self.now_ms, timeout_ms)
+        return answers
+
+    def operate(
+        self,
+        item_id: int,
+        op: item_ops.Op,
+        *,
+        ns: str | None = None,
+        within: Container[str] | None = None,
+        timeout_ms: int = 5_000,
+    ) -> list[FoqsError | None]:
+        answers: list[FoqsError | None] = []
+        call = ItemsCall(1, answers.extend)
+        call.within = within
+        self.engine.settle(call, [(item_id, op)], ns, self.now_ms, timeout_ms)
+        return answers
+
+    def look(self, item_id: int) -> list[Any]:
+        """Return a list that gets (item, body, error)."""
+        answers: list[Any] = []
+        self.engine.look(item_id, LookCall(lambda *found: answers.append(found)), self.now_ms, 5_000)
         return answers

@@ -22,11 +22,6 @@ def refused(answers: list[object]) -> list[type[FoqsError]]:
     return [type(answer) for answer in answers]  # type: ignore[misc]
 
 
-def ring(lab: Laboratory, after_ms: int) -> None:
-    lab.now_ms += after_ms
-    lab.engine.tick(lab.now_ms)
-
-
 def test_keys_behind_a_lost_connection_are_refused_at_once() -> None:
     lab = Laboratory(1)
     sent = lab.enqueue_keyed("a")
@@ -44,11 +39,11 @@ def test_keys_behind_a_database_that_hangs_are_refused() -> None:
     sent = lab.enqueue_keyed("a")
     lab.send()
     behind = lab.enqueue_keyed("b")
-    ring(lab, lab.engine.config.breaker.hang_ms + 1)
+    lab.ring(lab.engine.config.breaker.hang_ms + 1)
     assert refused(behind) == [Unavailable]
     assert refused(lab.enqueue_keyed("a")) == refused(lab.enqueue_keyed("c")) == [Unavailable]
     assert not sent
-    ring(lab, 5_000)
+    lab.ring(5_000)
     assert refused(sent) == [OutcomeUnknown]
 
 
@@ -59,7 +54,7 @@ def test_a_key_may_be_stored_when_its_commit_is_unknown() -> None:
     behind = lab.enqueue_keyed("b")
     lab.arrive(shard, batch, BatchResult(Outcome.UNKNOWN, down=True, error="gone"))
     assert refused(behind) == [Unavailable]
-    ring(lab, 5_001)
+    lab.ring(5_001)
     assert refused(sent) == [OutcomeUnknown]
 
 
@@ -68,7 +63,7 @@ def test_a_key_that_was_not_sent_in_time_is_withdrawn() -> None:
     lab.enqueue()
     ((shard, batch),) = lab.send()
     late = lab.enqueue_keyed("a", "a", "b", timeout_ms=10)
-    ring(lab, 11)
+    lab.ring(11)
     assert [type(answer) for answer in late] == [Unavailable] * 3
     lab.arrive(shard, batch)
     again = lab.enqueue_keyed("a", "b")
@@ -82,7 +77,7 @@ def test_a_key_that_another_request_waits_for_is_not_withdrawn() -> None:
     ((shard, batch),) = lab.send()
     late = lab.enqueue_keyed("a", timeout_ms=10)
     other = lab.enqueue_keyed("a")
-    ring(lab, 11)
+    lab.ring(11)
     assert refused(late) == [OutcomeUnknown]
     lab.arrive(shard, batch)
     lab.settle()
@@ -125,7 +120,7 @@ def test_a_full_disk_sends_items_to_another_shard() -> None:
 def test_a_shard_with_room_again_takes_items() -> None:
     lab = Laboratory(1)
     shard = filled(lab)
-    ring(lab, 10_000)
+    lab.ring(10_000)
     lab.settle()  # the trial
     answers = lab.enqueue()
     lab.settle()
@@ -146,7 +141,7 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
         lab.engine.ack(call, [acked], None, lab.now_ms, 5_000)  # type: ignore[list-item]
         ((shard, batch),) = lab.send()
         lab.arrive(shard, batch, result)
-        ring(lab, 10_000)
+        lab.ring(10_000)
         lab.settle()
     (first, second) = outcomes
     assert isinstance(first, Unavailable)
@@ -171,7 +166,7 @@ def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
         answers: list[FoqsError | None] = []
         lab.engine.settle(ItemsCall(1, answers.extend), [(stored[0], item_ops.delete)], None, lab.now_ms, 5_000)
         lab.arrive(shard, batch, FULL)
-        ring(lab, lab.engine.config.breaker.pause_ms)
+        lab.ring(lab.engine.config.breaker.pause_ms)
         for result in (None, FULL):  # whether it is there again, then the transaction
             ((shard, batch),) = lab.send()
             lab.arrive(shard, batch, result)
@@ -180,7 +175,7 @@ def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
         lab.arrive(shard, batch, BatchResult(Outcome.COMMITTED, rejected={stored[0]: "no"}))
     assert first == [[]]
     assert not lab.dbs[1].timer
-    ring(lab, lab.engine.config.breaker.max_pause_ms)
+    lab.ring(lab.engine.config.breaker.max_pause_ms)
     lab.settle()
     second = lab.dequeue()
     lab.settle()

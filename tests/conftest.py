@@ -99,6 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         if not _SERVER_FIXTURES.isdisjoint(item.fixturenames):
             item.add_marker("server")
         path = item.path.relative_to(item.config.rootpath).as_posix()
+        if item.get_closest_marker("memory") is not None:
+            continue
         if path.startswith(_PROCESS_TESTS):
             item.add_marker("process")
         if path.startswith(_THREAD_TESTS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foqs.budget import Budget
@@ -50,15 +50,17 @@ class CommitFaults(Faults):
 class Laboratory:
     """`now_ms` is the clock of all; the databases' clocks are `db_behind_ms` behind it."""
 
-    def __init__(self, *numbers: int, callbacks: Callbacks = UNCONNECTED, **host: Any) -> None:
-        """`host` has settings of the section of that name."""
+    def __init__(
+        self, *numbers: int, callbacks: Callbacks = UNCONNECTED, sections: Mapping[str, Any] | None = None, **host: Any
+    ) -> None:
+        """`sections` of the configuration by name; `host` has settings of the section of that name."""
         self.now_ms = 1_000_000
         self.db_behind_ms = 0
         self.flights: list[tuple[Shard, ShardBatch]] = []
         self.doubtful: list[int] = []  # of all replies
-        sections = tuple(ShardSection(id=number, url=f"sqlite:///{number}.db") for number in numbers)
+        shards = tuple(ShardSection(id=number, url=f"sqlite:///{number}.db") for number in numbers)
         self.engine = Engine(
-            Config(shards=sections, host=HostSection(**host)),
+            Config(shards=shards, host=HostSection(**host), **(sections or {})),
             Budget(1 << 30),
             random.Random(1),
             lambda *sent: self.flights.append(sent),

@@ -1,0 +1,209 @@
+"""Each check of a request refuses by a typed error that names the field, and takes the values at its bounds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foqs.api import validation
+from foqs.api.validation import Intake
+from foqs.budget import Budget
+from foqs.dedup import content_of, digest_of
+from foqs.errors import Invalid, Overloaded, Unavailable
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.rows import NewItem
+from tests.api.wire import spec
+
+pytestmark = pytest.mark.memory
+
+NOW_MS = 1_000_000
+DAY_MS = 86_400_000
+LIMITS = Limits(payload_bytes=10, metadata_bytes=4, headers_bytes=6, name_bytes=5)
+
+
+def taken(*specs: Any) -> Intake:
+    intake = Intake("ns", LIMITS, NOW_MS)
+    intake.take(list(specs))
+    return intake
+
+
+def refusal(**fields: Any) -> str:
+    """Why an item with these fields is refused."""
+    errors = taken(spec("t", **fields)).errors
+    assert type(errors[0]) is Invalid
+    return errors[0].message
+
+
+def stored(**fields: Any) -> NewItem:
+    intake = taken(spec("t", **fields))
+    assert not intake.errors
+    return intake.items[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "ns is missing"),
+        (b"\xff", "ns is not UTF-8"),
+        ("", "ns must have 1 to 5 bytes"),
+        ("abcdef", "ns must have 1 to 5 bytes"),
+        ("ééé", "ns must have 1 to 5 bytes"),
+        ("a\nb", "ns holds a control character"),
+        ("a\x85", "ns holds a control character"),
+    ],
+)
+def test_a_name_is_refused(value: object, why: str) -> None:
+    with pytest.raises(Invalid) as error:
+        validation.name(value, "ns", LIMITS)
+    assert error.value.message == why
+
+
+@pytest.mark.parametrize("value", ["a", "abcde", "éé", "a b", "a\u200bb"])
+def test_a_name_is_taken(value: str) -> None:
+    assert validation.name(value, "ns", Limits() if len(value.encode()) > 5 else LIMITS) == value
+
+
+def test_the_time_of_a_caller_has_a_default_and_bounds() -> None:
+    request = idl.AckRequest()
+    assert validation.timeout_ms(request, LIMITS) == LIMITS.timeout_default_ms
+    request.context = idl.RequestContext()
+    assert validation.timeout_ms(request, LIMITS) == LIMITS.timeout_default_ms
+    for good in (1, LIMITS.timeout_max_ms):
+        request.context.timeout_ms = good
+        assert validation.timeout_ms(request, LIMITS) == good
+    for bad in (0, -1, LIMITS.timeout_max_ms + 1):
+        request.context.timeout_ms = bad
+        with pytest.raises(Invalid, match=r"^context\.timeout_ms is not in 1\.\.600000$"):
+            validation.timeout_ms(request, LIMITS)
+
+
+def test_a_list_has_one_to_so_many_entries() -> None:
+    assert validation.counted([1, 2], "items", 2) == [1, 2]
+    for empty in (None, []):
+        with pytest.raises(Invalid, match=r"^items is empty$"):
+            validation.counted(empty, "items", 2)
+    with pytest.raises(Invalid, match=r"^items has 3 entries, more than 2$"):
+        validation.counted([1, 2, 3], "items", 2)
+
+
+def test_a_number_is_in_its_bounds_or_absent() -> None:
+    assert [validation.within(one, "limit", 1, 3, 2) for one in (None, 1, 3)] == [2, 1, 3]
+    for bad in (0, 4):
+        with pytest.raises(Invalid, match=rf"^limit is {bad}, not in 1\.\.3$"):
+            validation.within(bad, "limit", 1, 3, 2)
+
+
+def test_bytes_may_be_absent_but_not_too_long() -> None:
+    assert validation.blob(None, "metadata", 2) is None
+    assert validation.blob(b"ab", "metadata", 2) == b"ab"
+    with pytest.raises(Invalid, match=r"^metadata has 3 bytes, more than 2$"):
+        validation.blob(b"abc", "metadata", 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"payload": None}, "payload is missing"),
+        ({"payload": b"x" * 11}, "payload has 11 bytes, more than 10"),
+        ({"metadata": b"12345"}, "metadata has 5 bytes, more than 4"),
+        ({"headers": {"abc": "defg"}}, "headers have 7 bytes, more than 6"),
+        ({"headers": {"a": b"\xff"}}, "headers hold text that is not UTF-8"),
+        ({"headers": {b"\xff": "a"}}, "headers hold text that is not UTF-8"),
+        ({"delivery": 0}, "delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE"),
+        ({"delivery": 3}, "delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE"),
+        ({"deliver_after_ms": 1, "delay_ms": 0}, "both deliver_after_ms and delay_ms are given"),
+        ({"delay_ms": -1}, f"delay_ms is -1, not in 0..{366 * DAY_MS}"),
+        ({"delay_ms": 366 * DAY_MS + 1}, f"delay_ms is {366 * DAY_MS + 1}, not in 0..{366 * DAY_MS}"),
+        ({"deliver_after_ms": NOW_MS + 366 * DAY_MS + 1}, f"deliver_after_ms is more than {366 * DAY_MS} ms ahead"),
+        ({"lease_ms": 99}, "lease_ms is 99, not in 100..43200000"),
+        ({"ttl_ms": 0}, f"ttl_ms is 0, not in 1..{366 * DAY_MS}"),
+        ({"dedup_key": ""}, "dedup_key must have 1 to 5 bytes"),
+        ({"dedup_key": b"\xff"}, "dedup_key is not UTF-8"),
+    ],
+)
+def test_an_item_is_refused_by_the_field_at_fault(fields: dict[str, Any], why: str) -> None:
+    assert refusal(**fields) == why
+
+
+@pytest.mark.parametrize(("topic", "why"), [(None, "topic is missing"), ("x" * 6, "topic must have 1 to 5 bytes")])
+def test_an_item_is_refused_by_its_topic(topic: Any, why: str) -> None:
+    assert taken(spec(topic)).errors[0].message == why
+
+
+def test_times_of_an_item_count_from_the_enqueue() -> None:
+    plain = stored()
+    assert (plain.deliver_after_ms, plain.due_ms, plain.expires_at_ms, plain.lease_ms) == (NOW_MS, 0, 0, 0)
+    later = stored(delay_ms=50, ttl_ms=70, lease_ms=100)
+    assert (later.deliver_after_ms, later.due_ms) == (NOW_MS + 50, NOW_MS + 50)
+    assert (later.expires_at_ms, later.lease_ms) == (NOW_MS + 70, 100)
+    assert stored(deliver_after_ms=NOW_MS + 9).due_ms == NOW_MS + 9
+
+
+@pytest.mark.parametrize("past", [{"delay_ms": 0}, {"deliver_after_ms": NOW_MS}, {"deliver_after_ms": -5}])
+def test_a_time_in_the_past_means_now(past: dict[str, int]) -> None:
+    item = stored(**past)
+    assert (item.due_ms, item.deliver_after_ms) == (0, NOW_MS)
+
+
+def test_bytes_of_an_item_are_payload_metadata_and_headers() -> None:
+    intake = taken(spec("t", b"12345"), spec("t", b"1", metadata=b"23", headers={"a": "b"}))
+    headers = intake.items[1].headers
+    assert headers is not None
+    assert intake.sizes == [5, 3 + len(headers)]
+    assert validation.headers_of(headers) == {"a": "b"}
+    assert validation.headers_of(None) is None
+
+
+def test_a_refused_item_leaves_the_other_items_in_their_places() -> None:
+    intake = taken(spec("a"), spec(""), spec("b", dedup_key="k"), spec("a", None), spec("b"))
+    assert sorted(intake.errors) == [1, 3]
+    assert (intake.indices, intake.keys) == ([0, 4], [("ns", "a"), ("ns", "b")])
+    (keyed,) = intake.keyed
+    assert (keyed.at, keyed.lane) == (2, ("ns", "b"))
+
+
+def test_a_key_is_kept_as_hashes_of_the_key_and_the_content() -> None:
+    (keyed,) = taken(spec("t", b"x", dedup_key="k")).keyed
+    assert keyed.dedup == (digest_of("ns", "k"), content_of("t", b"x"))
+
+
+def test_a_caught_error_refers_to_no_payload() -> None:
+    assert taken(spec("t", None)).errors[0].__traceback__ is None
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_keep_drops_all_but_the_first_items(count: int) -> None:
+    """Items with and without keys count alike, in the order of the request."""
+    intake = taken(spec("a"), spec("b", dedup_key="1"), spec("c"), spec("", b""), spec("d", dedup_key="2"), spec("e"))
+    there = [0, 1, 2, 4, 5]
+    assert intake.keep(count) == there[count:]
+    assert sorted([*intake.indices, *(one.at for one in intake.keyed)]) == there[:count]
+    assert len(intake.items) == len(intake.keys) == len(intake.sizes) == len(intake.indices)
+
+
+def test_an_id_stands_once_in_a_request() -> None:
+    validation.nothing_twice([1, 2, 3])
+    with pytest.raises(Invalid, match=r"^an id stands in the request more than once$"):
+        validation.nothing_twice([1, 2, 1])
+
+
+@pytest.mark.parametrize(("hops", "forwards"), [(None, True), (0, True), (1, False), (2, False)])
+def test_a_forwarded_request_is_not_forwarded_again(hops: int | None, forwards: bool) -> None:
+    forwarder = object()
+    request = SimpleNamespace(context=None if hops is None else idl.RequestContext(hops=hops))
+    assert validation.forwarder_for(forwarder, request) is (forwarder if forwards else None)
+    assert validation.forwarder_for(None, request) is None
+
+
+def test_full_buffers_and_a_stopping_host_refuse() -> None:
+    budget = Budget(1_000)
+    budget.take(800)
+    validation.refuse_when_full(budget, 0.8, 70)
+    budget.take(1)
+    with pytest.raises(Overloaded, match=r"^the host's buffers are full$") as error:
+        validation.refuse_when_full(budget, 0.8, 70)
+    assert error.value.retry_after_ms == 70
+    validation.refuse_when_draining(False)
+    with pytest.raises(Unavailable, match=r"^the host is shutting down$"):
+        validation.refuse_when_draining(True)

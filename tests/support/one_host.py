@@ -1,0 +1,208 @@
+"""One host in memory: its handlers, quotas and forwarding. A test moves its databases, its clocks and the other hosts.
+
+A lone host has no routing. A host with a routing is "a" of a cluster, at "a:1"; the test answers its requests to peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from foqs.api.handlers import Handlers
+from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
+from foqs.dedup import SLOTS
+from foqs.engine import dedup
+from foqs.engine.state import Callbacks
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.quota_client import QuotaClient
+from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_subscriber import Done
+from foqs.shardmgr.facts import SlotMove, Slots
+from foqs.shardmgr.routing import Route, Routing, make_routing
+from tests.engine.laboratory import Laboratory
+from tests.peers.exchanges import Log, Sent
+from tests.sim_peers.exchange import Call as SimulatedCall
+
+HANDOVER_MS = 5_000
+ADDRESS = "a:1"
+
+
+def routing_of(owners: Mapping[int, str], *hosts: str, slots: Slots | None = None) -> Routing:
+    """The routing in which each host listens at "<name>:1"; `hosts` live without a shard. The slots of keys are on the
+    first shard by default."""
+    routes = {number: Route(f"{host}:1", 1, host) for number, host in owners.items()}
+    living = {host: f"{host}:1" for host in ("a", *owners.values(), *hosts)}
+    return make_routing(routes, living, (), slots or Slots(0, (min(owners, default=0),) * SLOTS, {}, 1))
+
+
+class Call(SimulatedCall):
+    """A request of a caller, and the answer."""
+
+    def __init__(self, method: str, request: Any) -> None:
+        super().__init__(method, request, self._take)
+        self.answers: list[Any] = []
+        self.certified: tuple[str, ...] = ()
+        self.doubts: list[tuple[int, str]] = []
+        self.trusted = False
+
+    def _take(self, response: Any, error: FoqsError | None) -> None:
+        self.answers.append(response if error is None else error)
+
+    @property
+    def answer(self) -> Any:
+        """The response or the error; fails while there is none."""
+        (answer,) = self.answers
+        return answer
+
+    def doubt(self, items: int, reason: str) -> None:
+        self.doubts.append((items, reason))
+
+    def trust(self) -> None:
+        self.trusted = True
+
+
+class OneHost(Laboratory):
+    """`sent` has the requests to other hosts that are not answered; `shared` counts the calls for owners of slots."""
+
+    def __init__(
+        self,
+        *numbers: int,
+        routing: Routing | None = None,
+        quotas: Mapping[str, QuotaKeys] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.routing = routing
+        self.limits = limits or Limits()
+        self.monotonic_ms = 5_000
+        self.sent: list[Sent] = []
+        self.cut: list[str] = []
+        self.log = Log()
+        self.shared = 0
+        self.arrived: list[Mapping[int, SlotMove]] = []
+        self.service: Handlers | None = None
+        self.forwarder: Forwarder | None = None
+        self._turn: list[Callable[[], None]] = []
+        self._timers: list[tuple[int, Callable[[], None]]] = []
+        self.news = ReadyPublisher(lambda key: self.engine.ready(key), 1_000_000, self._turn.append, self._later)  # noqa: PLW0108
+        callbacks = Callbacks(served=self._served, became_ready=self.news.became_ready, left_waiting=self._left_waiting)
+        super().__init__(
+            *numbers,
+            callbacks=callbacks,
+            sections={"server": ServerSection(id="a"), "quotas": QuotasSection(namespaces=dict(quotas or {}))},
+        )
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the parts around the engine, as `foqs.server.node` does."""
+        now_ms = lambda: self.now_ms  # noqa: E731
+        if self.routing is not None:
+            self.forwarder = Forwarder(
+                self.engine, "a", self._routing, self._ask, self.cut.append, handover_ms=HANDOVER_MS, now_ms=now_ms,
+                soon=self._turn.append, later=self._later, requests=self.log, slots_arrived=self.arrived.append,
+            )  # fmt: skip
+            share_slots = self._share_slots
+        else:
+            share_slots = partial(dedup.share_out, self.engine)
+        self.quotas = QuotaClient(
+            self.engine, self.forwarder, now_ms, lambda: self.monotonic_ms, self._later, share_slots
+        )
+        self.service = Handlers(
+            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder, share_slots
+        )
+        self.methods = self.service.handlers()
+        if self.routing is None:
+            share_slots()
+        self.service.routing_changed()
+        self.run()
+
+    def _routing(self) -> Routing:
+        assert self.routing is not None
+        return self.routing
+
+    def _share_slots(self) -> None:
+        self.shared += 1
+
+    def _served(self) -> None:
+        if self.service is not None:
+            self.service.routing_changed()
+
+    def _left_waiting(self, key: tuple[str, str]) -> None:
+        if self.forwarder is not None:
+            self.forwarder.fetch(key)
+
+    def _later(self, after_ms: int, do: Callable[[], None]) -> None:
+        self._timers.append((self.monotonic_ms + after_ms, do))
+
+    def _ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+        self.sent.append(Sent(address, method, request, done))
+
+    # ------------------------------------------------------------------------------------- what a test does
+
+    def call(self, method: str, **fields: Any) -> Call:
+        """Give the host a request, and run until nothing is left to do now."""
+        call = Call(method, getattr(idl, f"{method}Request")(**fields))
+        try:
+            self.methods[method](call)
+        except FoqsError as error:
+            call.raised(None, error)
+        self.run()
+        return call
+
+    def ask(self, method: str, **fields: Any) -> Any:
+        """The answer, or the error, to a request that is answered at once."""
+        return self.call(method, **fields).answer
+
+    def begin(self, method: str, **fields: Any) -> Call:
+        """As `call`, before any database or timer does anything."""
+        call = Call(method, getattr(idl, f"{method}Request")(**fields))
+        self.methods[method](call)
+        return call
+
+    def run(self) -> None:
+        """Turns of the event loop, and all batches, until nothing is left to do now."""
+        while True:
+            turn, self._turn[:] = list(self._turn), []
+            for job in turn:
+                job()
+            if sent := self.send():
+                for shard, batch in sent:
+                    self.arrive(shard, batch)
+            elif not self._turn:
+                return
+
+    def wait(self, by_ms: int) -> None:
+        """Let time pass on both clocks, and call the timers that are due."""
+        self.now_ms += by_ms
+        self.monotonic_ms += by_ms
+        due = [do for at_ms, do in self._timers if at_ms <= self.monotonic_ms]
+        self._timers = [(at_ms, do) for at_ms, do in self._timers if at_ms > self.monotonic_ms]
+        for do in due:
+            do()
+        self.run()
+        self.engine.tick(self.now_ms)
+        self.run()
+
+    def learn(self, routing: Routing) -> None:
+        """Another routing, as the host's membership passes it on."""
+        self.routing = routing
+        assert self.service is not None
+        self.service.routing_changed()
+        self.run()
+
+    def to(self, method: str) -> list[Sent]:
+        """The open requests of a method to other hosts."""
+        return [sent for sent in self.sent if sent.method == method]
+
+    def reply(self, method: str, outcome: Any) -> Any:
+        """Answer the oldest open request of a method to another host: with an error, or a response. Return the
+        request."""
+        sent = self.to(method)[0]
+        self.sent.remove(sent)
+        error = outcome if isinstance(outcome, FoqsError) else None
+        sent.done(None if error is not None else outcome, error)
+        self.run()
+        return sent.request

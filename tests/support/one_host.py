@@ -5,7 +5,7 @@ A lone host has no routing. A host with a routing is "a" of a cluster, at "a:1";
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
 from foqs.dedup import SLOTS
 from foqs.engine import dedup
 from foqs.engine.state import Callbacks
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid, from_code
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
@@ -23,12 +23,15 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
+from tests.api.wire import spec
 from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Log, Sent
 from tests.sim_peers.exchange import Call as SimulatedCall
 
 HANDOVER_MS = 5_000
 ADDRESS = "a:1"
+FORWARDED = idl.RequestContext(hops=1, peer_version=1)
+"""The context of a request that another host forwarded."""
 
 
 def routing_of(owners: Mapping[int, str], *hosts: str, slots: Slots | None = None) -> Routing:
@@ -142,9 +145,10 @@ class OneHost(Laboratory):
 
     # ------------------------------------------------------------------------------------- what a test does
 
-    def call(self, method: str, **fields: Any) -> Call:
+    def call(self, method: str, within: Container[str] | None = None, **fields: Any) -> Call:
         """Give the host a request, and run until nothing is left to do now."""
         call = Call(method, getattr(idl, f"{method}Request")(**fields))
+        call.within = within
         try:
             self.methods[method](call)
         except FoqsError as error:
@@ -206,3 +210,30 @@ class OneHost(Laboratory):
         sent.done(None if error is not None else outcome, error)
         self.run()
         return sent.request
+
+
+# ------------------------------------------------------------------------------------------ requests of a test
+
+
+def kinds(response: Any) -> list[type | None]:
+    """The error of each outcome; None for a success."""
+    return [one.error and type(from_code(one.error.code, "", one.error.retry_after_ms)) for one in response.outcomes]
+
+
+def messages(response: Any) -> list[str | None]:
+    return [one.error and one.error.message for one in response.outcomes]
+
+
+def put(host: OneHost, *payloads: bytes, **fields: Any) -> list[int]:
+    response = host.ask("Enqueue", ns="n", items=[spec("t", payload, **fields) for payload in payloads])
+    return [outcome.id for outcome in response.outcomes]
+
+
+def take(host: OneHost, count: int = 10, **fields: Any) -> Any:
+    return host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", count)], **fields)
+
+
+def refused(host: OneHost, method: str, **fields: Any) -> str:
+    answer = host.ask(method, **fields)
+    assert type(answer) is Invalid, answer
+    return answer.message

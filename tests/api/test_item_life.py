@@ -1,0 +1,187 @@
+"""Enqueue and dequeue: checks of requests, answers item by item, quotas, and requests that go to another host."""
+
+from typing import Any
+
+import pytest
+
+from foqs.config.schema import QuotaKeys
+from foqs.errors import Invalid, NotServed, OutcomeUnknown, Overloaded, Unavailable
+from foqs.idl import idl
+from tests.api.wire import spec
+from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
+
+pytestmark = pytest.mark.memory
+
+
+@pytest.fixture
+def host() -> OneHost:
+    return OneHost(1)
+
+
+# ------------------------------------------------------------------------------------------ enqueue
+
+
+def test_items_of_an_enqueue_are_answered_one_by_one(host: OneHost) -> None:
+    answer = host.ask("Enqueue", ns="n", items=[spec("t", b"a"), spec("t", None), spec("", b"c"), spec("t", b"d")])
+    assert kinds(answer) == [None, Invalid, Invalid, None]
+    assert messages(answer)[1:3] == ["payload is missing", "topic must have 1 to 255 bytes"]
+    assert [item.payload for item in take(host).items] == [b"a", b"d"]
+
+
+def test_an_enqueue_of_invalid_items_reaches_no_shard(host: OneHost) -> None:
+    call = host.begin("Enqueue", ns="n", items=[spec("t", None)])
+    assert kinds(call.answer) == [Invalid]
+    assert not host.engine.dirty
+
+
+def test_an_enqueue_as_a_whole_is_checked_first(host: OneHost) -> None:
+    items = [spec("t")]
+    assert refused(host, "Enqueue", items=items) == "ns is missing"
+    assert refused(host, "Enqueue", ns="n") == "items is empty"
+    assert refused(host, "Enqueue", ns="n", items=items * 10_001) == "items has 10001 entries, more than 10000"
+    bad = idl.RequestContext(timeout_ms=0)
+    assert refused(host, "Enqueue", ns="n", items=items, context=bad).startswith("context.timeout_ms")
+
+
+def test_a_quota_refuses_the_items_beyond_it() -> None:
+    host = OneHost(1, quotas={"n": QuotaKeys(enqueues_per_second=2)})
+    host.wait(2_000)
+    answer = host.ask("Enqueue", ns="n", items=[spec("t"), spec("t", None), spec("t"), spec("t")])
+    assert kinds(answer) == [None, Invalid, None, Overloaded]
+    assert answer.outcomes[3].error.retry_after_ms >= 1
+    assert kinds(host.ask("Enqueue", ns="other", items=[spec("t")] * 3)) == [None] * 3, "no quota is set for it"
+
+
+def test_a_forwarded_enqueue_was_charged_by_the_first_host() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}), quotas={"n": QuotaKeys(enqueues_per_second=1)})
+    answer = host.ask("Enqueue", ns="n", items=[spec("t")] * 3, context=FORWARDED)
+    assert kinds(answer) == [None] * 3
+    assert host.engine.counters.quota_refused == 0
+
+
+def test_a_host_without_a_shard_forwards_the_valid_items() -> None:
+    host = OneHost(routing=routing_of({2: "b"}))
+    call = host.call("Enqueue", ns="n", items=[spec("t", None), spec("t", b"x"), spec("t", b"y")])
+    (sent,) = host.to("Enqueue")
+    assert (sent.address, [item.payload for item in sent.request.items]) == ("b:1", [b"x", b"y"])
+    assert (sent.request.context.hops, sent.request.context.peer_version) == (1, 1)
+    error = idl.ItemError(4, "full", 9)
+    host.reply("Enqueue", idl.EnqueueResponse([idl.EnqueueOutcome(error=error), idl.EnqueueOutcome(id=5)]))
+    assert kinds(call.answer) == [Invalid, Overloaded, None]
+    assert call.answer.outcomes[2].id == 5
+
+
+def test_a_forwarded_enqueue_is_refused_where_no_shard_is() -> None:
+    host = OneHost(routing=routing_of({2: "b"}))
+    answer = host.ask("Enqueue", ns="n", items=[spec("t")], context=FORWARDED)
+    assert kinds(answer) == [Unavailable]
+    assert not host.to("Enqueue")
+
+
+def test_a_key_goes_to_the_owner_of_its_slot() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    host.learn(routing_of({2: "b"}))
+    call = host.call("Enqueue", ns="n", items=[spec("t", b"x"), spec("t", b"y", dedup_key="k")])
+    (sent,) = host.to("Enqueue")
+    assert [item.dedup_key for item in sent.request.items] == ["k"]
+    host.reply("Enqueue", idl.EnqueueResponse([idl.EnqueueOutcome(id=5, duplicate=True)]))
+    assert (call.answer.outcomes[0].error, call.answer.outcomes[1].id) == (None, 5)
+    assert call.answer.outcomes[1].duplicate
+
+
+def test_a_forwarded_key_whose_slot_is_gone_is_not_served() -> None:
+    """The asking host asks again; this host takes the slot if the record says that it should."""
+    host = OneHost(1, routing=routing_of({}, "b"))
+    assert not host.engine.shards[1].keys.held.bits
+    host.routing = routing_of({1: "a"})
+    answer = host.ask("Enqueue", ns="n", items=[spec("t", b"x", dedup_key="k")], context=FORWARDED)
+    assert kinds(answer) == [NotServed]
+    assert host.engine.shards[1].keys.held.bits
+
+
+def test_owners_are_wanted_when_slots_have_none() -> None:
+    host = OneHost(1, routing=routing_of({}))
+    host.call("Enqueue", ns="n", items=[spec("t")])
+    assert host.shared == 0
+    host.call("Enqueue", ns="n", items=[spec("t", dedup_key="k")])
+    assert host.shared == 1
+
+
+def test_an_outcome_that_is_unknown_is_reported(host: OneHost) -> None:
+    """The batch is sent, and its result does not arrive in the time of the caller."""
+    call = host.begin("Enqueue", ns="n", items=[spec("t")], context=idl.RequestContext(timeout_ms=100))
+    host.send()
+    host.now_ms += 100
+    host.engine.tick(host.now_ms)
+    assert kinds(call.answer) == [OutcomeUnknown]
+    assert call.doubts == [(1, "the shard did not answer in time; the change may have been made")]
+
+
+# ------------------------------------------------------------------------------------------ dequeue
+
+
+def test_wants_of_a_dequeue_are_checked(host: OneHost) -> None:
+    def why(*wants: tuple[Any, Any], **fields: Any) -> str:
+        return refused(host, "Dequeue", ns="n", wants=[idl.TopicCount(*want) for want in wants], **fields)
+
+    assert why() == "wants is empty"
+    assert why(("t", 1), ("t", 1)) == "a topic stands in wants more than once"
+    assert why(("t", 1), ("u", 0)) == "count is 0, not in 1..10000"
+    assert why(("t", None)) == "count is 0, not in 1..10000"
+    assert why(("t", 6_000), ("u", 4_001)) == "the sum of the counts is 10001, not in 1..10000"
+    assert why(("t", 1), lease_ms=99) == "lease_ms is 99, not in 100..43200000"
+    assert why(("t", 1), wait_ms=600_001) == "wait_ms is 600001, not in 0..600000"
+    assert why(("t", 1), max_bytes=0).startswith("max_bytes is 0")
+
+
+def test_a_consumer_that_waits_gets_the_next_item(host: OneHost) -> None:
+    waiting = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=60_000)
+    assert not waiting.answers
+    put(host, b"x")
+    assert [item.payload for item in waiting.answer.items] == [b"x"]
+    assert waiting.on_lost is None, "a circle of references"
+
+
+def test_a_wait_ends_with_an_empty_answer(host: OneHost) -> None:
+    waiting = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=50)
+    host.wait(49)
+    assert not waiting.answers
+    host.wait(1)
+    assert (waiting.answer.items, waiting.answer.news_version) == ([], None)
+
+
+def test_only_another_host_gets_the_version_of_the_news() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}))
+    assert take(host).news_version is None
+    assert take(host, context=FORWARDED).news_version == host.news.after(None).version
+    put(host, b"x")
+    assert take(host, context=FORWARDED).news_version is None
+
+
+def test_an_item_stays_ready_when_its_consumer_is_gone(host: OneHost) -> None:
+    waiting = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=60_000)
+    waiting.lost()
+    put(host, b"x")
+    assert not waiting.answers
+    assert [item.attempt for item in take(host).items] == [1]
+
+
+def test_max_bytes_bounds_an_answer_after_its_first_item(host: OneHost) -> None:
+    put(host, b"12345", b"12345", b"12345")
+    assert len(take(host, max_bytes=10).items) == 2
+    assert len(take(host, max_bytes=1).items) == 1
+
+
+def test_a_stopping_host_refuses_new_work_only(host: OneHost) -> None:
+    put(host, b"x")
+    (item,) = take(host).items
+    host.engine.drain(host.now_ms)
+    assert type(take(host)) is Unavailable
+    assert type(host.ask("Enqueue", ns="n", items=[spec("t")])) is Unavailable
+    assert kinds(host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])) == [None]
+
+
+def test_full_buffers_refuse_a_dequeue(host: OneHost) -> None:
+    host.engine.budget.take(1 << 30)
+    answer = take(host)
+    assert (type(answer), answer.message) == (Overloaded, "the host's buffers are full")

@@ -1,0 +1,124 @@
+"""Ack, nack, extend and delete: outcomes item by item, checks of fields, and items of other hosts and namespaces."""
+
+from typing import Any
+
+import pytest
+
+from foqs.errors import NotFound, NotServed, StaleLease
+from foqs.idl import idl
+from foqs.principals import Namespaces
+from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
+
+pytestmark = pytest.mark.memory
+
+ENTRIES = {"Ack": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}
+
+
+@pytest.fixture
+def host() -> OneHost:
+    return OneHost(1)
+
+
+def leased(host: OneHost, *payloads: bytes) -> list[Any]:
+    put(host, *payloads)
+    return list(take(host).items)
+
+
+def fields(method: str, *leases: tuple[int, int]) -> dict[str, Any]:
+    """The entries of a request about these (id, lease)."""
+    if method == "DeleteItems":
+        return {"ids": [item_id for item_id, _ in leases]}
+    return {"items": [ENTRIES[method](*lease) for lease in leases]}
+
+
+@pytest.mark.parametrize("method", list(ENTRIES))
+def test_items_of_a_request_are_settled_one_by_one(host: OneHost, method: str) -> None:
+    first, second = leased(host, b"x", b"y")
+    wrong, right, gone = (first.id, first.lease + 1), (second.id, second.lease), (second.id + 1, 1)
+    assert kinds(host.ask(method, **fields(method, wrong, right, gone))) == [StaleLease, None, NotFound]
+    assert refused(host, method, **fields(method, right, right)) == "an id stands in the request more than once"
+    assert refused(host, method, **fields(method)) == "items is empty"
+
+
+@pytest.mark.parametrize("method", list(ENTRIES))
+def test_an_item_of_another_namespace_is_not_found(host: OneHost, method: str) -> None:
+    (item,) = leased(host, b"x")
+    request = fields(method, (item.id, item.lease))
+    assert kinds(host.ask(method, ns="other", **request)) == [NotFound]
+    assert refused(host, method, ns="", **request) == "ns must have 1 to 255 bytes"
+    assert kinds(host.ask(method, ns="n", **request)) == [None]
+
+
+@pytest.mark.parametrize("method", [*ENTRIES, "DeleteItems"])
+def test_an_item_that_a_caller_may_not_see_is_not_found(host: OneHost, method: str) -> None:
+    (item,) = leased(host, b"x")
+    request = fields(method, (item.id, item.lease))
+    assert kinds(host.ask(method, within=Namespaces.of(["other"]), **request)) == [NotFound]
+    assert kinds(host.ask(method, within=Namespaces.of(["n"]), **request)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"delay_ms": -1}, f"delay_ms is -1, not in 0..{366 * 86_400_000}"),
+        ({"metadata": b"x" * 4_097}, "metadata has 4097 bytes, more than 4096"),
+        ({"reason": b"\xff"}, "reason is not UTF-8"),
+        ({"reason": "é" * 513}, "reason has more than 1024 bytes"),
+        ({"release": True, "delay_ms": 1}, "release excludes delay_ms and metadata"),
+        ({"release": True, "metadata": b""}, "release excludes delay_ms and metadata"),
+    ],
+)
+def test_a_nack_with_a_wrong_field_keeps_the_lease(host: OneHost, given: dict[str, Any], why: str) -> None:
+    first, second = leased(host, b"x", b"y")
+    items = [idl.NackItem(first.id, first.lease, **given), idl.NackItem(second.id, second.lease, reason="é" * 512)]
+    assert messages(host.ask("Nack", items=items)) == [why, None]
+    assert [item.payload for item in take(host).items] == [b"y"]
+
+
+def test_a_nack_delays_and_a_release_counts_no_attempt(host: OneHost) -> None:
+    first, second = leased(host, b"x", b"y")
+    items = [
+        idl.NackItem(first.id, first.lease, delay_ms=50, metadata=b"m"),
+        idl.NackItem(second.id, second.lease, release=True),
+    ]
+    assert kinds(host.ask("Nack", items=items)) == [None, None]
+    assert [(item.payload, item.attempt) for item in take(host).items] == [(b"y", 1)]
+    host.wait(50)
+    assert [(item.payload, item.attempt, item.metadata) for item in take(host).items] == [(b"x", 2, b"m")]
+
+
+def test_an_extension_with_a_wrong_time_fails_alone(host: OneHost) -> None:
+    first, second = leased(host, b"x", b"y")
+    items = [idl.ExtendItem(first.id, first.lease, 99), idl.ExtendItem(second.id, second.lease, 60_000)]
+    assert messages(host.ask("ExtendLease", items=items)) == ["lease_ms is 99, not in 100..43200000", None]
+    host.wait(30_000)
+    assert [item.payload for item in take(host).items] == [b"x"], "only that lease has run out"
+
+
+def test_a_delete_ends_a_lease(host: OneHost) -> None:
+    (item,) = leased(host, b"x")
+    assert kinds(host.ask("DeleteItems", ids=[item.id, 1 << 48 | 99])) == [None, NotFound]
+    assert kinds(host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])) == [NotFound]
+    assert refused(host, "DeleteItems", ids=[item.id, item.id]) == "an id stands in the request more than once"
+
+
+@pytest.mark.parametrize("method", [*ENTRIES, "DeleteItems"])
+def test_an_item_of_another_host_is_settled_there(method: str) -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    (item,) = leased(host, b"x")
+    there = (2 << 48 | 9, 5)
+    call = host.call(method, **fields(method, (item.id, item.lease), there))
+    (sent,) = host.to(method)
+    assert sent.address == "b:1"
+    for name, entries in fields(method, there).items():
+        assert getattr(sent.request, name) == entries
+    outcome = idl.ItemOutcome(idl.ItemError(2, "no such item"))
+    host.reply(method, getattr(idl, f"{method}Response")([outcome]))
+    assert kinds(call.answer) == [None, NotFound]
+
+
+def test_a_forwarded_ack_takes_no_second_hop() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    answer = host.ask("Ack", items=[idl.AckItem(2 << 48 | 9, 5)], context=FORWARDED)
+    assert kinds(answer) == [NotServed]
+    assert not host.to("Ack")

@@ -1,0 +1,193 @@
+"""GetItem, ListItems and GetActiveTopics: states, bounds, hidden namespaces, and answers that other hosts give."""
+
+from typing import Any
+
+import pytest
+
+from foqs.errors import Invalid, NotFound, NotSent, NotServed, Overloaded, Unavailable
+from foqs.idl import idl
+from foqs.principals import Namespaces
+from tests.api.wire import State, spec
+from tests.support.one_host import ADDRESS, FORWARDED, OneHost, put, refused, routing_of, take
+
+pytestmark = pytest.mark.memory
+
+
+@pytest.fixture
+def host() -> OneHost:
+    return OneHost(1)
+
+
+@pytest.fixture
+def member() -> OneHost:
+    """A host with shard 1; host "b" has shard 2."""
+    return OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+
+
+def payloads(answer: Any) -> list[bytes]:
+    return [item.payload for item in answer.items]
+
+
+def topics(answer: Any) -> list[tuple[str, str, int]]:
+    return [(one.ns, one.topic, one.ready) for one in answer.topics]
+
+
+# ------------------------------------------------------------------------------------------ GetItem
+
+
+def test_an_item_is_shown_in_its_state(host: OneHost) -> None:
+    (ready,), (delayed,) = put(host, b"r"), put(host, b"d", delay_ms=500)
+    assert host.ask("GetItem", id=ready).state == State.READY
+    shown = host.ask("GetItem", id=delayed)
+    assert (shown.state, shown.item.deliver_after_ms) == (State.DELAYED, host.now_ms + 500)
+    (item,) = take(host, lease_ms=700).items
+    shown = host.ask("GetItem", id=ready)
+    assert (shown.state, shown.item.lease_expires_at_ms) == (State.LEASED, item.lease_expires_at_ms)
+    assert (shown.item.lease, shown.item.payload, shown.item.state) == (0, b"r", State.LEASED)
+
+
+def test_an_item_that_is_not_there_is_not_found(host: OneHost) -> None:
+    assert refused(host, "GetItem") == "id is missing"
+    assert type(host.ask("GetItem", id=1 << 48 | 9)) is NotFound
+    assert type(host.ask("GetItem", id=7 << 48 | 9)) is NotFound
+
+
+def test_an_item_of_a_hidden_namespace_is_not_shown(host: OneHost) -> None:
+    (item_id,) = put(host, b"x")
+    assert type(host.ask("GetItem", within=Namespaces.of(["other"]), id=item_id)) is NotFound
+    assert host.ask("GetItem", within=Namespaces.of(["n"]), id=item_id).item.payload == b"x"
+
+
+def test_an_item_of_another_host_is_asked_of_that_host(member: OneHost) -> None:
+    call = member.call("GetItem", id=2 << 48 | 9)
+    assert [sent.address for sent in member.to("GetItem")] == ["b:1"]
+    request = member.reply("GetItem", idl.GetItemResponse(idl.Item(id=9), State.READY))
+    assert (request.id, request.context.hops) == (2 << 48 | 9, 1)
+    assert call.answer.item.id == 9
+    assert type(member.ask("GetItem", id=2 << 48 | 9, context=FORWARDED)) is NotServed
+
+
+def test_a_look_follows_a_shard_that_arrives_here(member: OneHost) -> None:
+    (item_id,) = put(member, b"x")
+    member.engine.retire(member.engine.shards[1])
+    call = member.call("GetItem", id=item_id)
+    assert not call.answers
+    member.engine.drained(member.engine.shards[1], member.now_ms)
+    member.engine.add(1)
+    member.open(1)
+    member.run()
+    assert call.answer.item.payload == b"x"
+
+
+# ------------------------------------------------------------------------------------------ ListItems
+
+
+def test_a_list_has_ready_items_in_order_then_the_rest(host: OneHost) -> None:
+    put(host, b"later", priority=1)
+    put(host, b"first")
+    put(host, b"delayed", delay_ms=500)
+    answer = host.ask("ListItems", ns="n", topic="t")
+    assert payloads(answer) == [b"first", b"later", b"delayed"]
+    assert [item.state for item in answer.items] == [State.READY, State.READY, State.DELAYED]
+    assert answer.cursor is None
+    assert payloads(host.ask("ListItems", ns="n", topic="t", state=State.DELAYED)) == [b"delayed"]
+
+
+def test_pages_of_a_list_have_every_item_once() -> None:
+    host = OneHost(1, 2)
+    put(host, *(b"%d" % n for n in range(7)))
+    found, cursor = [], None
+    while True:
+        page = host.ask("ListItems", ns="n", topic="t", limit=2, cursor=cursor)
+        assert len(page.items) <= 2
+        found += payloads(page)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert sorted(found) == [b"%d" % n for n in range(7)]
+
+
+def test_a_list_is_checked(host: OneHost) -> None:
+    assert refused(host, "ListItems", topic="t") == "ns is missing"
+    assert refused(host, "ListItems", ns="n") == "topic is missing"
+    assert refused(host, "ListItems", ns="n", topic="t", limit=1_001) == "limit is 1001, not in 1..1000"
+    assert refused(host, "ListItems", ns="n", topic="t", state=9) == "state is none of READY, DELAYED, LEASED"
+    for cursor in ("*", "bm90IGpzb24=", "WzEsICJyZWFkeSJd"):
+        assert refused(host, "ListItems", ns="n", topic="t", cursor=cursor) == "the cursor is not one of this server's"
+
+
+def test_a_list_of_one_shard_needs_that_shard_here(member: OneHost) -> None:
+    put(member, b"x")
+    assert payloads(member.ask("ListItems", ns="n", topic="t", shard=1)) == [b"x"]
+    assert type(member.ask("ListItems", ns="n", topic="t", shard=2)) is NotServed
+
+
+def test_a_list_of_a_cluster_goes_from_shard_to_shard(member: OneHost) -> None:
+    call = member.call("ListItems", ns="n", topic="t")
+    first = member.reply("ListItems", idl.ListItemsResponse([], None))
+    assert first.shard == 1, "asked of the host itself, as any other shard"
+    second = member.reply("ListItems", idl.ListItemsResponse([idl.Item(id=9)], None))
+    assert second.shard == 2
+    assert ([item.id for item in call.answer.items], call.answer.cursor) == ([9], None)
+
+
+# ------------------------------------------------------------------------------------------ GetActiveTopics
+
+
+def test_active_topics_are_sorted_with_their_ready_items(host: OneHost) -> None:
+    for topic in ("b", "a", "b"):
+        host.ask("Enqueue", ns="n", items=[spec(topic)])
+    host.ask("Enqueue", ns="m", items=[spec("z"), spec("late", delay_ms=500)])
+    answer = host.ask("GetActiveTopics")
+    assert topics(answer) == [("m", "z", 1), ("n", "a", 1), ("n", "b", 2)]
+    assert [one.hosts for one in answer.topics] == [[ADDRESS]] * 3
+    assert topics(host.ask("GetActiveTopics", ns="m")) == [("m", "z", 1)]
+    assert topics(host.ask("GetActiveTopics", within=Namespaces.of(["m"]))) == [("m", "z", 1)]
+
+
+def test_a_cursor_goes_on_behind_the_last_topic(host: OneHost) -> None:
+    host.ask("Enqueue", ns="n", items=[spec(topic) for topic in "abc"])
+    page = host.ask("GetActiveTopics", limit=2)
+    assert [one.topic for one in page.topics] == ["a", "b"]
+    rest = host.ask("GetActiveTopics", limit=2, cursor=page.cursor)
+    assert ([one.topic for one in rest.topics], rest.cursor) == (["c"], None)
+
+
+def test_active_topics_are_checked(host: OneHost) -> None:
+    assert refused(host, "GetActiveTopics", ns="") == "ns must have 1 to 255 bytes"
+    assert refused(host, "GetActiveTopics", limit=0) == "limit is 0, not in 1..10000"
+    assert refused(host, "GetActiveTopics", cursor="?") == "the cursor is not one of this server's"
+
+
+def test_topics_of_all_hosts_are_one_list(member: OneHost) -> None:
+    member.ask("Enqueue", ns="n", items=[spec("t")])
+    call = member.call("GetActiveTopics")
+    assert not call.answers
+    there = [idl.ActiveTopic("n", "t", 4, 3, ["b:1"]), idl.ActiveTopic("n", "u", 1, 5, ["b:1"])]
+    member.reply("GetActiveTopics", idl.GetActiveTopicsResponse(there))
+    assert topics(call.answer) == [("n", "t", 5), ("n", "u", 1)]
+    assert call.answer.topics[0].hosts == ["a:1", "b:1"]
+    assert topics(member.ask("GetActiveTopics", context=FORWARDED)) == [("n", "t", 1)], "no second hop"
+
+
+def test_a_host_that_does_not_answer_is_left_out(member: OneHost) -> None:
+    member.ask("Enqueue", ns="n", items=[spec("t")])
+    call = member.call("GetActiveTopics")
+    member.reply("GetActiveTopics", NotSent("gone"))
+    assert topics(call.answer) == [("n", "t", 1)]
+
+
+def test_full_buffers_refuse_a_look(host: OneHost) -> None:
+    (item_id,) = put(host, b"x")
+    host.engine.budget.take(1 << 30)
+    assert type(host.ask("GetItem", id=item_id)) is Overloaded
+    assert type(host.ask("ListItems", ns="n", topic="t")) is Overloaded
+
+
+def test_a_look_at_a_silent_shard_ends_in_time(host: OneHost) -> None:
+    (item_id,) = put(host, b"x")
+    call = host.begin("GetItem", id=item_id, context=idl.RequestContext(timeout_ms=200))
+    host.now_ms += 200
+    host.engine.tick(host.now_ms)
+    assert type(call.answer) is Unavailable
+    assert not isinstance(call.answer, Invalid | NotServed)

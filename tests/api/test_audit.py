@@ -1,0 +1,98 @@
+"""Lines of the audit log: their fields, nothing secret, no forged line, and at most so many a second."""
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from foqs.api.audit import ADMIN_A_SECOND, REFUSED_A_SECOND, Audit
+from foqs.idl import idl
+from tests.support.one_host import Call
+
+pytestmark = pytest.mark.memory
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class Clock:
+    now_s = 10.0
+
+
+def audit(clock: Clock | None = None) -> Audit:
+    clock = clock or Clock()
+    return Audit(lambda: clock.now_s)
+
+
+def call(*ids: int, certified: tuple[str, ...] = (), **context: Any) -> Call:
+    made = Call("DeleteItems", idl.DeleteItemsRequest(list(ids), idl.RequestContext(**context) if context else None))
+    made.certified = certified
+    return made
+
+
+def refused(one: Call) -> dict[str, Any]:
+    with capture_logs() as lines:
+        audit().refused(one, "why not")
+    (line,) = lines
+    return dict(line)
+
+
+def test_a_refusal_names_the_method_the_address_and_the_reason() -> None:
+    assert refused(call()) == {
+        "event": "audit.refused", "log_level": "warning", "why": "why not", "method": "DeleteItems",
+        "address": "client:1", "left_out": 0,
+    }  # fmt: skip
+
+
+def test_a_line_has_the_principal_the_request_and_the_trace() -> None:
+    line = refused(call(principal="ann", request_id="r1", traceparent=f"00-{TRACE}-b7ad6b7169203331-01"))
+    assert (line["who"], line["request_id"], line["trace_id"]) == ("ann", "r1", TRACE)
+
+
+def test_a_line_has_nothing_of_a_token() -> None:
+    line = refused(call(token="secret-token", host_proof="secret-proof"))
+    assert "secret" not in str(line)
+
+
+def test_a_certificate_is_named_when_no_principal_is() -> None:
+    assert refused(call(certified=("cn", "san")))["certificate"] == "cn"
+    line = refused(call(certified=("cn",), principal="ann"))
+    assert ("certificate" in line, line["who"]) == (False, "ann")
+
+
+def test_a_name_of_a_certificate_cannot_forge_a_line() -> None:
+    assert refused(call(certified=("a\nb",)))["certificate"] == "'a\\nb'"
+    assert refused(call(certified=("x" * 500,)))["certificate"] == "x" * 128
+
+
+def test_an_administrative_request_names_its_first_ids() -> None:
+    with capture_logs() as lines:
+        audit().admin(call(*range(25), principal="ann"))
+    (line,) = lines
+    assert (line["event"], line["items"], line["first"]) == ("audit.admin", 25, list(range(10)))
+    assert (line["method"], line["who"], line["log_level"]) == ("DeleteItems", "ann", "info")
+
+
+@pytest.mark.parametrize(("kind", "most"), [("refused", REFUSED_A_SECOND), ("admin", ADMIN_A_SECOND)])
+def test_lines_left_out_are_counted(kind: str, most: int) -> None:
+    clock = Clock()
+    made = audit(clock)
+
+    def write(times: int) -> list[Any]:
+        with capture_logs() as lines:
+            for _ in range(times):
+                made.refused(call(), "x") if kind == "refused" else made.admin(call())
+        return lines
+
+    assert len(write(most + 7)) == most
+    clock.now_s += 1
+    (line,) = write(1)
+    assert line["left_out"] == 7
+
+
+def test_refusals_do_not_use_up_the_lines_of_requests() -> None:
+    made = audit()
+    with capture_logs() as lines:
+        for _ in range(REFUSED_A_SECOND + 1):
+            made.refused(call(), "x")
+        made.admin(call(1))
+    assert lines[-1]["event"] == "audit.admin"

@@ -1,0 +1,142 @@
+"""GiveSlot, TakeTokens and CountItems: fields are checked, and the answer has the rows, tokens or counts asked for."""
+
+from typing import Any
+
+import pytest
+
+from foqs.config.schema import QuotaKeys
+from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
+from foqs.errors import NotServed, Unavailable
+from foqs.quotas.bucket import TTL_MS
+from foqs.shardmgr.facts import SlotMove, Slots
+from foqs.shardmgr.routing import Routing
+from tests.api.wire import spec
+from tests.sim.memory_store import MemoryStore
+from tests.support.one_host import OneHost, put, refused, routing_of
+
+pytestmark = pytest.mark.memory
+
+KEYS = {slot_of(digest_of("n", str(n))): str(n) for n in range(20)}
+SLOT, KEY = next(iter(KEYS.items()))
+
+
+def moving(*slots: int, stamp: int = 2) -> Routing:
+    """All slots are on shard 1, here; `slots` move to shard 2."""
+    record = Slots(0, (1,) * SLOTS, {slot: SlotMove(2, stamp) for slot in slots}, stamp)
+    return routing_of({1: "a", 2: "b"}, slots=record)
+
+
+@pytest.fixture
+def source() -> OneHost:
+    """A host whose shard 1 gives a slot with one key away."""
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    host.ask("Enqueue", ns="n", items=[spec("t", b"x", dedup_key=key) for key in KEYS.values()])
+    host.learn(moving(SLOT))
+    return host
+
+
+def tokens(host: OneHost, **fields: Any) -> Any:
+    given = {"ns": "n", "holder": "h", "number": 1, "wanted": 2, "held": 0, "back": 0, **fields}
+    return host.ask("TakeTokens", **given)
+
+
+# ------------------------------------------------------------------------------------------ GiveSlot
+
+
+def test_the_rows_of_a_moving_slot_are_given(source: OneHost) -> None:
+    given = source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2, limit=10)
+    (row,) = given.keys
+    assert row.digest == digest_of("n", KEY)
+    assert row.expires_at_ms == source.now_ms + source.limits.dedup_window_ms
+    behind = source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2, limit=10, low=bounds_of(SLOT)[1])
+    assert behind.keys == [], "the page from the highest digest on"
+
+
+def test_a_shard_that_gave_a_slot_refuses_its_keys(source: OneHost) -> None:
+    source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2)
+    assert not source.engine.shards[1].keys.takes_slot(SLOT)
+    assert source.engine.shards[1].keys.takes_slot((SLOT + 1) % SLOTS)
+
+
+def test_a_slot_that_does_not_move_is_not_given(source: OneHost) -> None:
+    other = (SLOT + 1) % SLOTS
+    for fields in ({"slot": other, "stamp": 2}, {"slot": SLOT, "stamp": 3}):
+        assert type(source.ask("GiveSlot", shard=1, **fields)) is Unavailable
+    assert type(source.ask("GiveSlot", shard=2, slot=SLOT, stamp=2)) is NotServed
+
+
+def test_fields_of_a_give_are_checked(source: OneHost) -> None:
+    assert refused(source, "GiveSlot", shard=1, stamp=2) == "shard, slot or stamp is missing"
+    assert refused(source, "GiveSlot", slot=SLOT, stamp=2) == "shard, slot or stamp is missing"
+    assert refused(source, "GiveSlot", slot=SLOT, shard=1) == "shard, slot or stamp is missing"
+    assert refused(source, "GiveSlot", shard=1, slot=SLOTS, stamp=2) == "slot is 1024, not in 0..1023"
+    assert refused(source, "GiveSlot", shard=1, slot=SLOT, stamp=2, low=b"x") == "low has not 16 bytes"
+    assert refused(source, "GiveSlot", shard=1, slot=SLOT, stamp=2, limit=0) == "limit is 0, not in 1..10000"
+
+
+def test_a_give_fails_with_the_shard_that_is_lost(source: OneHost) -> None:
+    call = source.begin("GiveSlot", shard=1, slot=SLOT, stamp=2)
+    source.engine.lose(source.engine.shards[1], source.now_ms)
+    assert type(call.answer) is NotServed
+
+
+# ------------------------------------------------------------------------------------------ TakeTokens
+
+
+def test_a_coordinator_grants_tokens_that_have_accrued() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}), quotas={"n": QuotaKeys(enqueues_per_second=2, burst=4)})
+    host.wait(500)  # observed first
+    host.wait(TTL_MS + 600)
+    answer = tokens(host, wanted=5)
+    assert (answer.granted, answer.kept) == (1, True)
+    assert answer.retry_after_ms == 2_000
+
+
+def test_a_namespace_without_a_quota_has_no_tokens() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}), quotas={"n": QuotaKeys(enqueues_per_second=2)})
+    assert type(tokens(host, ns="other")) is Unavailable
+
+
+def test_a_host_without_the_slot_is_no_coordinator() -> None:
+    host = OneHost(routing=routing_of({2: "b"}), quotas={"n": QuotaKeys(enqueues_per_second=2)})
+    assert type(tokens(host)) is NotServed
+
+
+@pytest.mark.parametrize("field", ["number", "wanted", "held", "back"])
+@pytest.mark.parametrize("value", [None, -1, 1 << 40])
+def test_numbers_of_a_question_are_in_their_bounds(field: str, value: int | None) -> None:
+    host = OneHost(1, quotas={"n": QuotaKeys(enqueues_per_second=2)})
+    given = {"ns": "n", "holder": "h", "number": 1, "wanted": 2, "held": 0, "back": 0, field: value}
+    why = refused(host, "TakeTokens", **given)
+    assert why == "number, wanted, held or back is missing, or not in its bounds"
+
+
+def test_names_of_a_question_are_checked() -> None:
+    host = OneHost(1, quotas={"n": QuotaKeys(enqueues_per_second=2)})
+    assert refused(host, "TakeTokens", holder="h") == "ns is missing"
+    assert refused(host, "TakeTokens", ns="n") == "holder is missing"
+    assert refused(host, "CountItems") == "ns is missing"
+
+
+# ------------------------------------------------------------------------------------------ CountItems
+
+
+def test_items_of_a_namespace_are_counted_by_shard() -> None:
+    host = OneHost(1, 2, routing=routing_of({1: "a", 2: "a"}))
+    put(host, *[b"x"] * 5)
+    host.ask("Enqueue", ns="other", items=[spec("t")])
+    counts = host.ask("CountItems", ns="n").shards
+    assert sum(counts.values()) == 5
+    assert counts.keys() == {1, 2}
+
+
+def test_a_shard_that_another_owner_has_is_not_counted() -> None:
+    host = OneHost(1, 2, routing=routing_of({1: "a", 2: "a"}))
+    put(host, *[b"x"] * 4)
+    host.now_ms += 1  # its last confirmation is from before the question
+    MemoryStore(host.dbs[2]).open("b", take_over=True)
+    assert host.ask("CountItems", ns="n").shards.keys() == {1}
+
+
+def test_a_lone_host_counts_without_asking_its_databases() -> None:
+    assert OneHost(1).ask("CountItems", ns="n").shards == {1: 0}

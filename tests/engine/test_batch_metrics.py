@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.buffers.shard_batch import BatchResult, ShardBatch
-from foqs.engine.metrics import BatchMetrics
-from foqs.histogram import Histogram
-from foqs.rows import Batch
+from foqs.counters import Histogram
 from tests.engine.laboratory import Laboratory
 
 
@@ -14,18 +11,24 @@ def values(histogram: Histogram) -> tuple[int, float]:
 
 
 def test_a_transaction_counts_apart_from_its_reads() -> None:
-    metrics = BatchMetrics()
-    metrics.ended(ShardBatch(transaction=Batch(), rows=7), BatchResult(latency_ms=30.0, transaction_ms=20.0))
-    assert values(metrics.seconds) == (1, 0.03)
-    assert values(metrics.transaction_seconds) == (1, 0.02)
-    assert values(metrics.transaction_rows) == (1, 7)
+    lab = Laboratory(1)
+    metrics = lab.engine.shards[1].batch_metrics
+    batches, transactions = values(metrics.seconds)[0], values(metrics.transaction_seconds)[0]
+    lab.put(lab.item(), lab.item())
+    lab.settle()
+    assert values(metrics.seconds)[0] > batches
+    assert values(metrics.transaction_seconds)[0] == transactions + 1
 
 
 def test_a_batch_of_reads_counts_no_transaction() -> None:
-    metrics = BatchMetrics()
-    metrics.ended(ShardBatch(confirm=True), BatchResult(latency_ms=30.0))
-    assert values(metrics.seconds) == (1, 0.03)
-    assert values(metrics.transaction_seconds) == values(metrics.transaction_rows) == (0, 0)
+    lab = Laboratory(1)
+    metrics = lab.engine.shards[1].batch_metrics
+    (item_id,) = lab.stored(lab.item())
+    batches, transactions = values(metrics.seconds)[0], values(metrics.transaction_seconds)[0]
+    lab.look(item_id)
+    lab.settle()
+    assert values(metrics.seconds)[0] == batches + 1
+    assert values(metrics.transaction_seconds)[0] == transactions
 
 
 def test_a_batch_that_failed_counts_as_well() -> None:

@@ -3,26 +3,24 @@
 A failure prints its seed and the last events, or those about the item it names.
 """
 
-import os
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from tests.sim.simulation import simulate
-
-_ONE = os.environ.get("FOQS_SIM_SEED")
-SEEDS = [int(_ONE)] if _ONE else range(int(os.environ.get("FOQS_SIM_SEEDS", "100")))
+from tests.support import seeds
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_promises_hold(seed: int) -> None:
-    simulate(seed)
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED"))
+def test_promises_hold(batch: Iterable[int]) -> None:
+    seeds.run(simulate, batch)
 
 
-@pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 3])
-def test_many_topics_in_little_memory(seed: int) -> None:
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
+def test_many_topics_in_little_memory(batch: Iterable[int]) -> None:
     """A dequeue that names many topics finds all ready items, however few of them memory holds."""
-    simulate(seed, "topics")
+    seeds.run(lambda seed: simulate(seed, "topics"), batch)
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

@@ -3,20 +3,18 @@
 A failure prints its seed and the last events. Every 100th seed is a big cluster, of up to 50 hosts and 1,000 shards.
 """
 
-import os
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from tests.sim_cluster.simulation import simulate
-
-_ONE = os.environ.get("FOQS_CLUSTER_SIM_SEED")
-SEEDS = [int(_ONE)] if _ONE else range(int(os.environ.get("FOQS_SIM_SEEDS", "100")))
+from tests.support import seeds
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_cluster_keeps_its_rules_and_settles(seed: int) -> None:
-    simulate(seed)
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_CLUSTER_SIM_SEED"))
+def test_a_cluster_keeps_its_rules_and_settles(batch: Iterable[int]) -> None:
+    seeds.run(simulate, batch)
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

@@ -1,24 +1,22 @@
 """Runs FOQS_SIM_SEEDS seeds (default 100), or the one that FOQS_SIM_SEED names. A failure prints its seed."""
 
-import os
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from tests.sim_peers.simulation import simulate
-
-_ONE = os.environ.get("FOQS_SIM_SEED")
-SEEDS = [int(_ONE)] if _ONE else range(int(os.environ.get("FOQS_SIM_SEEDS", "100")))
+from tests.support import seeds
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_promises_hold(seed: int) -> None:
-    simulate(seed)
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED"))
+def test_promises_hold(batch: Iterable[int]) -> None:
+    seeds.run(simulate, batch)
 
 
-@pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 5])
-def test_slots_move_all_the_time(seed: int) -> None:
-    simulate(seed, "slots")
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_slots_move_all_the_time(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "slots"), batch)
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

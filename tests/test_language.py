@@ -1,6 +1,5 @@
 """Texts that a person reads are plain English, without markers of a sentence that needs a second reading."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,11 @@ def test_texts_have_no_markers(folder: str) -> None:
 
 def test_names_of_tests_are_short() -> None:
     long = [
-        f"{path.relative_to(ROOT)}: {node.name}"
+        f"{path.relative_to(ROOT)}:{text.line}: {text.text}"
         for path in FILES
-        if path.suffix == ".py" and path.is_relative_to(ROOT / "tests")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if node.name.startswith("test_") and len(node.name) > NAME_CHARS
+        if path.is_relative_to(ROOT / "tests")
+        for text in texts_of(path)
+        if text.kind == "name" and len(text.text) > NAME_CHARS
     ]
     assert not long
 

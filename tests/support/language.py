@@ -4,11 +4,10 @@
 """
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +29,17 @@ MARKERS = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+# Strings hide their number signs. `tokenize` would take longer than all the rest of this module.
+_STRING_OR_COMMENT = re.compile(
+    r"""
+      "{3} (?:[^\\"] | \\. | "(?!""))* "{3}
+    | '{3} (?:[^\\'] | \\. | '(?!''))* '{3}
+    | " (?:[^\\"\n] | \\.)* "
+    | ' (?:[^\\'\n] | \\.)* '
+    | (?P<comment>\#[^\n]*)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 class Text(NamedTuple):
@@ -51,42 +61,43 @@ class Place(NamedTuple):
     text: str
 
 
-def texts_of(path: Path) -> Iterator[Text]:
-    """Yield the passages of a Python or Markdown file; code blocks of Markdown are left out."""
+@cache
+def texts_of(path: Path) -> tuple[Text, ...]:
+    """Return the passages of a Python or Markdown file; code blocks of Markdown are left out."""
     source = path.read_text()
     if path.suffix == ".py":
-        yield from _of_python(path, source)
-    else:
-        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S)
-        yield from _paragraphs(path, 1, "prose", prose)
+        return tuple(_of_python(path, source))
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S)
+    return tuple(_paragraphs(path, 1, "prose", prose))
 
 
 def _of_python(path: Path, source: str) -> Iterator[Text]:
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     docstrings: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.add(id(node.value))  # of a module, class or function, and the one after a constant or field
             yield from _paragraphs(path, node.value.lineno, "comment", node.value.value)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield Text(path, node.lineno, "name", node.name.replace("_", " "))
-    for node in ast.walk(tree):
+    for node in nodes:
         literal = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         if literal and " " in node.value.strip():
             yield Text(path, node.lineno, "string", node.value)
-    comments: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            if comments and comments[-1].start[0] + 1 != token.start[0]:
+    line, end, comments = 1, 0, list[tuple[int, str]]()
+    for found in _STRING_OR_COMMENT.finditer(source):
+        if comment := found["comment"]:
+            line, end = line + source.count("\n", end, found.start()), found.start()
+            if comments and comments[-1][0] + 1 != line:
                 yield _comment(path, comments)
                 comments = []
-            comments.append(token)
+            comments.append((line, comment))
     if comments:
         yield _comment(path, comments)
 
 
-def _comment(path: Path, lines: list[tokenize.TokenInfo]) -> Text:
-    return Text(path, lines[0].start[0], "comment", " ".join(line.string.lstrip("#: ") for line in lines))
+def _comment(path: Path, lines: list[tuple[int, str]]) -> Text:
+    return Text(path, lines[0][0], "comment", " ".join(text.lstrip("#: ") for _, text in lines))
 
 
 def _paragraphs(path: Path, line: int, kind: str, text: str) -> Iterator[Text]:

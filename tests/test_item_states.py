@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from foqs.counters import Namespace
 from foqs.item import Cause, Change, Item
 from foqs.item_states import (
     BORN,
@@ -26,7 +25,7 @@ from foqs.item_states import (
     WrongStep,
     diagram,
 )
-from foqs.prefetch.lane import Lane
+from tests.support.lanes import lone_lane
 
 ROOT = Path(__file__).parent.parent
 LEASE, LATER_MS = 7, 900
@@ -56,7 +55,7 @@ STATES = sorted(reachable())
 
 
 def item_in(known: Known, changes: Changes, in_flight_to: To = To.KEPT) -> Item:
-    lane: Lane[Item] = Lane(("ns", "topic"), 1, Namespace())
+    lane = lone_lane()
     item = Item(1, lane, 0, 0, 1, LEASE if known[1] is Phase.LEASED else 0, 0, None, *known)
     item.change = Change(item, To.KEPT, Cause.TTL) if changes[0] else None
     item.in_flight = Change(item, in_flight_to, Cause.ACK, due_ms=LATER_MS) if changes[1] else None

@@ -12,13 +12,14 @@ VALUES = frozenset(
     f"foqs.{path.stem}" for path in (ROOT / "foqs").glob("*.py") if path.stem not in ("__init__", "__main__")
 ) | {"foqs.config"}
 WIRE = frozenset({"foqs.wire"})
-PURE = frozenset({"foqs.prefetch", "foqs.buffers", "foqs.leases", "foqs.shardmgr", "foqs.quotas"})
+PURE = frozenset({"foqs.fairness", "foqs.prefetch", "foqs.buffers", "foqs.leases", "foqs.shardmgr", "foqs.quotas"})
 GUARDED = PURE | {"foqs.engine", "foqs.peers", "foqs.wire"}
 MAY_NAME = {"foqs.engine": {"random"}}  # the type of the generator that is passed in
 IO = frozenset({"foqs.store", "foqs.rpc", "foqs.zk"})
 MAY_IMPORT = {
     "foqs.config": VALUES,
     "values": VALUES | {"foqs.leases.checkpoint", "foqs.prefetch.lane", "foqs.prefetch.window"},  # parts of an item
+    "foqs.fairness": VALUES | PURE,
     "foqs.prefetch": VALUES | PURE,
     "foqs.buffers": VALUES | PURE,
     "foqs.leases": VALUES | PURE,

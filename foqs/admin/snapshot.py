@@ -18,8 +18,9 @@ from foqs.admin.view import View
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.shard import Shard
 from foqs.errors import Code
+from foqs.fairness.topics import TopicKey
 from foqs.item import Item
-from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.controller import moving
@@ -66,7 +67,7 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     _work(add, node.engine.counters)
     if view.seat is not None:
         _cluster(add, view)
-    topics: dict[LaneKey, TopicCounts] = {}
+    topics: dict[TopicKey, TopicCounts] = {}
     for shard in list(node.engine.shards.values()):
         await turns.rest()
         _shard(add, shard)
@@ -76,14 +77,14 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     return rows
 
 
-async def _lanes(shard: Shard, topics: dict[LaneKey, TopicCounts], turns: _Turns) -> int:
+async def _lanes(shard: Shard, topics: dict[TopicKey, TopicCounts], turns: _Turns) -> int:
     """Add the shard's topics to `topics`. Return the number of items in its windows."""
     window_rows = 0
     for at, lane in enumerate(list(shard.lanes.values())):
         if not at % _LANES:
             await turns.rest()
         if lane.total or lane.ready:
-            topics.setdefault(lane.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
+            topics.setdefault(lane.topic.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
         if lane.window is not None:
             window_rows += len(lane.window)
     return window_rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from heapq import nlargest
 
 from foqs.counters import OTHER
-from foqs.prefetch.lane import LaneKey
+from foqs.fairness.topics import TopicKey
 
 _REST = (OTHER, OTHER)
 
@@ -31,7 +31,7 @@ class TopicCounts:
 
 
 def topic_rows(
-    topics: Mapping[LaneKey, TopicCounts], most: int, now_ms: int
+    topics: Mapping[TopicKey, TopicCounts], most: int, now_ms: int
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
     """Return the rows of the topics: one set for each of the `most` with most ready items, and one for the rest."""
     chosen = nlargest(most, (key for key in topics if key != _REST), key=lambda key: (topics[key].ready, key))

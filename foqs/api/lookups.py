@@ -65,7 +65,7 @@ class Lookups:
         if forwarder is not None and isinstance(error, NotServed):
             forwarder.get_item(call, partial(self._look, call, deadline_ms), deadline_ms)
             return
-        hidden = call.within is not None and item is not None and item.lane.key[0] not in call.within
+        hidden = call.within is not None and item is not None and item.lane.topic.key[0] not in call.within
         if error is not None or item is None or body is None or hidden:
             call.fail(error or NotFound("no such item"))
             return
@@ -73,7 +73,7 @@ class Lookups:
         delayed = not leased and item.place is Place.TIMER
         state = idl.ItemState.LEASED if leased else idl.ItemState.DELAYED if delayed else idl.ItemState.READY
         until_ms = item.lease_expires_at_ms if leased else 0
-        shown = responses.shown(item.lane.key, body, item.attempt, state, until_ms)
+        shown = responses.shown(item.lane.topic.key, body, item.attempt, state, until_ms)
         call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:

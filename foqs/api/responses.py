@@ -66,7 +66,7 @@ def leased(item: Item) -> Any:
     """Return the item as its consumer gets it. Its body is in memory."""
     body = item.body
     assert body is not None
-    made = _with_body(item.lane.key, body)
+    made = _with_body(item.lane.topic.key, body)
     made.lease = item.lease
     made.attempt = item.attempt
     made.deliver_after_ms = item.deliver_after_ms

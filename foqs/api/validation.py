@@ -13,8 +13,8 @@ from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
+from foqs.fairness.topics import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 
 F = TypeVar("F")
@@ -59,9 +59,9 @@ def within(value: int | None, what: str, low: int, high: int, default: int) -> i
     return value
 
 
-def topics(ns: str, wants: list[Any], limits: Limits) -> tuple[list[tuple[LaneKey, int]], int]:
+def topics(ns: str, wants: list[Any], limits: Limits) -> tuple[list[tuple[TopicKey, int]], int]:
     """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take."""
-    found: dict[LaneKey, int] = {}
+    found: dict[TopicKey, int] = {}
     longest_bytes = 0
     for want in wants:
         topic = name(want.topic, "topic", limits)
@@ -139,7 +139,7 @@ class Intake:
         topic, payload, metadata = spec.topic, spec.payload, spec.metadata
         key = self._keys.get(topic)
         if key is None:
-            key = self._keys[topic] = (self._ns, name(topic, "topic", limits))
+            key = self._keys[topic] = lane_key((self._ns, name(topic, "topic", limits)))
         if payload is None:
             raise Invalid("payload is missing")
         size = len(payload)

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from foqs.dedup import Dedup, Duplicate, slot_of
 from foqs.errors import FoqsError, Invalid
+from foqs.fairness.topics import LaneKey
 from foqs.leases.checkpoint import Checkpoint
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import DedupRow, Holding, NewItem
 from foqs.shardmgr.slots import has
 

@@ -46,7 +46,7 @@ def ack_all(state: State, call: ItemsCall, acks: Sequence[Acked], ns: str | None
             or item.lease != acked.lease
             or item.change is not None
             or item.in_flight is not None
-            or (ns is not None and item.lane.key[0] != ns)
+            or (ns is not None and item.lane.topic.key[0] != ns)
             or shard.state is not _SERVING
             or len(shard.changes) >= most
         ):
@@ -80,7 +80,7 @@ def operate(state: State, call: ItemsCall, at: int, item_id: int, op: item_ops.O
 def _decide(
     state: State, call: ItemsCall, at: int, shard: Shard, item: Item, op: item_ops.Op, ns: str | None, now_ms: int
 ) -> None:
-    found = item.lane.key[0]
+    found = item.lane.topic.key[0]
     if (ns is not None and found != ns) or (call.within is not None and found not in call.within):
         _outcome(state, call, at, NotFound("no such item"))
         return

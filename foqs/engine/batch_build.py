@@ -158,7 +158,7 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         shard.lane_numbers[lane.number] = lane
     if not lane.stored and lane not in batch.lanes_new:
         batch.lanes_new.append(lane)
-        ns, topic = lane.key
+        ns, topic = lane.topic.key
         transaction.lanes_new.append(LaneRow(lane.number, ns.encode(), topic.encode(), b""))
     return lane
 

@@ -9,7 +9,7 @@ from foqs.engine import delivery
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.prefetch.lane import LaneKey
+from foqs.fairness.topics import TopicKey
 
 _SLICE = 1_000
 """Topics whose consumers are served in one turn of the event loop."""
@@ -47,9 +47,10 @@ def answer_empty(state: State, call: DequeueCall) -> None:
     stop_waiting(state, call)
 
 
-def ready(state: State, key: LaneKey) -> int:
+def ready(state: State, key: TopicKey) -> int:
     """Number of items of a topic that are ready here, in memory or not."""
-    return sum(lane.ready for shard in state.serving if (lane := shard.lanes.get(key)) is not None)
+    topic = state.topics.get(key)
+    return topic.ready if topic is not None else 0
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:
@@ -66,7 +67,7 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
             state.became_ready(key)
 
 
-def serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> None:
+def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
     """Serves the consumers that wait for these topics: for each topic, first come, first served.
 
     A waiting consumer found nothing when it was tried last, so only the topics that changed since are looked at: the
@@ -86,14 +87,14 @@ def serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> None:
         slice_ = _serve(state, slice_, now_ms)
 
 
-def _serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> list[LaneKey]:
+def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey]:
     """Try the first consumer of each topic. Return the topics whose next consumer is tried after it."""
-    first: dict[DequeueCall, list[LaneKey]] = {}
+    first: dict[DequeueCall, list[TopicKey]] = {}
     for key in keys:
         waiting = state.waiting.get(key)
         if waiting is not None:
             first.setdefault(waiting[0], []).append(key)
-    again: list[LaneKey] = []
+    again: list[TopicKey] = []
     for call, its_keys in first.items():
         if call.done:  # another call's reply may have ended it
             continue
@@ -105,7 +106,7 @@ def _serve(state: State, keys: Iterable[LaneKey], now_ms: int) -> list[LaneKey]:
     return again
 
 
-def _left_waiting(state: State, keys: Sequence[LaneKey]) -> None:
+def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:
     """Reports each consumer that found nothing here, once."""
     last: DequeueCall | None = None
     for key in keys:
@@ -117,7 +118,7 @@ def _left_waiting(state: State, keys: Sequence[LaneKey]) -> None:
 
 def end_merge_waits(state: State, now_ms: int) -> None:
     """Topics that waited long enough for a late shard go on without it."""
-    due: list[LaneKey] = []
+    due: list[TopicKey] = []
     for key, at_ms in state.held_up.items():
         if at_ms > now_ms:
             break  # they are in the order of time

@@ -9,12 +9,12 @@ from foqs.engine import dequeue, item_ops
 from foqs.engine.pending import Committing, DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.fairness.topics import TopicKey
 from foqs.item import Item
 from foqs.item_states import Place
-from foqs.prefetch.lane import LaneKey
 
 
-def serve(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+def serve(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
     """Lease ready items of `wants`, topics that `call` names; return False when there are none."""
     if state.draining:
         return False

@@ -8,10 +8,11 @@ from foqs.engine import batch_build
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.fairness.topics import TopicKey
 from foqs.item import Cause, Change, Item
 from foqs.item_states import To
 from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key
 
@@ -27,7 +28,7 @@ _CONFIRM_IDLE_MS = 5_000
 """An owner that writes nothing confirms its ownership this often: nothing else shows that it lost the shard."""
 
 
-def fill(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> None:
+def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
     """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
     able: _Able = {}
@@ -42,7 +43,7 @@ _Able = dict[Shard, bool | None]
 
 
 def _fill_topic(
-    state: State, call: DequeueCall, able: _Able, key: LaneKey, count: int, room_bytes: int, now_ms: int
+    state: State, call: DequeueCall, able: _Able, key: TopicKey, count: int, room_bytes: int, now_ms: int
 ) -> int:
     while True:
         sources, lacking = _sources(state, able, key, now_ms)
@@ -69,14 +70,19 @@ def _fill_topic(
 _Source = tuple[Shard, Lane[Item], Window[Item]]
 
 
-def _sources(state: State, able: _Able, key: LaneKey, now_ms: int) -> tuple[list[_Source], list[_Source]]:
+def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[list[_Source], list[_Source]]:
     """Return the lane on each healthy shard with ready items: lanes to merge, and lanes that cannot give their first
     item yet (no page, no body, not confirmed, leases not written in time)."""
     sources: list[_Source] = []
     lacking: list[_Source] = []
-    for shard in state.serving:
-        lane = shard.lanes.get(key)
-        if lane is None or not lane.ready:
+    topic = state.topics.get(key)
+    if topic is None:
+        return sources, lacking
+    for lane in topic.lanes:
+        if not lane.ready:
+            continue
+        shard: Shard | None = lane.tenure.shard
+        if shard is None:
             continue
         if shard not in able:
             able[shard] = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
@@ -110,7 +116,7 @@ def _bound(sources: list[_Source], lacking: list[_Source]) -> Key | None:
 
 
 def _wait_for(
-    state: State, call: DequeueCall, key: LaneKey, lacking: list[_Source], now_ms: int, *, found: bool
+    state: State, call: DequeueCall, key: TopicKey, lacking: list[_Source], now_ms: int, *, found: bool
 ) -> None:
     """Wait for a lacking lane once, for a bounded time; then the merge goes on without it."""
     if not lacking:

@@ -29,9 +29,9 @@ from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
 from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.fairness.topics import LaneKey, TopicKey
 from foqs.ids import shard_of
 from foqs.leases.deadlines import NEVER_MS
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import NewItem, Opened
 from foqs.shardmgr.breaker import BreakerSettings
 from foqs.shardmgr.lifecycle import ShardState
@@ -60,7 +60,9 @@ class Engine(State):
     def add(self, number: int) -> Shard:
         """Add a shard that may be opened. A CLOSED shard may be removed from `shards`."""
         config, breaker = self.config, BreakerSettings(**self.config.breaker.model_dump())
-        shard = self.shards[number] = Shard(number, config.host, breaker, self.residents, self.budget, self.counters)
+        shard = self.shards[number] = Shard(
+            number, config.host, breaker, self.topics, self.residents, self.budget, self.counters
+        )
         shard.dedup_window_ms = config.limits.dedup_window_ms
         return shard
 
@@ -147,7 +149,7 @@ class Engine(State):
         """The call waits here no more: another host answers it."""
         consumers.stop_waiting(self, call)
 
-    def ready(self, key: LaneKey) -> int:
+    def ready(self, key: TopicKey) -> int:
         """Number of items of a topic that are ready here, in memory or not."""
         return consumers.ready(self, key)
 

@@ -13,9 +13,9 @@ from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
+from foqs.fairness.topics import TopicKey, lane_key
 from foqs.idl import idl
 from foqs.item import body_bytes
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import Body, ReadyRow, TimerRow
 
 _STATES = ("ready", "delayed", "leased")
@@ -53,10 +53,10 @@ def active_topics(
     """Topics with something ready, by name, and whether there are more; only of namespaces in `within`, if given."""
     parts = _parts(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
-    found: dict[LaneKey, list[int]] = {}
-    for shard in state.serving:
-        for key, lane in shard.lanes.items():
-            if lane.ready > 0 and key > after and (ns is None or key[0] == ns):
+    found: dict[TopicKey, list[int]] = {}
+    for key, topic in state.topics.items():
+        for lane in topic.lanes:
+            if lane.ready > 0 and key > after and (ns is None or key[0] == ns) and lane.tenure.shard is not None:
                 entry = found.setdefault(key, [0, lane.oldest_ready_at_ms()])
                 entry[0] += lane.ready
                 entry[1] = min(entry[1], lane.oldest_ready_at_ms())
@@ -110,7 +110,7 @@ class Listing:
     def __init__(
         self,
         engine: State,
-        key: LaneKey,
+        key: TopicKey,
         state: int,
         limit: int,
         room_bytes: int,
@@ -152,7 +152,7 @@ class Listing:
         while self._at is not None and self._left and self._room_bytes > 0:
             number, state, after = self._at
             shard = self._engine.shards.get(number)
-            lane = shard.lanes.get(self._key) if shard is not None else None
+            lane = shard.lanes.get(lane_key(self._key)) if shard is not None else None
             if shard is not None and lane is not None and lane.number is not None and lane.total:
                 room_bytes = min(self._room_bytes, _READ_BYTES)
                 if not self._engine.budget.fits(room_bytes, ANSWERS_SHARE):

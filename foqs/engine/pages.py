@@ -46,7 +46,7 @@ def _add_bodies(shard: Shard, batch: ShardBatch, room_bytes: int) -> int:
         # The first body is always fetched: an item that waits for its lease must not starve by the budget.
         if batch.bodies and item.bytes > left_bytes:
             left_bytes = 0
-            if item.lane.key in demanded:
+            if item.lane.topic.key in demanded:
                 shard.bodies_wanted[item.id] = item
             continue
         batch.bodies.append(item.id)
@@ -80,7 +80,7 @@ def _add_pages(shard: Shard, batch: ShardBatch, room_bytes: int, now_ms: int) ->
             room_statements -= 1
     if left:  # they stay the first
         demanded = shard.residents.demanded
-        shard.pages_wanted = {lane: None for lane in left if lane.key in demanded} | shard.pages_wanted
+        shard.pages_wanted = {lane: None for lane in left if lane.topic.key in demanded} | shard.pages_wanted
     _add_together(batch, together, config.page_rows)
     parts = len(batch.pages) + len(batch.lanes_pages)
     for page in batch.pages:
@@ -98,11 +98,12 @@ def _next_lanes(shard: Shard) -> list[Lane[Item]]:
         shard.pages_wanted = {}
         if len(wanted) == 1:
             return list(wanted)
-        return [lane for lane in wanted if lane.key in demanded] + [lane for lane in wanted if lane.key not in demanded]
+        first = [lane for lane in wanted if lane.topic.key in demanded]
+        return first + [lane for lane in wanted if lane.topic.key not in demanded]
     lanes = list(islice(wanted, _BATCH_PAGES * _LANES))
     for lane in lanes:
         del wanted[lane]
-    return [lane for lane in lanes if lane.key in demanded]
+    return [lane for lane in lanes if lane.topic.key in demanded]
 
 
 def _add_together(batch: ShardBatch, pages: list[PageRead], page_rows: int) -> None:
@@ -151,7 +152,7 @@ def _not_read(shard: Shard, read: PageRead) -> None:
         read.window.asked_ms = 0
         shard.pages_wanted[read.lane] = None
     else:
-        shard.woken[read.lane.key] = None
+        shard.woken[read.lane.topic.key] = None
 
 
 def _apply_lanes(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
@@ -176,7 +177,7 @@ def _apply_page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict
     shard.counters.page_reads += 1
     shard.counters.page_rows += len(rows)
     window, lane = read.window, read.lane
-    shard.woken[lane.key] = None
+    shard.woken[lane.topic.key] = None
     if lane.window is not window or window.generation != read.generation:
         return
     entries: list[Entry[Item]] = []
@@ -197,5 +198,5 @@ def _apply_body(shard: Shard, body: Body) -> None:
     item = shard.known.get(body.id)
     if item is not None and item.phase is Phase.WINDOW:
         shard.got_body(item, body)
-        shard.woken[item.lane.key] = None
+        shard.woken[item.lane.topic.key] = None
         shard.counters.body_reads += 1

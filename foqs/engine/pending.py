@@ -12,9 +12,9 @@ from foqs.buffers.inserts import Chunk
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
+from foqs.fairness.topics import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Change, Item, Settles, Waits
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import Body, NewItem
 
 _TOO_LATE = "the shard did not answer in time; nothing was changed"
@@ -180,7 +180,7 @@ class DequeueCall:
 
     def __init__(
         self,
-        wants: list[tuple[LaneKey, int]],
+        wants: list[tuple[TopicKey, int]],
         lease_ms: int,
         max_bytes: int,
         item_overhead_bytes: int,
@@ -199,11 +199,11 @@ class DequeueCall:
         self.found: list[tuple[Shard, Item, int]] = []
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
         self.lacks = False  # some of its ready items are not in memory yet
-        self.places: dict[LaneKey, int] = {}  # of topics in `wants`, when they were asked for
+        self.places: dict[TopicKey, int] = {}  # of topics in `wants`, when they were asked for
         self.away = False  # on another host; its answer would be lost if no consumer waited for it
         self.done = False
 
-    def part(self, keys: Collection[LaneKey]) -> list[tuple[LaneKey, int]]:
+    def part(self, keys: Collection[TopicKey]) -> list[tuple[TopicKey, int]]:
         """Return the wants for the topics `keys`, in the order of `wants`."""
         if len(self.wants) == 1:
             return self.wants

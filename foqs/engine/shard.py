@@ -16,11 +16,12 @@ from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
 from foqs.engine.lookups import Looks
 from foqs.engine.shard_memory import ShardMemory
+from foqs.fairness.topics import TopicKey, Topics
 from foqs.ids import first_id
 from foqs.item import Change, Item, Waits
 from foqs.item_states import Phase, Place, To
 from foqs.leases.checkpoint import Checkpoint
-from foqs.prefetch.lane import LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.shardmgr.breaker import Breaker, BreakerSettings, BreakerState
 from foqs.shardmgr.lifecycle import ShardState, moved
@@ -35,10 +36,10 @@ class Shard(ShardMemory):
     """The work that waits for the shard's next batch, and whether its items may be leased."""
 
     def __init__(
-        self, number: int, config: HostSection, breaker: BreakerSettings, residents: Residents,
-        budget: Budget, counters: Counters,
+        self, number: int, config: HostSection, breaker: BreakerSettings, topics: Topics[Lane[Item]],
+        residents: Residents, budget: Budget, counters: Counters,
     ) -> None:  # fmt: skip
-        super().__init__(config, residents, budget, counters)
+        super().__init__(config, topics, residents, budget, counters)
         self.number = number
         self.first_id = first_id(number)
         self.breaker = Breaker(breaker)
@@ -64,7 +65,7 @@ class Shard(ShardMemory):
         self.keys = Keys()
         self.looks = Looks()
         self.lists: list[ListRead] = []
-        self.stalled: dict[LaneKey, None] = {}  # topics that were asked for while this shard could lease nothing
+        self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
         self.rows_changed = 0
         self.confirm_wanted = False
         self.confirmed_ms = 0

@@ -7,9 +7,10 @@ from itertools import islice
 from foqs.budget import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
+from foqs.fairness.topics import LaneKey, TopicKey, Topics, lane_key
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
-from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Body, NewItem
@@ -23,14 +24,19 @@ class ShardMemory:
     """Invariant: an id is in `known` while its item is in a window, leased (unless its written lease was dropped from
     memory), or has a change waiting or in flight; a page row with a known id is skipped."""
 
-    def __init__(self, config: HostSection, residents: Residents, budget: Budget, counters: Counters) -> None:
+    def __init__(
+        self, config: HostSection, topics: Topics[Lane[Item]], residents: Residents, budget: Budget, counters: Counters
+    ) -> None:
         self.config = config
+        self.topics = topics
         self.residents = residents
         self.budget = budget
         self.counters = counters
         self.forget_items()
 
     def forget_items(self) -> None:
+        """Begin with nothing in memory. The lanes of an earlier tenure are the caller's to detach."""
+        self.tenure = self.topics.tenure(self)
         self.known: dict[int, Item] = {}
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
         self.lanes: dict[LaneKey, Lane[Item]] = {}
@@ -38,14 +44,22 @@ class ShardMemory:
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.pages_wanted: dict[Lane[Item], None] = {}
         self.bodies_wanted: dict[int, Item] = {}
-        self.woken: dict[LaneKey, None] = {}  # topics whose waiting consumers are tried next
+        self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
 
     # ------------------------------------------------------------------------------------- lanes
 
     def lane(self, key: LaneKey) -> Lane[Item]:
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(key, None, self.counters.namespaces.of(key[0]))
+            lane = self.add_lane(key, None)
+        return lane
+
+    def add_lane(self, key: LaneKey, number: int | None) -> Lane[Item]:
+        """Add a lane that is not in `lanes`."""
+        topic = self.topics.of(key)
+        key = lane_key(topic.key)
+        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(topic.key[0]))
+        topic.attach(lane)
         return lane
 
     def forget_lane(self, lane: Lane[Item]) -> None:
@@ -55,6 +69,7 @@ class ShardMemory:
             self.lane_numbers.pop(lane.number, None)
         if self.lanes.get(lane.key) is lane:
             del self.lanes[lane.key]
+            self.topics.detach(lane.topic, lane)
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
         lane.empty_since_ms = now_ms
@@ -117,7 +132,7 @@ class ShardMemory:
 
     def _window(self, lane: Lane[Item], new: int) -> Window[Item] | None:
         """Return the lane's window. A lane whose only ready items are the `new` ones gets a complete one."""
-        self.woken[lane.key] = None
+        self.woken[lane.topic.key] = None
         if lane.window is None and lane.ready == new:
             self._new_window(lane, complete=True)
         return lane.window

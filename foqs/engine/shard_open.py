@@ -13,10 +13,10 @@ from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.item import Change, Item
+from foqs.fairness.topics import lane_key
+from foqs.item import Change
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
-from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
@@ -49,9 +49,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
     for row in opened.lanes:
-        ns = row.ns.decode()
-        lane: Lane[Item] = Lane((ns, row.topic.decode()), row.lane, shard.counters.namespaces.of(ns))
-        shard.lanes[lane.key] = shard.lane_numbers[row.lane] = lane
+        lane = shard.lane_numbers[row.lane] = shard.add_lane(lane_key((row.ns.decode(), row.topic.decode())), row.lane)
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
     for backlog in opened.backlog:
@@ -59,7 +57,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         lane.add_ready(backlog.bucket << BACKLOG_SHIFT, backlog.items)
         lane.total += backlog.items
     for lane in shard.lanes.values():
-        shard.woken[lane.key] = None
+        shard.woken[lane.topic.key] = None
         if not lane.total:
             shard.idle_lane(lane, now_ms)
     shard.counters.shards_opened += 1
@@ -144,6 +142,9 @@ def close_shard(shard: Shard) -> Abandoned:
     for lane in shard.lanes.values():
         if lane.window is not None:
             shard.residents.discard(lane)
+    shard.tenure.shard = None
+    for lane in shard.lanes.values():
+        shard.topics.detach(lane.topic, lane)
     confirming = shard.confirming
     shard.forget_all()
     for confirmed in confirming:

@@ -15,8 +15,10 @@ from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
+from foqs.fairness.topics import TopicKey, Topics
+from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
-from foqs.prefetch.lane import LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -37,8 +39,8 @@ class Callbacks:
     wake: Callable[[], None] = _nothing
     alarm: Callable[[int], None] = _nothing
     served: Callable[[], None] = _nothing
-    became_ready: Callable[[LaneKey], None] | None = None
-    left_waiting: Callable[[LaneKey], None] = _nothing
+    became_ready: Callable[[TopicKey], None] | None = None
+    left_waiting: Callable[[TopicKey], None] = _nothing
 
 
 UNCONNECTED = Callbacks()
@@ -67,13 +69,14 @@ class State:
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
         self.counters = Counters(Namespaces(config.admin.namespaces))
         self.shards: dict[int, Shard] = {}
+        self.topics: Topics[Lane[Item]] = Topics()
         self.serving: list[Shard] = []
         self.dirty: dict[Shard, None] = {}  # shards that may have something to send
         # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)
-        self.waiting: dict[LaneKey, list[DequeueCall]] = {}
-        self.due: dict[LaneKey, None] = {}  # topics whose consumers are served in the next turn of the event loop
-        self.held_up: dict[LaneKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
-        self.skipping: dict[LaneKey, None] = {}  # lanes that go on without it
+        self.waiting: dict[TopicKey, list[DequeueCall]] = {}
+        self.due: dict[TopicKey, None] = {}  # topics whose consumers are served in the next turn of the event loop
+        self.held_up: dict[TopicKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
+        self.skipping: dict[TopicKey, None] = {}  # lanes that go on without it
         self.staying: dict[DequeueCall, int] = {}  # calls kept past their wait, for a shard -> when their wait ended
         self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
         self.deadlines: Deadlines[Timed] = Deadlines()

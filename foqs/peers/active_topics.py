@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from foqs.errors import FoqsError
+from foqs.fairness.topics import TopicKey
 from foqs.idl import idl
-from foqs.prefetch.lane import LaneKey
 
 ANSWER_MS = 2_000
 
@@ -23,7 +23,7 @@ class Gathering:
         self._left = hosts
         self._limit = limit
         self._done = done
-        self._topics: dict[LaneKey, Any] = {}
+        self._topics: dict[TopicKey, Any] = {}
         self._more = False
 
     def add(self, topics: Iterable[Any], more: bool) -> None:

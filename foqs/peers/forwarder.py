@@ -15,6 +15,7 @@ from foqs.buffers.pending_dedup import Keyed
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, OutcomeUnknown
+from foqs.fairness.topics import TopicKey
 from foqs.idl import idl
 from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
@@ -24,7 +25,6 @@ from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.slot_migration import SlotMigration
-from foqs.prefetch.lane import LaneKey
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 
@@ -164,7 +164,7 @@ class Forwarder:
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
 
-    def fetch(self, key: LaneKey, ready: int = 1, _address: str = "") -> None:
+    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
         """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
         for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
             if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:

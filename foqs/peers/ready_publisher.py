@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.engine.shard import Shard
-from foqs.prefetch.lane import LaneKey
+from foqs.fairness.topics import TopicKey
 
 MOST_TOPICS = 100_000
 """Beyond this, the topics published longest ago are dropped, and published again when a new item of them is ready."""
@@ -28,7 +28,7 @@ class News(NamedTuple):
 
     version: int
     whole: bool
-    topics: list[tuple[LaneKey, int]]
+    topics: list[tuple[TopicKey, int]]
 
 
 class WatchCall:
@@ -56,7 +56,7 @@ class ReadyPublisher:
 
     def __init__(
         self,
-        ready: Callable[[LaneKey], int],
+        ready: Callable[[TopicKey], int],
         now_ms: int,
         soon: Callable[[Callable[[], None]], object],
         later: Callable[[int, Callable[[], None]], object],
@@ -65,12 +65,12 @@ class ReadyPublisher:
         self._soon = soon
         self._later = later
         self._first = self._version = now_ms << 20
-        self._told: dict[LaneKey, int] = {}
-        self._log: list[tuple[int, LaneKey]] = []  # by version; an entry whose topic has a later entry does not count
+        self._told: dict[TopicKey, int] = {}
+        self._log: list[tuple[int, TopicKey]] = []  # by version; an entry whose topic has a later entry does not count
         self._waiting: dict[WatchCall, None] = {}
         self._due = False
 
-    def became_ready(self, key: LaneKey) -> None:
+    def became_ready(self, key: TopicKey) -> None:
         """Publish the topic if items of it are ready. The caller may be late: they may be leased already."""
         if key in self._told or not self._ready(key):
             return
@@ -83,7 +83,7 @@ class ReadyPublisher:
             self._due = True
             self._soon(self._tell)
 
-    def found_nothing(self, keys: Iterable[LaneKey]) -> int:
+    def found_nothing(self, keys: Iterable[TopicKey]) -> int:
         """Record that another host asked for the topics and received nothing. Return the version of the news at this
         moment: a later publication has a higher one, and may reach that host before this answer."""
         for key in keys:
@@ -95,7 +95,7 @@ class ReadyPublisher:
         """Return the topics published after `version`, which an earlier answer had; None: return all."""
         whole = version is None or not self._first <= version <= self._version
         since = self._first if whole or version is None else version
-        topics: list[tuple[LaneKey, int]] = []
+        topics: list[tuple[TopicKey, int]] = []
         for told, key in self._log[bisect_right(self._log, since, key=lambda entry: entry[0]) :]:
             if len(topics) == MOST_NEWS:
                 break

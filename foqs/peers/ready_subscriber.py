@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import FoqsError
+from foqs.fairness.topics import TopicKey
 from foqs.idl import idl
-from foqs.prefetch.lane import LaneKey
 
 Done = Callable[[Any, FoqsError | None], None]
 """(response, None) or (None, error), once."""
@@ -34,15 +34,18 @@ class ReadySubscriber:
     timer."""
 
     def __init__(
-        self, ask: Ask, later: Callable[[int, Callable[[], None]], object], learned: Callable[[LaneKey, int, str], None]
+        self,
+        ask: Ask,
+        later: Callable[[int, Callable[[], None]], object],
+        learned: Callable[[TopicKey, int, str], None],
     ) -> None:
         self._ask = ask
         self._later = later
         self._learned = learned
         self._hosts: dict[
-            str, dict[LaneKey, int]
+            str, dict[TopicKey, int]
         ] = {}  # by address: the topics it published, and the version of that news
-        self._topics: dict[LaneKey, dict[str, None]] = {}
+        self._topics: dict[TopicKey, dict[str, None]] = {}
 
     def hosts(self, addresses: Iterable[str]) -> None:
         """Subscribe to the hosts at exactly these addresses."""
@@ -51,31 +54,31 @@ class ReadySubscriber:
             self._drop(address)
             del self._hosts[address]
         for address in sorted(wanted - self._hosts.keys()):
-            keys = self._hosts[address] = dict[LaneKey, int]()
+            keys = self._hosts[address] = dict[TopicKey, int]()
             self._question(address, keys, None)
 
     def having(self, ns: str, topic: str) -> Sequence[str]:
         """Return the addresses of hosts that published the topic."""
         return list(self._topics.get((ns, topic), ()))
 
-    def found_nothing(self, address: str, key: LaneKey, version: int) -> None:
+    def found_nothing(self, address: str, key: TopicKey, version: int) -> None:
         """Drop the topic of the host, unless the host published it after this version of its news."""
         keys = self._hosts.get(address)
         if keys is not None and key in keys and keys[key] <= version:
             del keys[key]
             self._hide(address, key)
 
-    def no_answer(self, address: str, key: LaneKey) -> None:
+    def no_answer(self, address: str, key: TopicKey) -> None:
         """Skip the topic of the host for a while. The host will not publish it again, so it is not dropped."""
         keys = self._hosts.get(address)
         if keys is not None and self._hide(address, key):
             self._later(NO_ANSWER_MS, partial(self._still, address, keys, key))
 
-    def _still(self, address: str, keys: dict[LaneKey, int], key: LaneKey) -> None:
+    def _still(self, address: str, keys: dict[TopicKey, int], key: TopicKey) -> None:
         if self._hosts.get(address) is keys and key in keys:
             self._learn(address, key, 1, keys[key])
 
-    def _hide(self, address: str, key: LaneKey) -> bool:
+    def _hide(self, address: str, key: TopicKey) -> bool:
         """Remove the host from the topic's list. Return whether it was there."""
         hosts = self._topics.get(key, {})
         known = address in hosts
@@ -85,7 +88,7 @@ class ReadySubscriber:
                 del self._topics[key]
         return known
 
-    def _question(self, address: str, keys: dict[LaneKey, int], version: int | None) -> None:
+    def _question(self, address: str, keys: dict[TopicKey, int], version: int | None) -> None:
         """Ask for news after `version`. `keys` identifies the subscription: a host that returns gets another one."""
         if self._hosts.get(address) is not keys:
             return
@@ -106,7 +109,7 @@ class ReadySubscriber:
         request = idl.WatchTopicsRequest(version, WAIT_MS)
         self._ask(address, "WatchTopics", request, WAIT_MS + _MARGIN_MS, answered)
 
-    def _learn(self, address: str, key: LaneKey, ready: int, version: int) -> None:
+    def _learn(self, address: str, key: TopicKey, ready: int, version: int) -> None:
         self._hosts[address][key] = version
         self._topics.setdefault(key, {})[address] = None
         self._learned(key, ready, address)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Generic
 
 from foqs.counters import Namespace
+from foqs.fairness.topics import LaneKey, Tenure, Topic
 from foqs.prefetch.window import T, Window
 from foqs.rows import BACKLOG_SHIFT
-
-LaneKey = tuple[str, str]
-"""(namespace, topic). The fairness key joins it when there is one."""
 
 _MAX_BUCKETS = 1024
 
@@ -21,7 +19,7 @@ _MAX_BUCKETS = 1024
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
     `leased` those that are leased until their end is committed.
-    What happens to them is counted in `namespace`."""
+    What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
         "_bucket",
@@ -33,12 +31,18 @@ class Lane(Generic[T]):
         "number",
         "ready",
         "stored",
+        "tenure",
+        "topic",
         "total",
         "window",
     )
 
-    def __init__(self, key: LaneKey, number: int | None, namespace: Namespace) -> None:
+    def __init__(
+        self, key: LaneKey, topic: Topic[Lane[T]], tenure: Tenure, number: int | None, namespace: Namespace
+    ) -> None:
         self.key = key
+        self.topic = topic
+        self.tenure = tenure
         self.namespace = namespace
         self.number = number
         self.stored = number is not None
@@ -86,4 +90,4 @@ class Lane(Generic[T]):
         return (self._bucket if self._buckets is None else min(self._buckets)) << BACKLOG_SHIFT
 
     def __repr__(self) -> str:
-        return f"Lane({'/'.join(self.key)} #{self.number} ready={self.ready} total={self.total})"
+        return f"Lane({'/'.join(self.topic.key)} #{self.number} ready={self.ready} total={self.total})"

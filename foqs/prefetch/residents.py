@@ -12,7 +12,8 @@ from collections.abc import Callable, Container
 from typing import Any, Protocol
 
 from foqs.budget import Budget
-from foqs.prefetch.lane import Lane, LaneKey
+from foqs.fairness.topics import TopicKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
 
 WINDOW_SHARE = 0.7
@@ -36,7 +37,7 @@ class Holder(Protocol):
 class Residents:
     """All windows of a host. `demanded` holds the keys that consumers wait for."""
 
-    def __init__(self, budget: Budget, demanded: Container[LaneKey], now_ms: Callable[[], int]) -> None:
+    def __init__(self, budget: Budget, demanded: Container[TopicKey], now_ms: Callable[[], int]) -> None:
         self.demanded = demanded
         self._budget = budget
         self._now_ms = now_ms
@@ -90,7 +91,7 @@ class Residents:
             lane = next(iter(holders))
             window = lane.window
             assert window is not None, "a lane without a window was not discarded"
-            if window.asked_ms or lane.key in self.demanded:
+            if window.asked_ms or lane.topic.key in self.demanded:
                 holders.move_to_end(lane)
             elif used_before_ms is None and len(window) > 1:
                 holders[lane].cut_window(window, len(window) // 2)

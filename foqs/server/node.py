@@ -16,12 +16,12 @@ from foqs.clock import Clock, monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
+from foqs.fairness.topics import TopicKey
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Ask
-from foqs.prefetch.lane import LaneKey
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
@@ -120,7 +120,7 @@ class Node:
     def _later(self, after_ms: int, do: Callable[[], None]) -> None:
         self._loop.call_later(after_ms / 1000, do)
 
-    def _fetch(self, key: LaneKey) -> None:
+    def _fetch(self, key: TopicKey) -> None:
         if self.forwarder is not None:
             self.forwarder.fetch(key)
 

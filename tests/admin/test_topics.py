@@ -1,7 +1,7 @@
 """Topics with the most ready items have series of their own; one series sums up the rest."""
 
 from foqs.admin.topics import TopicCounts, topic_rows
-from foqs.prefetch.lane import LaneKey
+from foqs.fairness.topics import TopicKey
 
 NOW_MS = 1_000_000
 AGES, ITEMS = "foqs_topic_oldest_ready_age_seconds", "foqs_topic_items"
@@ -13,7 +13,7 @@ def counts(ready: int, total: int, oldest_ms: int | None = None, leased: int = 0
     return made
 
 
-def topics(**ready: int) -> dict[LaneKey, TopicCounts]:
+def topics(**ready: int) -> dict[TopicKey, TopicCounts]:
     return {("ns", name): counts(items, items + 4, NOW_MS - 1_000 * items, leased=3) for name, items in ready.items()}
 
 

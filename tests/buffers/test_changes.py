@@ -7,13 +7,12 @@ import itertools
 import pytest
 
 from foqs.buffers.changes import emit
-from foqs.counters import Namespace
 from foqs.item import Cause, Change, Item, from_found
 from foqs.item_states import Phase, Place, To
-from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
+from tests.support.lanes import lone_lane
 
 NOW_MS = 1_000
 LEASE, OTHER = 77, 88
@@ -28,7 +27,7 @@ def stored(place: Place, *, leased: bool, ttl_ms: int = 0) -> tuple[MemoryStore,
     new = NewItem(b"payload", None, None, 3, due_ms or NOW_MS, due_ms, NOW_MS, ttl_ms, 0, 1)
     new.id, new.lane = 5, 1
     store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[new]))
-    item = from_found(store.look([5])[0], Lane(("ns", "topic"), 1, Namespace()))
+    item = from_found(store.look([5])[0], lone_lane())
     if leased:
         item.phase, item.lease, item.attempt, item.lease_ms, item.lease_expires_at_ms = (
             Phase.LEASED,

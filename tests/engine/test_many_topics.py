@@ -9,17 +9,17 @@ import pytest
 from foqs.engine import dequeue as engine_dequeue
 from foqs.engine import enqueue, item_ops
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.fairness.topics import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import Laboratory
 
-TOPICS: list[LaneKey] = [("ns", f"topic-{number:03}") for number in range(500)]
+TOPICS: list[TopicKey] = [("ns", f"topic-{number:03}") for number in range(500)]
 
 
-def fill(lab: Laboratory, keys: list[LaneKey]) -> None:
+def fill(lab: Laboratory, keys: list[TopicKey]) -> None:
     for key in keys:
         item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
         lab.engine.enqueue(EnqueueCall(1, lambda outcomes: None), [0], [item], [key], [1], lab.now_ms, 5_000)
@@ -36,7 +36,7 @@ def reopen(lab: Laboratory) -> None:
     lab.settle()
 
 
-def dequeue(lab: Laboratory, keys: list[LaneKey], wait_ms: int) -> list[list[int]]:
+def dequeue(lab: Laboratory, keys: list[TopicKey], wait_ms: int) -> list[list[int]]:
     answers: list[list[int]] = []
 
     def reply(items: list[Item], doubtful: list[int]) -> bool:

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foqs.errors import Unavailable
+from foqs.fairness.topics import TopicKey
 from foqs.idl import idl
 from foqs.peers import ready_publisher
 from foqs.peers.active_topics import Gathering
 from foqs.peers.ready_publisher import AGAIN_MS, MOST_NEWS, News, ReadyPublisher, WatchCall
 from foqs.peers.ready_subscriber import ReadySubscriber
-from foqs.prefetch.lane import LaneKey
 
 T, U = ("n", "t"), ("n", "u")
 
@@ -23,14 +23,14 @@ class Room:
     """A publisher, the items ready on its host, and the callbacks that it has scheduled."""
 
     def __init__(self, now_ms: int = 1) -> None:
-        self.ready: dict[LaneKey, int] = {}
+        self.ready: dict[TopicKey, int] = {}
         self.soon: list[Callable[[], None]] = []
         self.later: list[tuple[int, Callable[[], None]]] = []
         self.room = ReadyPublisher(
             lambda key: self.ready.get(key, 0), now_ms, self.soon.append, lambda ms, do: self.later.append((ms, do))
         )
 
-    def put(self, key: LaneKey, count: int = 1) -> None:
+    def put(self, key: TopicKey, count: int = 1) -> None:
         self.ready[key] = self.ready.get(key, 0) + count
         self.room.became_ready(key)
 
@@ -175,7 +175,7 @@ class Watching:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any, Callable[[Any, Any], None]]] = []
         self.later: list[Callable[[], None]] = []
-        self.told: list[tuple[LaneKey, int, str]] = []
+        self.told: list[tuple[TopicKey, int, str]] = []
         self.watch = ReadySubscriber(
             lambda address, _m, request, _t, done: self.asked.append((address, request, done)),
             lambda _ms, do: self.later.append(do),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.counters import Namespace
 from foqs.prefetch import lane as lane_module
-from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT
+from tests.support.lanes import lone_lane
 
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 100)), max_size=200)
 
@@ -17,7 +16,7 @@ steps = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 100
 def test_counts_and_ages(found: list[tuple[bool, int, int]], most_buckets: int) -> None:
     kept, lane_module._MAX_BUCKETS = lane_module._MAX_BUCKETS, most_buckets
     try:
-        lane, ready = Lane(("ns", "topic"), 1, Namespace()), list[int]()
+        lane, ready = lone_lane(), list[int]()
         for enters, bucket, which in found:
             if enters:
                 at_ms = bucket << BACKLOG_SHIFT

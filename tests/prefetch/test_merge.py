@@ -5,14 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.counters import Namespace
 from foqs.item import Item
 from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key
+from tests.support.lanes import lone_lane
 
-LANE: Lane[Item] = Lane(("ns", "topic"), 1, Namespace())
+LANE = lone_lane()
 keys = st.tuples(st.integers(-3, 3), st.integers(0, 4), st.integers(1, 10_000))
 shards = st.lists(st.lists(keys, max_size=30), min_size=1, max_size=5)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from foqs.budget import Budget
-from foqs.counters import Namespace
+from foqs.fairness.topics import TopicKey
 from foqs.item import Item
-from foqs.prefetch.lane import Lane, LaneKey
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Window
+from tests.support.lanes import lone_lane
 
 ITEM_BYTES = 100
 ROWS = 4
@@ -19,12 +20,12 @@ class Rig:
     def __init__(self, lanes: int) -> None:
         self.now_ms = 100_000
         self.budget = Budget(10_000)
-        self.waiting: set[LaneKey] = set()
+        self.waiting: set[TopicKey] = set()
         self.residents = Residents(self.budget, self.waiting, lambda: self.now_ms)
         self.lanes = [self.lane(number) for number in range(lanes)]
 
     def lane(self, number: int) -> Lane[Item]:
-        lane: Lane[Item] = Lane(("ns", f"topic-{number}"), number, Namespace())
+        lane = lone_lane(f"topic-{number}", number)
         lane.window = Window(complete=True, page_rows=ROWS)
         for at in range(ROWS):
             lane.window.add(Item(number * 1_000 + at, lane, 0, 0, 0, 0, 0, None).entry)
@@ -73,7 +74,7 @@ def test_used_windows_give_their_far_half() -> None:
 
 def test_a_window_with_a_waiting_consumer_stays() -> None:
     rig = Rig(30)
-    rig.waiting |= {lane.key for lane in rig.lanes[:5]}
+    rig.waiting |= {lane.topic.key for lane in rig.lanes[:5]}
     for _ in range(20):
         rig.now_ms += 1
         rig.budget.take(1_000)  # other parts of the host fill the budget
@@ -92,7 +93,7 @@ def test_a_window_whose_page_is_in_flight_stays() -> None:
 
 def test_a_read_always_has_some_room() -> None:
     rig = Rig(25)
-    rig.waiting |= {lane.key for lane in rig.lanes}
+    rig.waiting |= {lane.topic.key for lane in rig.lanes}
     assert rig.residents.room_bytes(1_000) == 10_000 // 64
     rig.waiting.clear()
     rig.now_ms += 1
@@ -102,7 +103,7 @@ def test_a_read_always_has_some_room() -> None:
 def test_steps_of_one_call_are_bounded() -> None:
     """The hand goes on where it stopped, so windows behind many windows with a consumer are reached, too."""
     rig = Rig(2_500)
-    rig.waiting |= {lane.key for lane in rig.lanes[:2_400]}
+    rig.waiting |= {lane.topic.key for lane in rig.lanes[:2_400]}
     calls = 0
     while rig.lanes[2_400].window is not None:
         rig.now_ms += 1

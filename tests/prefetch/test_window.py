@@ -6,12 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foqs.counters import Namespace
 from foqs.item import Item
 from foqs.item_states import Phase
-from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
 from foqs.rows import Key
+from tests.support.lanes import lone_lane
 
 CAPACITY = 6
 PAGE = 4
@@ -22,7 +21,7 @@ class WindowAndPages(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lane = Lane(("ns", "topic"), 1, Namespace())
+        self.lane = lone_lane()
         self.window = Window(complete=True, page_rows=PAGE)
         self.table: dict[int, Key] = {}
         self.known: dict[int, Item] = {}

@@ -40,7 +40,7 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         lane = shard.lane_numbers.get(number)
         if lane is None or not lane.stored:
             raise MemoryWrong(f"lane {row} is not known as stored: {lane}")
-        _same("names", lane, lane.key, (row.ns.decode(), row.topic.decode()))
+        _same("names", lane, lane.topic.key, (row.ns.decode(), row.topic.decode()))
     for lane in shard.lanes.values():
         _same("stored", lane, lane.stored, lane.number in db.lanes)
         _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))

@@ -14,9 +14,9 @@ from foqs.dedup import Dedup, bounds_of, content_of, digest_of
 from foqs.engine import dedup, item_ops
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
+from foqs.fairness.topics import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.ledger import Op, Spec, broken
 from tests.sim.memory_database import POISON
@@ -167,7 +167,7 @@ class Clients:
                 call.refused([one.at for one in away], NotServed())
                 member.neighbour.moves.adopt()
 
-    def _new_item(self, key: LaneKey, now_ms: int) -> tuple[Spec, NewItem]:
+    def _new_item(self, key: TopicKey, now_ms: int) -> tuple[Spec, NewItem]:
         profile, rng = self.sim.profile, self.rng
         self._specs += 1
         payload = f"{self._specs}:".encode() + b"." * rng.randint(0, profile.payload_bytes)

@@ -308,8 +308,8 @@ class Ledger:
         if item.bytes != size:
             broken(8, f"{item} counts as {item.bytes} bytes but has {size}")
         key = self.records[item.id].spec.key
-        if told != stored or item.lane.key != key:
-            broken(1, f"{item} was delivered as {item.lane.key} {told} but is {key} {stored}")
+        if told != stored or item.lane.topic.key != key:
+            broken(1, f"{item} was delivered as {item.lane.topic.key} {told} but is {key} {stored}")
 
     # ------------------------------------------------------------------------------------- acks and the like
 

@@ -17,8 +17,8 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks, State
+from foqs.fairness.topics import TopicKey
 from foqs.leases.deadlines import NEVER_MS
-from foqs.prefetch.lane import LaneKey
 from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run
@@ -44,7 +44,7 @@ class WatchedEngine(Engine):
     member: Member
 
 
-def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
     if not isinstance(state, WatchedEngine):
         return _serve(state, call, wants, now_ms)
     member = state.member
@@ -348,17 +348,17 @@ class Member:
             and (oldest is None or now_ms - oldest <= config.lease_write_delay_ms)
         )
 
-    def check_served(self, call: DequeueCall, eligible: list[Shard], skipping: set[LaneKey]) -> None:
+    def check_served(self, call: DequeueCall, eligible: list[Shard], skipping: set[TopicKey]) -> None:
         """Promise 5, and what holds for every lease made."""
         sim = self.sim
-        by_key: dict[LaneKey, list[tuple[int, int, int]]] = {key: [] for key, _ in call.wants}
+        by_key: dict[TopicKey, list[tuple[int, int, int]]] = {key: [] for key, _ in call.wants}
         for found in call.found:
             item = found[1]
             if self.current(found[0].number):
                 sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
-            by_key[item.lane.key].append(item.key)
+            by_key[item.lane.topic.key].append(item.key)
         topics = [key for key, _ in call.wants]
-        order = [topics.index(found[1].lane.key) for found in call.found]
+        order = [topics.index(found[1].lane.topic.key) for found in call.found]
         if order != sorted(order):
             broken(5, "topics are not in the order asked for")
         for key, count in call.wants:
@@ -375,7 +375,7 @@ class Member:
                     broken(5, f"{key}: {given[-1]} was handed out before {may[0]} of shard {shard.number}")
             sim.ledger.checks["order"] += 1
 
-    def ready(self, keys: Sequence[LaneKey]) -> dict[int, int]:
+    def ready(self, keys: Sequence[TopicKey]) -> dict[int, int]:
         """Items of topics that this host may hand out, with the number of leases each of them has had.
 
         Not those of a transaction whose outcome the host does not know yet.

@@ -17,12 +17,12 @@ from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError
+from foqs.fairness.topics import TopicKey
 from foqs.leases.deadlines import NEVER_MS
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
-from foqs.prefetch.lane import LaneKey
 from foqs.quota import Quota
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
@@ -43,7 +43,7 @@ _IDLE_CHECK_MS = 10
 class _Engine(Engine):
     host: Host
 
-    def serve(self, call: DequeueCall, wants: Sequence[tuple[LaneKey, int]], now_ms: int) -> bool:
+    def serve(self, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
         served = super().serve(call, wants, now_ms)
         if served:
             for shard, item, _ in call.found:
@@ -133,13 +133,13 @@ class Host:
     def now_ms(self) -> int:
         return self.sim.clock.now_ms
 
-    def _ready(self, key: LaneKey) -> int:
+    def _ready(self, key: TopicKey) -> int:
         return self.engine.ready(key)
 
     def _served(self) -> None:
         self._handlers.routing_changed()
 
-    def _left_waiting(self, key: LaneKey) -> None:
+    def _left_waiting(self, key: TopicKey) -> None:
         self.forwarder.fetch(key)
 
     def receive(self, call: Call) -> None:

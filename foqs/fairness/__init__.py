@@ -1,0 +1,1 @@
+"""The topics of a host: which lanes hold the items of each. Pure."""

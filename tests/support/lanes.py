@@ -1,0 +1,11 @@
+"""Lanes that belong to no shard."""
+
+from foqs.counters import Namespace
+from foqs.fairness.topics import Tenure, Topic, lane_key
+from foqs.item import Item
+from foqs.prefetch.lane import Lane
+
+
+def lone_lane(topic: str = "topic", number: int = 1) -> Lane[Item]:
+    key = ("ns", topic)
+    return Lane(lane_key(key), Topic(key), Tenure(1, "a shard"), number, Namespace())

@@ -1,0 +1,176 @@
+"""Consumers that wait: the order in which they are served, and how each wait ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from foqs.buffers.shard_batch import BatchResult
+from foqs.engine import consumers, item_ops
+from foqs.engine.pending import DequeueCall
+from foqs.item import Item
+from foqs.prefetch.lane import LaneKey
+from tests.engine.laboratory import KEY, Laboratory
+
+OTHER: LaneKey = ("ns", "other")
+
+
+def two_shards() -> tuple[Laboratory, int, int]:
+    """Return a laboratory with an item on each of two shards, nothing of them in memory, and their ids.
+
+    The item of shard 2 is the first of the topic.
+    """
+    lab = Laboratory(1, 2)
+    lab.engine.shards[1].takes_new = False
+    (first,) = lab.stored(lab.item(priority=1))
+    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = True, False
+    (second,) = lab.stored(lab.item(priority=2))
+    lab.reopen()
+    return lab, second, first
+
+
+def test_the_consumer_that_waits_longest_is_served_first() -> None:
+    lab = Laboratory(1)
+    waiting = [lab.dequeue(wait_ms=5_000, count=1) for _ in range(3)]
+    ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
+    assert waiting == [[[ids[0]]], [[ids[1]]], []]
+    ids += lab.stored()
+    assert waiting[2] == [[ids[2]]]
+
+
+def test_a_wait_ends_with_one_empty_reply() -> None:
+    lab = Laboratory(1)
+    consumer = lab.dequeue(wait_ms=500)
+    lab.go_on(499)
+    assert not consumer
+    lab.go_on(1)
+    assert consumer == [[]]
+    ids = lab.stored()
+    assert consumer == [[]]
+    assert lab.taken() == ids
+    assert not lab.engine.waiting
+
+
+def test_a_dequeue_that_may_not_wait_is_answered_at_once() -> None:
+    assert Laboratory(1).dequeue() == [[]]
+
+
+def test_a_consumer_of_two_topics_gets_the_one_that_fills() -> None:
+    lab = Laboratory(1)
+    consumer = lab.dequeue(wait_ms=5_000, keys=[KEY, OTHER])
+    ids = lab.stored(key=OTHER)
+    assert consumer == [ids]
+    lab.stored()
+    assert consumer == [ids]
+    assert not lab.engine.waiting
+
+
+def test_a_cancelled_consumer_leaves_its_place() -> None:
+    lab = Laboratory(1)
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        pytest.fail("its connection is closed")
+
+    gone = DequeueCall([(KEY, 10)], 60_000, 1 << 20, 0, reply)
+    lab.engine.dequeue(gone, lab.now_ms, 5_000)
+    waiting = lab.dequeue(wait_ms=5_000)
+    lab.engine.cancel(gone)
+    ids = lab.stored()
+    assert waiting == [ids]
+    lab.go_on(6_000)
+
+
+def test_a_reply_that_is_lost_serves_the_next_consumer() -> None:
+    lab = Laboratory(1)
+    lost = lab.dequeue(wait_ms=5_000, delivers=lambda: False)
+    waiting = lab.dequeue(wait_ms=5_000)
+    ids = lab.stored()
+    assert lost == [ids]
+    assert waiting == [ids]
+
+
+def test_a_drain_answers_all_that_wait() -> None:
+    lab = Laboratory(1)
+    waiting = [lab.dequeue(wait_ms=5_000, keys=keys) for keys in ([KEY], [KEY, OTHER])]
+    lab.engine.drain(lab.now_ms)
+    assert waiting == [[[]], [[]]]
+    assert not lab.engine.waiting
+
+
+def test_topics_beyond_a_slice_are_served_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long turn of the event loop would delay commits and confirmations of ownership."""
+    monkeypatch.setattr(consumers, "_SLICE", 2)
+    lab = Laboratory(1)
+    keys = [("ns", f"topic-{number}") for number in range(5)]
+    waiting = [lab.dequeue(wait_ms=5_000, keys=[key]) for key in keys]
+    for key in keys:
+        lab.put(lab.item(), key=key)
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch)
+    served = [sum(len(answers) for answers in waiting)]
+    for _ in range(2):
+        lab.send()
+        served.append(sum(len(answers) for answers in waiting))
+    assert served == [2, 4, 5]
+
+
+# ------------------------------------------------------------------------------------------ items not in memory
+
+
+def test_a_ready_item_is_waited_for_by_a_call_that_cannot_wait() -> None:
+    """Ready items that are only in the database arrive with the next page."""
+    lab = Laboratory(1)
+    ids = lab.stored()
+    lab.reopen()
+    assert lab.engine.ready(KEY) == 1
+    answers = lab.dequeue()
+    assert not answers
+    lab.settle()
+    assert answers == [ids]
+    assert lab.engine.counters.window_misses == 1
+
+
+def test_the_extra_wait_ends_when_the_items_are_gone() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.reopen()
+    deleted = lab.operate(item_id, item_ops.delete)
+    ((shard, batch),) = lab.send()  # the look-up of the item, before any page
+    answers = lab.dequeue()
+    lab.arrive(shard, batch)
+    lab.settle()
+    assert deleted == [None]
+    lab.ring(0)
+    assert answers == [[]]
+
+
+def test_a_merge_waits_for_a_late_shard_and_then_goes_on() -> None:
+    lab, second, first = two_shards()
+    answers = lab.dequeue()
+    flights = dict(lab.send())
+    one, two = lab.engine.shards[1], lab.engine.shards[2]
+    lab.arrive(one, flights[one])
+    lab.ring(lab.engine.config.host.merge_wait_ms - 1)
+    assert not answers
+    lab.ring(1)
+    assert answers == [[second]]
+    lab.arrive(two, flights[two])
+    assert lab.taken() == [first]
+
+
+def test_a_merge_is_in_order_when_all_shards_answer() -> None:
+    lab, second, first = two_shards()
+    answers = lab.dequeue()
+    lab.settle()
+    assert answers == [[first, second]]
+
+
+def test_a_failed_shard_delays_a_merge_as_a_late_one_does() -> None:
+    lab, second, _ = two_shards()
+    answers = lab.dequeue()
+    flights = dict(lab.send())
+    one, two = lab.engine.shards[1], lab.engine.shards[2]
+    lab.arrive(one, flights[one])
+    assert not answers
+    lab.arrive(two, flights[two], BatchResult(down=True, error="gone"))
+    lab.ring(lab.engine.config.host.merge_wait_ms)
+    assert answers == [[second]]

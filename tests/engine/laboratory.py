@@ -25,6 +25,7 @@ from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_LEAST_ONCE, NewItem
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.store.protocol import StoreError
 from tests.sim.faults import Faults
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
@@ -37,11 +38,17 @@ class Acked(NamedTuple):
     lease: int
 
 
-class CommitFaults(Faults):
-    """The faults of the next commits, one each: see `Faults.committing`."""
+class NextFaults(Faults):
+    """The faults of the next commits (see `Faults.committing`), and of the next reads; "" and None are none."""
 
     def __init__(self) -> None:
         self.commits: deque[str] = deque()
+        self.reads: deque[StoreError | None] = deque()
+
+    def reading(self) -> None:
+        error = self.reads.popleft() if self.reads else None
+        if error is not None:
+            raise error
 
     def committing(self) -> str:
         return self.commits.popleft() if self.commits else ""
@@ -67,7 +74,7 @@ class Laboratory:
             callbacks,
         )
         self.dbs = {number: MemoryDatabase(lambda: self.now_ms - self.db_behind_ms) for number in numbers}
-        self.faults = {number: CommitFaults() for number in numbers}
+        self.faults = {number: NextFaults() for number in numbers}
         self.stores = {number: MemoryStore(db, self.faults[number]) for number, db in self.dbs.items()}
         for number in numbers:
             self.open(number)

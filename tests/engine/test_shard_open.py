@@ -1,0 +1,218 @@
+"""A shard opens with the counts of its database, and closes with an answer to all that waited for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.buffers.shard_batch import BatchResult, Outcome
+from foqs.engine import item_ops, shard_open
+from foqs.engine.inspect import Listing
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
+from foqs.ids import shard_of
+from foqs.item_states import Phase
+from foqs.shardmgr.lifecycle import ShardState
+from tests.engine.laboratory import KEY, Laboratory
+
+
+def types(answers: list[Any]) -> list[type]:
+    return [type(answer) for answer in answers]
+
+
+def leased(lab: Laboratory) -> tuple[int, int]:
+    (item_id,) = lab.stored()
+    lab.taken()
+    return item_id, lab.lease_of(item_id)
+
+
+# ------------------------------------------------------------------------------------------ open
+
+
+def test_a_new_owner_knows_the_stored_items() -> None:
+    lab = Laboratory(1)
+    ids = lab.stored(lab.item(), lab.item(), lab.item(delay_ms=60_000))
+    lab.taken(count=1)
+    lab.go_on(200)  # the lease is written
+    lab.reopen()
+    lane = lab.engine.shards[1].lanes[KEY]
+    assert (lane.ready, lane.leased, lane.total) == (1, 1, 3)
+    assert lab.taken() == [ids[1]]
+    assert lab.stored() > ids, "no id is used again"
+
+
+def test_an_unwritten_lease_ends_with_its_owner() -> None:
+    lab = Laboratory(1)
+    item_id, _ = leased(lab)
+    lab.reopen()
+    assert lab.taken() == [item_id]
+
+
+def test_empty_topics_are_idle_from_the_open_on() -> None:
+    lab = Laboratory(1, lane_idle_ms=5_000)
+    acked = leased(lab)
+    lab.ack(acked)
+    lab.settle()
+    lab.reopen()
+    assert lab.dbs[1].lanes
+    lab.go_on(6_000)
+    assert not lab.dbs[1].lanes
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_replaced_owner_is_given_time_to_stop(clean: bool) -> None:
+    """It may lease items from memory until its last confirmation is too old."""
+    lab = Laboratory(1)
+    ids = lab.stored()
+    lab.reopen(clean=clean)
+    consumer = lab.dequeue(wait_ms=5_000)
+    lab.settle()
+    lab.go_on(1_000)
+    assert consumer == ([ids] if clean else [])
+    lab.go_on(1)
+    assert consumer == [ids]
+
+
+# ------------------------------------------------------------------------------------------ close
+
+
+def test_items_that_wait_go_to_another_shard() -> None:
+    lab = Laboratory(1, 2)
+    lab.engine.shards[2].takes_new = False
+    answers = lab.enqueue()
+    lab.engine.shards[2].takes_new = True
+    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.settle()
+    assert [shard_of(item_id) for item_id in answers] == [2]
+
+
+def test_items_with_keys_wait_for_their_own_shard_only() -> None:
+    """No other shard knows whether their keys were stored before."""
+    lab = Laboratory(1, 2)
+    answers = lab.enqueue_keyed("a")
+    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    assert types(answers) == [NotServed]
+
+
+def test_a_close_settles_everything_that_waits() -> None:
+    lab = Laboratory(1)
+    shard = lab.engine.shards[1]
+    acked = leased(lab)
+    enqueued, changed, looked = lab.enqueue(), lab.ack(acked), lab.look(acked[0])
+    listed: list[Any] = []
+    lab.engine.list(Listing(lab.engine, KEY, 0, 10, 1 << 20, None, lambda *_: None, listed.append), lab.now_ms, 5_000)
+    lab.engine.lose(shard, lab.now_ms)
+    assert types(enqueued) == [Unavailable]
+    assert types(changed) == types(listed) == [NotServed]
+    ((item, body, error),) = looked
+    assert (item, body, type(error)) == (None, None, NotServed)
+    assert shard.state is ShardState.CLOSED
+    assert (lab.engine.budget.used_bytes, len(lab.engine.residents)) == (0, 0)
+    assert lab.send() == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"), [(Outcome.FAILED, NotServed), (Outcome.UNKNOWN, OutcomeUnknown), (Outcome.NONE, NotServed)]
+)
+def test_what_a_fenced_transaction_tells_its_requests(outcome: Outcome, error: type[FoqsError]) -> None:
+    lab = Laboratory(1)
+    acked = leased(lab)
+    enqueued, changed = lab.enqueue(), lab.ack(acked)
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch, BatchResult(outcome, fenced=True))
+    assert types(changed) == [error]
+    assert types(enqueued) == [OutcomeUnknown if outcome is Outcome.UNKNOWN else Unavailable]
+
+
+def test_an_unknown_outcome_stays_unknown_at_the_close() -> None:
+    """None of its items may be stored again, though another shard has room."""
+    lab = Laboratory(1, 2)
+    lab.engine.shards[2].takes_new = False
+    answers = lab.enqueue()
+    lab.faults[1].commits.append("applied")
+    lab.settle()
+    lab.engine.shards[2].takes_new = True
+    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.settle()
+    assert types(answers) == [OutcomeUnknown]
+    assert not lab.dbs[2].items
+
+
+def test_a_drain_that_is_cut_short_leaves_outcomes_unknown() -> None:
+    lab = Laboratory(1)
+    answers = lab.enqueue()
+    ((shard, batch),) = lab.send()
+    lab.engine.retire(shard)
+    lab.engine.drained(shard, lab.now_ms)
+    assert types(answers) == [OutcomeUnknown]
+    lab.arrive(shard, batch)
+    assert types(answers) == [OutcomeUnknown], "a late result changes nothing"
+
+
+def test_no_lease_of_a_closed_shard_stands() -> None:
+    lab = Laboratory(1)
+    item_id, lease = leased(lab)
+    shard = lab.engine.shards[1]
+    item = shard.known[item_id]
+    lab.engine.lose(shard, lab.now_ms)
+    assert not item_ops.stands(item, lease)
+    assert types(lab.ack((item_id, lease))) == [NotServed]
+
+
+# ------------------------------------------------------------------------------------------ hangs and clocks
+
+
+def test_a_hang_sends_waiting_items_to_another_shard() -> None:
+    lab = Laboratory(1, 2)
+    lab.engine.shards[2].takes_new = False
+    sent = lab.enqueue()
+    ((shard, batch),) = lab.send()
+    waiting = lab.enqueue()
+    lab.engine.shards[2].takes_new = True
+    lab.ring(shard.hang_ms)
+    assert shard.breaker.closed
+    lab.ring(1)
+    assert not shard.breaker.closed
+    lab.settle()
+    assert [shard_of(item_id) for item_id in waiting] == [2]
+    assert not sent
+    lab.arrive(shard, batch)
+    assert [shard_of(item_id) for item_id in sent] == [1]
+
+
+@pytest.mark.parametrize("by_ms", [60_000, -60_000])
+def test_a_clock_that_is_set_changes_no_remaining_wait(by_ms: int) -> None:
+    lab = Laboratory(1)
+    consumer = lab.dequeue(wait_ms=500)
+    lab.now_ms += by_ms
+    shard_open.clock_set(lab.engine, by_ms)
+    lab.go_on(499)
+    assert not consumer
+    lab.go_on(1)
+    assert consumer == [[]]
+
+
+@pytest.mark.parametrize("by_ms", [60_000, -60_000])
+def test_an_unwritten_lease_moves_with_the_clock(by_ms: int) -> None:
+    """Its remaining time does not change. The end of a written lease is in its row, and stays."""
+    lab = Laboratory(1)
+    written, _ = leased(lab)
+    lab.go_on(200)
+    unwritten, _ = leased(lab)
+    items = lab.engine.shards[1].known
+    before = items[written].lease_expires_at_ms, items[unwritten].lease_expires_at_ms
+    lab.now_ms += by_ms
+    shard_open.clock_set(lab.engine, by_ms)
+    assert items[written].lease_expires_at_ms == before[0]
+    assert items[unwritten].lease_expires_at_ms == before[1] + by_ms
+    assert items[unwritten].phase is Phase.LEASED
+    lab.go_on(100)
+    assert lab.dbs[1].timer[unwritten].due_ms == before[1] + by_ms
+
+
+def test_ownership_stays_confirmed_when_the_clock_is_set() -> None:
+    lab = Laboratory(1)
+    ids = lab.stored()
+    lab.now_ms += 60_000
+    shard_open.clock_set(lab.engine, 60_000)
+    assert lab.dequeue() == [ids]

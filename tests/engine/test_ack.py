@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.engine import item_ops
+from foqs.engine import ack, item_ops
 from foqs.engine.pending import ItemsCall
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Acked, Laboratory
 
 
 def leased(lab: Laboratory) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def test_a_request_goes_elsewhere_when_its_shard_does() -> None:
     sent_on: list[int | None] = []
     call = ItemsCall(1, answers.extend)
     call.elsewhere = sent_on.append
-    lab.engine.settle(call, [(make_id(2, 1), item_ops.delete)], None, lab.now_ms, 5_000)
+    ack.operate(lab.engine, call, 0, make_id(2, 1), item_ops.delete, None, lab.now_ms)
     assert (sent_on, answers) == ([0], [])
     call.settled(0, None)
     assert (sent_on, answers) == ([0, None], [None])
@@ -226,6 +226,22 @@ def test_an_ack_that_takes_too_long(sent: bool, error: type[FoqsError]) -> None:
     lab.settle()
     assert (acked[0] in lab.dbs[1].items) is not sent
     assert len(answers) == 1
+
+
+def test_acks_within_namespaces_change_no_other_item() -> None:
+    """A consumer may ack items of several namespaces in one request."""
+    lab = Laboratory(1)
+    (mine,), (other,) = lab.stored(), lab.stored(key=("other", "topic"))
+    lab.taken()
+    lab.taken(keys=[("other", "topic")])
+    answers: list[FoqsError | None] = []
+    call = ItemsCall(2, answers.extend)
+    call.within = {"ns"}
+    acks = [Acked(item_id, lab.lease_of(item_id)) for item_id in (mine, other)]
+    ack.ack_all(lab.engine, call, acks, None, lab.now_ms)
+    lab.settle()
+    assert types(answers) == [type(None), NotFound]
+    assert list(lab.dbs[1].items) == [other]
 
 
 def test_an_at_most_once_item_may_be_acked() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine import item_ops
+from foqs.engine import batch_apply, item_ops
 from foqs.errors import FoqsError, Invalid, NotServed, Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE, Batch, LaneRow
@@ -115,6 +115,16 @@ def test_a_change_behind_a_removal_has_its_outcome() -> None:
     lab.settle()
     assert lab.engine.counters.removed == {"ack": 1}
     assert lab.engine.budget.used_bytes == 0
+
+
+def test_unstored_items_are_left_to_the_caller() -> None:
+    """`apply` does not decide which shard takes them."""
+    lab = Laboratory(1)
+    answers = lab.put(lab.item(), lab.item())
+    ((shard, batch),) = lab.send()
+    batch_apply.apply(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"), lab.now_ms)
+    ((chunk,), taken) = shard.returned, shard.chunks
+    assert (len(chunk.items), chunk.in_flight, list(taken), answers) == (2, False, [], [])
 
 
 # ------------------------------------------------------------------------------------------ unknown

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.engine import item_ops
+from foqs.engine import delivery, item_ops
+from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
+from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory
 
@@ -13,6 +15,23 @@ from tests.engine.laboratory import KEY, Laboratory
 def once(lab: Laboratory) -> int:
     (item_id,) = lab.stored(lab.item(delivery=AT_MOST_ONCE))
     return item_id
+
+
+def test_a_call_that_finds_nothing_is_not_answered() -> None:
+    """Its consumer waits, or another host serves it."""
+    lab = Laboratory(1)
+    ids = lab.stored(key=("ns", "other"))
+    replies: list[list[int]] = []
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        replies.append([item.id for item in items])
+        return True
+
+    call = DequeueCall([(KEY, 1), (("ns", "other"), 1)], 60_000, 1 << 20, 0, reply)
+    assert not delivery.serve(lab.engine, call, call.wants[:1], lab.now_ms)
+    assert (call.done, replies) == (False, [])
+    assert delivery.serve(lab.engine, call, call.wants[1:], lab.now_ms)
+    assert (call.done, replies) == (True, [ids])
 
 
 def test_an_item_is_delivered_before_its_lease_is_written() -> None:

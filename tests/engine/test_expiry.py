@@ -6,11 +6,12 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import item_ops
+from foqs.engine.expiry import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.ids import make_id
 from foqs.item_states import Phase
 from foqs.leases.checkpoint import RETRY_MS
-from foqs.rows import AT_MOST_ONCE, Batch, LaneRow
+from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, Scan
 from tests.engine.laboratory import KEY, Laboratory
 
 
@@ -172,6 +173,18 @@ def test_a_failed_scan_is_made_again(what: str) -> None:
     lab.arrive(shard, batch)
     lab.settle()
     assert (lab.engine.ready(KEY), len(lab.dbs[1].items)) == ((1, 1) if what == "delays" else (0, 0))
+
+
+def test_a_scan_without_rows_moves_its_checkpoint() -> None:
+    lab = Laboratory(1)
+    shard = lab.engine.shards[1]
+    for checkpoint, apply in ((shard.timers, apply_due), (shard.ttls, apply_expiring)):
+        bound_ms = checkpoint.begin(lab.now_ms + 700).to_ms
+        apply(shard, None, lab.now_ms)  # the read failed
+        assert checkpoint.from_ms < bound_ms
+        checkpoint.begin(lab.now_ms + 700)
+        apply(shard, Scan([], True, 0, lab.now_ms), lab.now_ms)  # type: ignore[arg-type]
+        assert checkpoint.from_ms == bound_ms == lab.now_ms + 700
 
 
 def test_a_scan_beyond_its_limit_goes_on_behind_its_last_row() -> None:

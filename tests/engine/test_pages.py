@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.engine import pages
 from foqs.engine.pending import DequeueCall
+from foqs.engine.shard_memory import FIRST_PAGE_ROWS
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from foqs.store.protocol import StoreBusy
@@ -60,7 +62,7 @@ def test_pages_of_a_topic_grow() -> None:
             lab.arrive(shard, batch)
         assert answers
     assert limits == sorted(limits)
-    assert limits[0] < limits[-1] <= lab.engine.config.host.page_rows
+    assert limits[0] == FIRST_PAGE_ROWS < limits[-1] <= lab.engine.config.host.page_rows
 
 
 def test_an_item_enqueued_during_a_read_is_not_lost() -> None:
@@ -74,6 +76,16 @@ def test_an_item_enqueued_during_a_read_is_not_lost() -> None:
     lab.settle()
     assert answers == [ids]
     assert lab.taken() == new
+
+
+def test_a_page_is_asked_for_once() -> None:
+    lab, _ = backlog(3)
+    lab.dequeue(wait_ms=5_000)
+    shard, batch, again = lab.engine.shards[1], ShardBatch(), ShardBatch()
+    pages.add(shard, batch, lab.now_ms)
+    lab.dequeue(wait_ms=5_000)
+    pages.add(shard, again, lab.now_ms)
+    assert (topics_read(batch), topics_read(again)) == ([KEY], [])
 
 
 # ------------------------------------------------------------------------------------------ stale rows

@@ -56,7 +56,7 @@ class TokenLease:
 
     def can_serve(self, items: int, now_ms: int) -> bool:
         """Whether a new charge is served or refused at once, without a question to the coordinator."""
-        return not self.waiting and (self.allowance.balance >= items or self.allowance.dry(now_ms))
+        return not self.waiting and (self.allowance.covers(items, now_ms) or self.allowance.dry(now_ms))
 
     def serve(self, charge: Charge, now_ms: int) -> None:
         """Spend tokens on the charge; refuse the items that they do not cover."""

@@ -86,6 +86,11 @@ class Allowance:
     def waits_for(self, ask: Ask) -> bool:
         return self.asked is not None and self.asked[0] is ask
 
+    def covers(self, count: int, now_ms: int) -> bool:
+        """Whether so many tokens are held and good."""
+        self._end_term(now_ms)
+        return self.balance >= count
+
     def dry(self, now_ms: int) -> bool:
         """Whether the coordinator said only just that there is no more."""
         return now_ms < self._dry_until_ms

@@ -151,6 +151,13 @@ def test_tokens_end_by_the_time_of_the_question(rig: Rig) -> None:
     assert [one[:2] for one in rig.served[1:]] == [("in time", 1), ("late", 0)]
 
 
+def test_tokens_that_ran_out_serve_no_charge_at_once(rig: Rig) -> None:
+    """The charge waits for the coordinator, which may grant new tokens."""
+    rig.hold(5)
+    assert rig.lease.can_serve(5, TTL_MS - 1)
+    assert not rig.lease.can_serve(1, TTL_MS)
+
+
 def test_tokens_that_the_coordinator_does_not_know_are_void(rig: Rig) -> None:
     rig.hold(5)
     rig.waits("a", 7)

@@ -182,13 +182,17 @@ class OneHost(Laboratory):
         """Let time pass on both clocks, and call the timers that are due."""
         self.now_ms += by_ms
         self.monotonic_ms += by_ms
+        self.ring()
+        self.run()
+        self.engine.tick(self.now_ms)
+        self.run()
+
+    def ring(self) -> None:
+        """Call the timers that are due."""
         due = [do for at_ms, do in self._timers if at_ms <= self.monotonic_ms]
         self._timers = [(at_ms, do) for at_ms, do in self._timers if at_ms > self.monotonic_ms]
         for do in due:
             do()
-        self.run()
-        self.engine.tick(self.now_ms)
-        self.run()
 
     def learn(self, routing: Routing) -> None:
         """Another routing, as the host's membership passes it on."""

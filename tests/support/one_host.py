@@ -5,7 +5,7 @@ A lone host has no routing. A host with a routing is "a" of a cluster, at "a:1";
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,12 +34,14 @@ FORWARDED = idl.RequestContext(hops=1, peer_version=1)
 """The context of a request that another host forwarded."""
 
 
-def routing_of(owners: Mapping[int, str], *hosts: str, slots: Slots | None = None) -> Routing:
-    """The routing in which each host listens at "<name>:1"; `hosts` live without a shard. The slots of keys are on the
-    first shard by default."""
+def routing_of(
+    owners: Mapping[int, str], *hosts: str, slots: Slots | None = None, unowned: Sequence[int] = ()
+) -> Routing:
+    """The routing in which each host listens at "<name>:1"; `hosts` live without a shard, and `unowned` are shards
+    without an owner. The slots of keys are on the first shard by default."""
     routes = {number: Route(f"{host}:1", 1, host) for number, host in owners.items()}
     living = {host: f"{host}:1" for host in ("a", *owners.values(), *hosts)}
-    return make_routing(routes, living, (), slots or Slots(0, (min(owners, default=0),) * SLOTS, {}, 1))
+    return make_routing(routes, living, unowned, slots or Slots(0, (min(owners, default=0),) * SLOTS, {}, 1))
 
 
 class Call(SimulatedCall):

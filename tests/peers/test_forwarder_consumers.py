@@ -1,0 +1,166 @@
+"""Consumers that the forwarder sends to hosts with ready items: in which order, how many, and after which answers."""
+
+from typing import Any
+
+import pytest
+
+from foqs.errors import LostReply, NotSent, OutcomeUnknown
+from foqs.idl import idl
+from foqs.peers.ready_subscriber import NO_ANSWER_MS
+from tests.support.one_host import Call, OneHost, put, routing_of
+
+pytestmark = pytest.mark.memory
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+def host() -> OneHost:
+    """Host "a" has shard 1, host "b" shard 2."""
+    return OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+
+
+def publish(host: OneHost, *topics: str, version: int = 1) -> None:
+    """Host "b" publishes topics, as the answer to the question that is open."""
+    host.reply("WatchTopics", idl.WatchTopicsResponse(version, False, [idl.TopicNews("n", one, 5) for one in topics]))
+
+
+def consumer(host: OneHost, *topics: str, wait_ms: int = WAIT_MS) -> Call:
+    wants = [idl.TopicCount(topic, 1) for topic in topics or ("t",)]
+    return host.call("Dequeue", ns="n", wants=wants, wait_ms=wait_ms)
+
+
+def items(*ids: int) -> Any:
+    return idl.DequeueResponse([idl.Item(id=one, lease=one + 1, payload=b"") for one in ids])
+
+
+def nothing(version: int | None = 1) -> Any:
+    return idl.DequeueResponse([], news_version=version)
+
+
+def test_a_consumer_is_sent_to_the_host_that_has_its_topic(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    request = host.reply("Dequeue", items(7))
+    assert (request.wait_ms, request.context.hops) == (None, 1)
+    assert [item.id for item in call.answer.items] == [7]
+
+
+def test_a_waiting_consumer_is_sent_when_its_topic_is_published(host: OneHost) -> None:
+    call = consumer(host)
+    assert not host.to("Dequeue")
+    publish(host, "other")
+    assert not host.to("Dequeue")
+    publish(host, "t", version=2)
+    host.reply("Dequeue", items(7))
+    assert [item.id for item in call.answer.items] == [7]
+
+
+def test_no_more_consumers_are_sent_than_items_are_ready(host: OneHost) -> None:
+    for _ in range(4):
+        consumer(host)
+    host.reply("WatchTopics", idl.WatchTopicsResponse(1, False, [idl.TopicNews("n", "t", 2)]))
+    assert len(host.to("Dequeue")) == 2
+
+
+def test_each_consumer_that_gets_an_item_sends_the_next(host: OneHost) -> None:
+    first, second = consumer(host), consumer(host)
+    host.reply("WatchTopics", idl.WatchTopicsResponse(1, False, [idl.TopicNews("n", "t", 1)]))
+    assert len(host.to("Dequeue")) == 1
+    host.reply("Dequeue", items(7))
+    host.reply("Dequeue", items(8))
+    assert [call.answer.items[0].id for call in (first, second)] == [7, 8], "first come, first served"
+
+
+def test_a_host_without_items_gets_no_consumer_until_news(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    host.reply("Dequeue", nothing(version=1))
+    assert not host.to("Dequeue")
+    consumer(host)
+    assert not host.to("Dequeue")
+    publish(host, "t", version=2)
+    host.reply("Dequeue", items(7))
+    assert [item.id for item in call.answer.items] == [7]
+
+
+def test_an_empty_answer_older_than_the_news_drops_nothing(host: OneHost) -> None:
+    publish(host, "t", version=2)
+    consumer(host)
+    host.reply("Dequeue", nothing(version=1))
+    assert host.to("Dequeue"), "sent again"
+
+
+def test_a_host_that_does_not_answer_is_skipped_for_a_while(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    host.reply("Dequeue", NotSent("refused"))
+    assert not host.to("Dequeue")
+    host.wait(NO_ANSWER_MS)
+    host.reply("Dequeue", items(7))
+    assert [item.id for item in call.answer.items] == [7]
+
+
+def test_a_lost_answer_may_have_held_items(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    host.reply("Dequeue", LostReply("lost"))
+    assert type(call.answer) is OutcomeUnknown
+
+
+def test_doubtful_items_are_passed_on(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    host.reply("Dequeue", idl.DequeueResponse([], doubtful=[7]))
+    assert (call.answer.items, call.answer.doubtful) == ([], [7])
+
+
+def test_leases_of_a_consumer_that_is_gone_are_released(host: OneHost) -> None:
+    """The next consumer of the topic is sent in its place."""
+    first, _ = consumer(host), consumer(host)
+    host.reply("WatchTopics", idl.WatchTopicsResponse(1, False, [idl.TopicNews("n", "t", 1)]))
+    assert len(host.to("Dequeue")) == 1
+    first.lost()
+    host.reply("Dequeue", items(7, 8))
+    (sent,) = host.to("Nack")
+    assert [(one.id, one.lease, one.release) for one in sent.request.items] == [(7, 8, True), (8, 9, True)]
+    assert not first.answers
+    assert len(host.to("Dequeue")) == 1
+
+
+def test_a_consumer_waits_here_after_an_empty_answer(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host, wait_ms=500)
+    host.wait(100)
+    host.reply("Dequeue", nothing())
+    host.wait(399)
+    assert not call.answers
+    host.wait(1)
+    assert call.answer.items == []
+
+
+def test_a_consumer_that_does_not_wait_gets_the_empty_answer(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host, wait_ms=0)
+    host.reply("Dequeue", nothing())
+    assert call.answer.items == []
+
+
+def test_a_consumer_of_several_topics_goes_where_any_is(host: OneHost) -> None:
+    publish(host, "u")
+    consumer(host, "t", "u")
+    assert [sent.address for sent in host.to("Dequeue")] == ["b:1"]
+
+
+def test_a_host_that_left_the_cluster_gets_no_consumer(host: OneHost) -> None:
+    publish(host, "t")
+    host.learn(routing_of({1: "a", 2: "c"}))
+    consumer(host)
+    assert not host.to("Dequeue")
+
+
+def test_an_item_here_is_taken_before_any_elsewhere(host: OneHost) -> None:
+    publish(host, "t")
+    put(host, b"x")
+    assert [item.payload for item in consumer(host).answer.items] == [b"x"]
+    assert not host.to("Dequeue")

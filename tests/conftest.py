@@ -158,7 +158,7 @@ def new_server() -> Iterator[NewServer]:
 
     yield start
     for server in servers:
-        server.stop()
+        server.close()
 
 
 @pytest.fixture(params=SHARD_KINDS)

@@ -100,7 +100,6 @@ def local_cluster(shards: Sequence[Shard], folder: Path, settings: Settings | No
     """With a ZooKeeper of its own; all is ended at the end."""
     with ExitStack() as stack:
         zookeeper = stack.enter_context(ZookeeperServer())
-        zookeeper.start()
         cluster = LocalCluster(zookeeper, shards, folder, settings)
         stack.callback(cluster.stop)
         yield cluster

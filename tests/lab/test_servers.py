@@ -118,8 +118,8 @@ def test_stop_leaves_no_process_and_no_file(kind: Kind, paused: bool, new_server
     assert directory.exists()
     if paused:
         server.pause()
-    server.stop()
-    server.stop()
+    server.close()
+    server.close()
     assert not exists(pid)
     assert not directory.exists()
 

@@ -67,7 +67,7 @@ def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) 
             servers.append(start_database_server(kind, settings))
             stack.enter_context(servers[-1])
         ways: dict[SqlEndpoint, Relay] = {server: relay(server.port) for server in servers}
-        zookeeper = stack.enter_context(ZookeeperServer()).start()
+        zookeeper = stack.enter_context(ZookeeperServer())
         direct = make_shards(servers, -(-shards // databases), "chaos")[:shards]
         detours = [replace(shard, server=SqlEndpoint(kind, ways[shard.server].port)) for shard in direct]
         cluster = LocalCluster(zookeeper, detours, folder, SETTINGS)

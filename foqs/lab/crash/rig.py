@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from foqs.lab.servers import SqlEndpoint
+from foqs.lab.servers.private import Restartable
 from foqs.lab.servers.process import ServerProcess, free_port, wait_until
 from foqs.store.schema import create_schema
 
@@ -73,7 +74,7 @@ def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list
     return shards
 
 
-class HostProcess:
+class HostProcess(Restartable):
     """`foqs serve` as a process: killed, paused, started again on the same port, its log in a file.
 
     `settings` are keys of foqs.toml by section, such as `{"host": {"confirm_ms": 500}}`. With `workers` it is so many
@@ -101,7 +102,6 @@ class HostProcess:
         self._config.write_text(toml({**(settings or {}), "server": server, "admin": admin}, shards))
         self.log = folder / f"{name}.log"
         self.log.touch()
-        self._process: ServerProcess | None = None
 
     def launch(self, *, take_over: bool = False) -> None:
         """Starts it and does not wait."""
@@ -120,7 +120,7 @@ class HostProcess:
 
     def wait_for(self, text: str, *, timeout_ms: int = _START_MS, times: int = 1) -> None:
         """Until the log of this start holds `text` so often. Raises TimeoutError, or RuntimeError when it ended."""
-        process = self._running()
+        process = self._started()
         found = wait_until(lambda: not process.alive or self.said(text) >= times, timeout_ms=timeout_ms)
         if self.said(text) >= times:
             return
@@ -136,30 +136,13 @@ class HostProcess:
             log.seek(self._begun)
             return log.read().count(text.encode())
 
-    def kill(self) -> None:
-        self._running().kill()
-
-    def pause(self) -> None:
-        self._running().pause()
-
-    def resume(self) -> None:
-        self._running().resume()
-
     def signal(self, number: signal.Signals) -> None:
         """Does not wait, and does nothing to one that is gone."""
-        self._running().signal(number)
+        self._started().signal(number)
 
     def stop(self) -> int | None:
         """SIGTERM, then waits; its exit code. Does nothing to one that is gone; None: it was not started."""
         return self._process.stop(grace_ms=_STOP_MS * len(self.ids)) if self._process is not None else None
-
-    @property
-    def pid(self) -> int:
-        return self._running().pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.alive
 
     def faults(self) -> list[str]:
         """Lines of the whole log that no host should write, whatever its database does."""
@@ -172,9 +155,6 @@ class HostProcess:
             raise ValueError(f"{self.name} did not log {counter}")
         return int(found[-1])
 
-    def log_tail(self, lines: int = 40) -> str:
-        return self._running().log_tail(lines)
-
     def __enter__(self) -> Self:
         if self._process is None:
             self.start()
@@ -186,11 +166,6 @@ class HostProcess:
         if error is not None and self._process is not None:
             error.add_note(f"the log of {self.name} ends with:\n{self._process.log_tail(40)}")
         self.stop()
-
-    def _running(self) -> ServerProcess:
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was not started")
-        return self._process
 
 
 def toml(settings: Mapping[str, Mapping[str, object]], shards: Sequence[Shard] = ()) -> str:

@@ -55,7 +55,7 @@ class ContainerServer(SqlEndpoint):
             self._wait()
             self.version = str(self.query("SELECT VERSION()")[0][0])
         except BaseException:
-            self.stop()
+            self.close()
             raise
         return self
 
@@ -76,7 +76,7 @@ class ContainerServer(SqlEndpoint):
         """Undoes `pause`."""
         self._wrapped().unpause()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Removes the container and its data. May be called twice."""
         if self._container is not None:
             self._container.stop(force=True)
@@ -102,7 +102,7 @@ class ContainerServer(SqlEndpoint):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.close()
 
     def _wait(self) -> None:
         if not wait_until(self.answers, timeout_ms=_START_TIMEOUT_MS):

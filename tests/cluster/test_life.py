@@ -19,11 +19,10 @@ from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.checker import check
-from foqs.lab.crash.clients import NAMESPACE, Crew, Load, drain, put
+from foqs.lab.crash.clients import NAMESPACE, Crew, Load, drain, put, work
 from foqs.lab.crash.history import Answer, Crash, Dequeue, Event, Log, read
 from foqs.lab.crash.payload import pack
 from foqs.lab.crash.rig import Shard
-from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
 from tests.admin.scraping import missing

@@ -16,10 +16,9 @@ from foqs.client.items import ItemSpec, Lease
 from foqs.ids import shard_of
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.crash.checker import check
-from foqs.lab.crash.clients import NAMESPACE, Crew, Load, drain
+from foqs.lab.crash.clients import NAMESPACE, Crew, Load, drain, work
 from foqs.lab.crash.history import Crash, Log, read
 from foqs.lab.crash.rig import HostProcess
-from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from foqs.lab.crash.rig import make_shards
-from foqs.lab.crash.run import crash_test
 from foqs.lab.servers import Kind, ServerSettings
+from tests.crash.kills import crash_test
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer

@@ -12,10 +12,9 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs.lab.crash.checker import check, tally
-from foqs.lab.crash.clients import Crew, Load, drain
+from foqs.lab.crash.clients import Crew, Load, drain, work
 from foqs.lab.crash.history import read
 from foqs.lab.crash.rig import HostProcess, Shard, make_shards
-from foqs.lab.crash.run import work
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind, SqlEndpoint
 from tests.admin.scraping import Scrape

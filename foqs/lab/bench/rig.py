@@ -16,7 +16,6 @@ from typing import Literal
 
 from foqs.lab.servers import ServerSettings, start_database_server
 
-_START_S = 60.0
 _STOP_S = 30.0
 
 
@@ -60,27 +59,13 @@ class Rig:
         self.stop_host()
         self.start_host()
 
-    def rss_bytes(self) -> int:
-        """Resident memory of the host now."""
-        assert self.process is not None
-        return self._status("VmRSS")
-
     def peak_rss_bytes(self) -> int:
         """The most resident memory the host has had."""
-        return self._status("VmHWM")
-
-    def _status(self, key: str) -> int:
         assert self.process is not None
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith(key):
+            if line.startswith("VmHWM"):
                 return int(line.split()[1]) * 1024
-        raise RuntimeError(f"the kernel does not report {key}")
-
-    def cpu_s(self) -> float:
-        """Processor seconds the host has used."""
-        assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        raise RuntimeError("the kernel does not report VmHWM")
 
 
 @contextmanager

@@ -100,8 +100,8 @@ class _Drain:
         return step
 
 
-def names(plan: Plan, round_: str) -> list[str]:
-    return [f"{round_}-{n:06}" for n in range(plan.topics)]
+def names(plan: Plan, prefix: str) -> list[str]:
+    return [f"{prefix}-{n:06}" for n in range(plan.topics)]
 
 
 def fill(rig: Rig, plan: Plan, topics: Sequence[str]) -> float:

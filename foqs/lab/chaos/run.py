@@ -15,9 +15,8 @@ from foqs.lab.chaos.arena import Arena, arena
 from foqs.lab.chaos.faults import FAULTS, OWNER_IS_LOST
 from foqs.lab.chaos.operator import Operator
 from foqs.lab.crash.checker import Lie, Tally, check, tally
-from foqs.lab.crash.clients import Crew, Load, drain
+from foqs.lab.crash.clients import Crew, Load, drain, work
 from foqs.lab.crash.history import Crash, Log, read
-from foqs.lab.crash.run import work
 from foqs.lab.servers import Kind
 
 LOAD = Load(producers=6, consumers=6, backlog=2_000)

@@ -1,7 +1,5 @@
-"""Crash tests of whole hosts on real database servers.
+"""Load on hosts whose processes and databases fail, and the check of every reply.
 
-`clients` load a host and log every reply; `faults` kill hosts and servers at seeded random moments;
-`checker` reads the logs and says which promise was broken, if any; `run` is one crash test from start to end:
-
-    python -m foqs.lab.crash.run mariadb --seed 1
+`rig` runs hosts on real database servers, `clients` load them and log every reply, and `checker` reads the logs and
+reports each broken promise.
 """

@@ -20,6 +20,7 @@ from foqs.errors import FoqsError
 from foqs.ids import shard_of
 from foqs.lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Dequeue, Enqueue, Event, Log, Nack
 from foqs.lab.crash.payload import key_of, pack
+from foqs.lab.crash.rig import Shard
 from foqs.lab.crash.wire import Wire, answer_of
 
 NAMESPACE = "crash"
@@ -28,6 +29,8 @@ _ASKED = (("a", "b"), ("a", "b"), ("b", "a"), ("once",), ("once", "a"))
 """What consumers ask for. At-most-once items are in a topic of their own: their leases are committed first, and a
 consumer acks nothing while it waits for that commit."""
 LEASE_MS = 1_500
+RECOVERY_S = 60.0
+"""Time after a fault within which the clients must store and ack items of every shard again."""
 _DRAIN_TIMEOUT_MS = 30_000
 _WAIT_MS = 300
 _PAUSE_S = 0.02
@@ -279,6 +282,13 @@ class Crew:
         for client in self._clients:
             if client.error is not None:
                 raise client.error
+
+
+def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
+    """Wait until `items` more were stored and `items` more ended on each shard. Raises TimeoutError."""
+    if not crew.progress.wait_more(items, [shard.number for shard in shards], RECOVERY_S):
+        crew.raise_errors()
+        raise TimeoutError(f"fewer than {items} items were stored and acked on each shard: {crew.progress}")
 
 
 def drain(port: int, folder: Path, is_empty: Callable[[], bool], timeout_s: float) -> bool:

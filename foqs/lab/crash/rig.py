@@ -51,18 +51,6 @@ class Shard:
         rows = self.server.query(" UNION ALL ".join(selects), database=self.database)
         return [f"shard {self.number} still has {item} in {table}, at {at_ms}" for table, item, at_ms in rows]
 
-    def owner(self) -> tuple[int, int, int]:
-        """(epoch, seq, connection id) of the `shard` row: seq grows with every transaction of the owner."""
-        columns = "SELECT epoch, seq, connection_id FROM shard WHERE one = 1"
-        epoch, seq, connection = self.server.query(columns, database=self.database)[0]
-        return int(epoch), int(seq), int(connection)
-
-    def checksum(self) -> tuple[object, ...]:
-        """Changes when any row does."""
-        tables = ("item", "ready", "timer", "expiry", "lane", "shard")
-        statement = f"CHECKSUM TABLE {', '.join(tables)}"
-        return tuple(row[1] for row in self.server.query(statement, database=self.database))
-
 
 def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list[Shard]:
     """`on_each` empty shards on each of `servers`, in databases called `name`_1, `name`_2, ..."""

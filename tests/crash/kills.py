@@ -1,30 +1,20 @@
-"""One crash test: load, kills at seeded random moments, a drain, and a verdict.
-
-python -m foqs.lab.crash.run mariadb --seed 1 --kills 20
-"""
+"""One crash test: load, kills at seeded random moments, a drain, and a verdict."""
 
 from __future__ import annotations
 
 import random
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import Annotated
-
-import typer
 
 from foqs.lab.crash.checker import Lie, Tally, check, tally
-from foqs.lab.crash.clients import Crew, Load, drain
+from foqs.lab.crash.clients import Crew, Load, drain, work
 from foqs.lab.crash.history import Crash, Log, read
-from foqs.lab.crash.rig import HostProcess, Shard, make_shards
-from foqs.lab.servers import ContainerServer, DatabaseServer, Kind, start_database_server
+from foqs.lab.crash.rig import HostProcess, Shard
+from foqs.lab.servers import ContainerServer, DatabaseServer
 
-RECOVERY_S = 60.0
-"""Time after a kill within which the clients must store and ack items of every shard again."""
 DEFAULT_LOAD = Load()
 _DRAIN_S = 120.0
 _STALL_S = 0.1
@@ -124,35 +114,5 @@ def _kill(
         server.resume()
 
 
-def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
-    """Waits until so many more items were stored and so many more ended on each shard."""
-    if not crew.progress.wait_more(items, [shard.number for shard in shards], RECOVERY_S):
-        crew.raise_errors()
-        raise TimeoutError(f"fewer than {items} items were stored and acked on each shard: {crew.progress}")
-
-
 def _rows(shards: Sequence[Shard]) -> int:
     return sum(shard.rows() for shard in shards)
-
-
-def main(
-    kind: Annotated[str, typer.Argument(help="The database servers are of this kind: mariadb or mysql.")],
-    seed: int = 0,
-    kills: int = 20,
-    database_kills: int = 5,
-    keep: Annotated[Path | None, typer.Option(help="The command keeps the logs in this folder.")] = None,
-) -> None:
-    """Kills a host and its database server again and again, and says whether a promise was broken."""
-    wanted: Kind = "mysql" if kind == "mysql" else "mariadb"
-    seed = seed or random.SystemRandom().randrange(1, 1 << 31)
-    with tempfile.TemporaryDirectory(prefix="foqs-crash-") as scratch, start_database_server(wanted) as server:
-        folder = keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        shards = make_shards([server], 3, "shard")
-        report = crash_test(server, shards, folder, seed=seed, host_kills=kills, database_kills=database_kills)
-    print(f"{wanted}: {report}")
-    sys.exit(0 if report.good else 1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

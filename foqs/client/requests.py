@@ -11,7 +11,7 @@ from foqs.client.caller import Caller
 from foqs.client.connection import Address
 from foqs.client.router import Router
 from foqs.client.routes import Part
-from foqs.client.tasks import Batch, Look, Split, requests_of
+from foqs.client.tasks import ItemTask, Look, Split, requests_of
 from foqs.second_answer import Policy
 from foqs.wire.remote_method import RemoteMethod
 
@@ -76,9 +76,9 @@ class Requests:
         for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
             deadline = monotonic() + self.timeout_s(timeout_ms)
             split = splitting(chunk)
-            batch = Batch(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
-            self._caller.finish(batch)
-            outcomes += batch.closed()
+            task = ItemTask(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
+            self._caller.finish(task)
+            outcomes += task.closed()
         return outcomes
 
     def anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:

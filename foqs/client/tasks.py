@@ -62,7 +62,7 @@ class Look:
         return self._response
 
 
-class Batch:
+class ItemTask:
     """The items of one request, and the outcome of each.
 
     `outcomes[i]` is None, or the id for an enqueue, when item i was done, and an error otherwise. `pending`

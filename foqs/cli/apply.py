@@ -17,6 +17,7 @@ from foqs.cli.operators import TIMEOUT_S, ClusterOptions, audit, cluster_of, loo
 from foqs.cli.shards import MEMBERS, app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
+from foqs.shardmgr.change import Change
 from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.store.protocol import StoreError, explained
 
@@ -87,7 +88,7 @@ def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str
     """Add one shard. Return the reason if that failed."""
     from foqs.cli.cluster import Cluster
 
-    async def add() -> operate.Change:
+    async def add() -> Change:
         async with Cluster(section, connect_s) as cluster:
             return await cluster.carry_out(lambda facts: operate.ensure_shard(facts, fact), audit)
 

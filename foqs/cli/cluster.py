@@ -10,8 +10,8 @@ from typing import Self
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
+from foqs.shardmgr.change import Action, Assign, Change, MarkHost, Missing, PutShard, RemoveShard, made, shown
 from foqs.shardmgr.facts import Facts
-from foqs.shardmgr.operate import Action, Assign, Change, MarkHost, Missing, PutShard, RemoveShard, made, shown
 from foqs.shardmgr.session import Session
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnknown

@@ -28,8 +28,8 @@ from foqs.errors import Invalid
 if TYPE_CHECKING:
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
+    from foqs.shardmgr.change import Change
     from foqs.shardmgr.facts import Facts
-    from foqs.shardmgr.operate import Change
 
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="FOQS_CONFIG", help="The configuration is in this foqs.toml.")
@@ -139,7 +139,7 @@ async def _perform(
 
 
 def show_moves(change: Change) -> None:
-    from foqs.shardmgr.operate import name
+    from foqs.shardmgr.change import name
 
     for shard, source, target in change.moves:
         print(f"shard {shard}: {'nowhere' if source is None else name(source)} -> {name(target)}")

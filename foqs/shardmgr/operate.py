@@ -7,91 +7,16 @@ another operator changed the facts first, so every change is decided on current 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance
+from foqs.shardmgr.change import Assign, Change, MarkHost, Missing, PutShard, RemoveShard, count, name, nothing
 from foqs.shardmgr.controller import situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
-
-Missing = Callable[[Facts], list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class PutShard:
-    """Write a shard's record. `before`: the record that it replaces, None for a new shard."""
-
-    fact: ShardFact
-    before: ShardFact | None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveShard:
-    before: ShardFact
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    hosts: Mapping[int, str]
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class MarkHost:
-    host: str
-    drained: bool
-
-
-Action = PutShard | RemoveShard | Assign | MarkHost
-
-
-def _nothing(_facts: Facts) -> list[str]:
-    return []
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A command's change. The command prints `says` before it and `then` at its end. `action` is None if the facts need
-    no change. `missing` returns the unfinished parts, and raises Invalid if they can no longer finish. `what`, `before`
-    and `after` are for the audit and contain no URL. `moves`: shard, source (None: no host), target."""
-
-    what: str
-    says: str
-    then: str
-    action: Action | None
-    before: Mapping[str, object] = field(default_factory=dict)
-    after: Mapping[str, object] = field(default_factory=dict)
-    missing: Missing = _nothing
-    moves: tuple[tuple[int, str | None, str], ...] = ()
-
-
-def shown(action: Action, facts: Facts) -> bool:
-    """Return whether `facts` are newer than the facts that `action` was decided on, in the records that it changes."""
-    match action:
-        case PutShard(fact, before):
-            return facts.shards.get(fact.id) != before
-        case RemoveShard(before):
-            return facts.shards.get(before.id) != before
-        case Assign(_, version):
-            return facts.assignment.version != version
-        case MarkHost(host, drained):
-            return (host in facts.drained) == drained
-
-
-def made(action: Action, facts: Facts) -> bool:
-    """Return whether `facts` show exactly the result of `action`: for a change whose answer was lost."""
-    match action:
-        case PutShard(fact, _):
-            return facts.shards.get(fact.id) == fact
-        case RemoveShard(before):
-            return before.id not in facts.shards
-        case Assign(hosts, version):
-            return facts.assignment.version > version and facts.assignment.hosts == hosts
-        case MarkHost(host, drained):
-            return (host in facts.drained) == drained
-
+from foqs.shardmgr.unfinished import arrived, emptied, left_on, serving, stopped, unserved, without_slots
 
 # ------------------------------------------------------------------------------------------------------ shards
 
@@ -106,7 +31,7 @@ def add_shard(facts: Facts, fact: ShardFact) -> Change:
         raise Invalid(f"shard {fact.id} exists already")
     if (same := next((shard.id for shard in facts.shards.values() if shard.url == fact.url), None)) is not None:
         raise Invalid(f"shard {same} has that URL already")
-    then, missing = _serving(facts, fact.id, "added")
+    then, missing = serving(facts, fact.id, "added")
     return Change(
         "shard.add",
         f"adds shard {fact.id} with weight {fact.weight:g}",
@@ -139,14 +64,14 @@ def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
         ShardUse.DRAINING: f"drains shard {shard}: it takes no new items and is served until it is empty",
         ShardUse.DISABLED: f"disables shard {shard}: no host serves it, and its items wait in the database",
     }
-    missing: Missing = _nothing
+    missing: Missing = nothing
     then = f"shard {shard} is draining"
     if use is ShardUse.ENABLED:
-        then, missing = _serving(facts, shard, "enabled")
+        then, missing = serving(facts, shard, "enabled")
     elif use is ShardUse.DISABLED:
-        then, missing = f"shard {shard} is disabled, and no host serves it", _stopped(shard)
+        then, missing = f"shard {shard} is disabled, and no host serves it", stopped(shard)
     elif use is ShardUse.DRAINING:
-        missing = _without_slots(shard)
+        missing = without_slots(shard)
     return Change(
         f"shard.{_VERBS[use]}",
         says[use] if before.use is not use else f"shard {shard} is {use.value} already",
@@ -166,10 +91,10 @@ def remove_shard(facts: Facts, shard: int) -> Change:
     before = _shard(facts, shard)
     if before.use is not ShardUse.DISABLED:
         raise Invalid(f"shard {shard} is {before.use.value}: disable it first")
-    if left := _unserved(facts, shard):
+    if left := unserved(facts, shard):
         raise Invalid(left[0])
     slots = facts.slots.shards.count(shard)
-    keys = f"; its deduplication keys ({_count(slots, 'slot')}) are lost: drain it first to keep them"
+    keys = f"; its deduplication keys ({count(slots, 'slot')}) are lost: drain it first to keep them"
     return Change(
         "shard.remove",
         f"removes shard {shard} from the cluster; items stay in its database, and no host serves them"
@@ -203,7 +128,7 @@ def move_shard(facts: Facts, shard: int, host: str) -> Change:
         _assign(facts, {shard: host}) if assigned != host else None,
         {"shard": shard, "host": assigned},
         {"shard": shard, "host": host},
-        _arrived({shard: host}),
+        arrived({shard: host}),
     )
 
 
@@ -217,12 +142,12 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())
     return Change(
         "cluster.rebalance",
-        f"moves {_count(len(moves), 'shard')}" if moves else "the shards are balanced: no shard moves",
-        f"{_count(len(moves), 'shard')} moved" if moves else "nothing was moved",
+        f"moves {count(len(moves), 'shard')}" if moves else "the shards are balanced: no shard moves",
+        f"{count(len(moves), 'shard')} moved" if moves else "nothing was moved",
         _assign(facts, changed) if moves else None,
         {"shards": {shard: before.get(shard) for shard in changed}},
         {"shards": changed},
-        _arrived(changed),
+        arrived(changed),
         moves,
     )
 
@@ -233,7 +158,7 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
 def drain_host(facts: Facts, host: str) -> Change:
     """Drain a host. Done when it serves no shard and is assigned none."""
     _living(facts, host)
-    if _left(facts, host) and not takers(facts) - {host}:
+    if left_on(facts, host) and not takers(facts) - {host}:
         raise Invalid(f"no other living host may take the shards of {name(host)}")
     return Change(
         "host.drain",
@@ -244,7 +169,7 @@ def drain_host(facts: Facts, host: str) -> Change:
         MarkHost(host, drained=True) if host not in facts.drained else None,
         {"host": host, "drained": host in facts.drained},
         {"host": host, "drained": True},
-        _emptied(host),
+        emptied(host),
     )
 
 
@@ -264,99 +189,7 @@ def undrain_host(facts: Facts, host: str) -> Change:
     )
 
 
-# --------------------------------------------------------------------------------------------- unfinished parts
-
-
-def _serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
-    if not takers(facts):
-        return f"shard {shard} is {done}; no living host may serve it", _nothing
-
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is None or record.use is ShardUse.DISABLED:
-            raise Invalid(f"another operator has {'removed' if record is None else 'disabled'} shard {shard}")
-        return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
-
-    return f"shard {shard} is {done} and served", missing
-
-
-def _stopped(shard: int) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is not None and record.use is not ShardUse.DISABLED:
-            raise Invalid(f"another operator has made shard {shard} {record.use.value}")
-        return _unserved(facts, shard)
-
-    return missing
-
-
-def _without_slots(shard: int) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is None or record.use is not ShardUse.DRAINING:
-            now = "removed" if record is None else f"made {record.use.value}"
-            raise Invalid(f"another operator has {now} shard {shard}")
-        left = facts.slots.shards.count(shard)
-        others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
-        return [f"shard {shard} still has {_count(left, 'slot')} of deduplication keys"] if left and others else []
-
-    return missing
-
-
-def _unserved(facts: Facts, shard: int) -> list[str]:
-    """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
-    it."""
-    if (owner := facts.owners.get(shard)) is not None:
-        return [f"shard {shard} is still served by {name(owner.host)}"]
-    assigned = facts.assignment.hosts.get(shard)
-    if assigned is not None and assigned in facts.hosts:
-        return [f"shard {shard} is still assigned to {name(assigned)}"]
-    return []
-
-
-def _emptied(host: str) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        if host not in facts.drained:
-            raise Invalid(f"another operator has undrained host {name(host)}")
-        return _left(facts, host)
-
-    return missing
-
-
-def _left(facts: Facts, host: str) -> list[str]:
-    if served := sum(owner.host == host for owner in facts.owners.values()):
-        return [f"host {name(host)} still serves {_count(served, 'shard')}"]
-    assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
-    return [f"host {name(host)} is still assigned {_count(assigned, 'shard')}"] if assigned else []
-
-
-def _arrived(targets: Mapping[int, str]) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        left = []
-        for shard, host in targets.items():
-            assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
-            if assigned != host:
-                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
-                raise Invalid(f"shard {shard} was {now} during the move")
-            if owner is None:
-                left.append(f"no host serves shard {shard} yet")
-            elif owner.host != host:
-                left.append(f"shard {shard} is still served by {name(owner.host)}")
-        return left
-
-    return missing
-
-
-# ------------------------------------------------------------------------------------------------------- words
-
-
-def name(host: str) -> str:
-    """Return a host's id in a form that a terminal can show: an id can be any text."""
-    return host if host.isprintable() else repr(host)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+# ----------------------------------------------------------------------------------------------- checks
 
 
 def _assign(facts: Facts, changed: Mapping[int, str]) -> Assign:

@@ -9,8 +9,9 @@ from functools import partial
 
 from foqs.errors import FoqsError
 from foqs.lab.chaos.arena import Arena
+from foqs.shardmgr.change import Assign, Change, MarkHost
 from foqs.shardmgr.facts import Facts
-from foqs.shardmgr.operate import Assign, Change, MarkHost, drain_host, move_shard, undrain_host
+from foqs.shardmgr.operate import drain_host, move_shard, undrain_host
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 
 _PAUSE_S = (0.3, 2.0)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import structlog
 
 from foqs.cli import logs, signals
 from foqs.config.live import change
 from foqs.config.load import Config, NotValid
+from foqs.daemon_thread import on_daemon_thread
 from foqs.errors import Invalid
 
 log = structlog.get_logger("foqs.config.load")
@@ -39,30 +38,13 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
                 continue
             try:
                 # On a thread, because a disk may hang. A SIGHUP during the read causes another read.
-                running = take(running, await _read_aside(read), apply)
+                running = take(running, await on_daemon_thread(read, "foqs-reload"), apply)
             except NotValid as error:
                 log.error("config.not_reloaded", errors=error.errors)
             except Invalid as error:
                 log.error("config.not_reloaded", errors=[error.message])
 
     return asyncio.get_running_loop().create_task(follow())
-
-
-def _read_aside(read: Read) -> asyncio.Future[Config]:
-    """Read on a daemon thread: the loop waits for its own threads at its end, and a disk may hang for ever."""
-    made: Future[Config] = Future()
-    made.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            config = read()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            made.set_exception(error)
-        else:
-            made.set_result(config)
-
-    threading.Thread(target=work, name="foqs-reload", daemon=True).start()
-    return asyncio.wrap_future(made)
 
 
 def take(running: Config, read: Config, apply: Apply) -> Config:

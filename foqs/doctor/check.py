@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
+
+from foqs.daemon_thread import on_daemon_thread
 
 T = TypeVar("T")
 
@@ -47,30 +48,8 @@ def worst(checks: Iterable[Check]) -> Verdict:
 
 async def apart(work: Callable[[], T], timeout_s: float) -> T:
     """Run blocking `work` in a daemon thread. Raises what `work` raises, and TimeoutError."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def end(result: T | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result: T | None = None
-        failed: Exception | None = None
-        try:
-            result = work()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            failed = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(end, result, failed)
-
-    threading.Thread(target=run, name="doctor", daemon=True).start()
     async with asyncio.timeout(timeout_s):
-        return await future
+        return await on_daemon_thread(work, "doctor")
 
 
 def said(error: BaseException) -> str:

@@ -1,0 +1,28 @@
+"""Blocking work beside an event loop that may end first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def on_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run `work` on a daemon thread: the loop waits for its own threads at its end, and the work may hang for ever."""
+    made: Future[T] = Future()
+    made.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            made.set_exception(error)
+        else:
+            made.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return asyncio.wrap_future(made)

@@ -10,11 +10,11 @@ from typing import Self
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
-from foqs.shardmgr.change import Action, Assign, Change, MarkHost, Missing, PutShard, RemoveShard, made, shown
+from foqs.shardmgr.change import Action, Change, Missing, made, shown
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.session import Session
 from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnknown
+from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
 
 Audit = Callable[[Change, bool], None]
 """Called with a change and True if it was made, False if its outcome is unknown."""
@@ -169,7 +169,7 @@ class Cluster:
             if not outcome.done():
                 outcome.set_result(error)
 
-        self._ask(action, done)
+        carry_out(action, self._store, done)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await outcome
@@ -177,17 +177,6 @@ class Cluster:
             raise Unavailable(
                 "ZooKeeper does not answer: it is unknown if the change was made; check `foqs cluster status`"
             ) from None
-
-    def _ask(self, action: Action, done: Done) -> None:
-        match action:
-            case PutShard(fact, before):
-                self._store.put_shard(fact, new=before is None, done=done)
-            case RemoveShard(before):
-                self._store.remove_shard(before.id, done)
-            case Assign(hosts, version):
-                self._store.assign(hosts, version, done)
-            case MarkHost(host, drained):
-                self._store.drain_host(host, drained=drained, done=done)
 
 
 def _shortened(left: list[str]) -> str:

@@ -153,19 +153,15 @@ def _hosts(status: Status) -> Table:
             row.state,
             str(row.assigned),
             str(row.served),
-            _rate(row.load),
-            _number(row.items),
+            _shown(row.load, ".1f"),
+            _shown(row.items),
             name(row.version or "-"),
         )
     return table
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _shown(value: object, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
@@ -178,12 +174,12 @@ def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
             str(row.id),
             row.state,
             row.use or "-",
-            "-" if row.weight is None else f"{row.weight:g}",
+            _shown(row.weight, "g"),
             "-" if row.assigned is None else name(row.assigned),
             "-" if row.owner is None else name(row.owner),
-            "-" if row.epoch is None else str(row.epoch),
-            _rate(row.load),
-            _number(row.items),
+            _shown(row.epoch),
+            _shown(row.load, ".1f"),
+            _shown(row.items),
             _database(records, row.id) or "-",
         )
     return table

@@ -11,6 +11,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.lab.crash.rig import HostProcess, Shard, toml
 from foqs.lab.registry import Registry
 from foqs.lab.servers import ZookeeperServer
+from foqs.shardmgr.change import Assign, PutShard
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Facts, ShardFact
 from foqs.zk.protocol import ZkConflict
@@ -36,8 +37,7 @@ class LocalCluster:
         self.config.write_text(toml(self._settings))
         self.registry = Registry(self.section)
         for shard in self.shards:
-            fact = ShardFact(shard.number, shard.url)
-            self.registry.change(lambda store, done, fact=fact: store.put_shard(fact, new=True, done=done))  # type: ignore[misc]
+            self.registry.carry_out(PutShard(ShardFact(shard.number, shard.url), None))
 
     @property
     def section(self) -> ZookeeperSection:
@@ -73,7 +73,7 @@ class LocalCluster:
         while facts.assignment.hosts != hosts:
             version = facts.assignment.version
             with suppress(ZkConflict):  # the controller was faster
-                self.registry.change(lambda store, done, version=version: store.assign(hosts, version, done))  # type: ignore[misc]
+                self.registry.carry_out(Assign(hosts, version))
             self.registry.wait_for(lambda facts, version=version: facts.assignment.version > version)  # type: ignore[misc]
             # A controller that does not know a host yet moves the shards away that are assigned to it.
             facts = self.settled()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
 from foqs.config.schema import ZookeeperSection
 from foqs.lab.servers.process import wait_until
+from foqs.shardmgr.change import Action
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.session import Session
 from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import Done, FactStore, ZkError
+from foqs.zk.protocol import Done, FactStore, ZkError, carry_out
 
 _CONNECT_MS = 30_000
 
@@ -41,6 +43,10 @@ class Registry:
         error = answers.get()
         if error is not None:
             raise error
+
+    def carry_out(self, action: Action) -> None:
+        """Make a change, and return when it is done. Raises ZkError."""
+        self.change(partial(carry_out, action))
 
     def wait_for(self, reached: Callable[[Facts], object], *, timeout_ms: int = 30_000) -> Facts:
         """The facts as soon as they are so, and were read since the last connection to ZooKeeper was made: older ones

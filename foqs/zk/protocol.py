@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from foqs.marks import Mark
+from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
 
@@ -79,3 +80,16 @@ class FactStore(Protocol):
     def close(self, done: Callable[[], None]) -> None:
         """End the session: its ephemeral records are gone at once. `done` is called when that is certain, or after one
         second."""
+
+
+def carry_out(action: Action, store: FactStore, done: Done) -> None:
+    """Make the change of an operator's command."""
+    match action:
+        case PutShard(fact, before):
+            store.put_shard(fact, new=before is None, done=done)
+        case RemoveShard(before):
+            store.remove_shard(before.id, done)
+        case Assign(hosts, version):
+            store.assign(hosts, version, done)
+        case MarkHost(host, drained):
+            store.drain_host(host, drained=drained, done=done)

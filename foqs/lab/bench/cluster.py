@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +23,7 @@ from foqs.lab.cluster import LocalCluster, local_cluster
 from foqs.lab.crash.rig import make_shards
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind, ServerSettings, start_database_server
+from foqs.shardmgr.change import Assign
 
 SHARDS, HOSTS = 8, ("a", "b", "c")
 SESSION_MS = 5_000
@@ -188,7 +188,7 @@ def _hand_over(cluster: LocalCluster, number: int, figures: Figures) -> None:
         acker.start()
     time.sleep(_AROUND_S)
     began = time.monotonic()
-    registry.change(partial(_assign, {**before.hosts, number: target}, before.version))
+    registry.carry_out(Assign({**before.hosts, number: target}, before.version))
     registry.wait_for(lambda facts: number in facts.owners and facts.owners[number].host == target)
     ended = time.monotonic()
     time.sleep(_AROUND_S)
@@ -197,10 +197,6 @@ def _hand_over(cluster: LocalCluster, number: int, figures: Figures) -> None:
         acker.join()
     figures.moves_ms.append(1_000 * (ended - began))
     figures.acks_ms += [1_000 * (end - start) for start, end in acks if end > began and start < ended]
-
-
-def _assign(hosts: dict[int, str], version: int, store: Any, done: Any) -> None:
-    store.assign(hosts, version, done)
 
 
 def _stock(cluster: LocalCluster, number: int) -> list[Item]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import suppress
-from functools import partial
 
 from foqs.errors import FoqsError
 from foqs.lab.chaos.arena import Arena
 from foqs.shardmgr.change import Assign, Change, MarkHost
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import drain_host, move_shard, undrain_host
-from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
+from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 
 _PAUSE_S = (0.3, 2.0)
 
@@ -37,7 +36,7 @@ class Operator(threading.Thread):
         while drained := registry.wait_for(lambda _: True).drained:
             with suppress(ZkConflict, ZkUnavailable, ZkUnknown):  # the next look tells
                 for host in sorted(drained):
-                    registry.change(partial(_carry_out, MarkHost(host, drained=False)))
+                    registry.carry_out(MarkHost(host, drained=False))
                 registry.wait_for(lambda facts: not facts.drained)
 
     def run(self) -> None:
@@ -52,7 +51,7 @@ class Operator(threading.Thread):
         try:
             action = self._decide(registry.facts).action
             if isinstance(action, Assign | MarkHost):
-                registry.change(partial(_carry_out, action))
+                registry.carry_out(action)
                 self.changes += 1
         except (FoqsError, ZkError):
             return  # refused as things are, or ZooKeeper is away
@@ -65,10 +64,3 @@ class Operator(threading.Thread):
         if rng.random() < 0.25:
             return drain_host(facts, rng.choice(hosts))
         return move_shard(facts, rng.choice(sorted(facts.shards)), rng.choice(hosts))
-
-
-def _carry_out(action: Assign | MarkHost, store: FactStore, done: Done) -> None:
-    if isinstance(action, Assign):
-        store.assign(action.hosts, action.version, done)
-    else:
-        store.drain_host(action.host, drained=action.drained, done=done)

@@ -76,13 +76,11 @@ def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[lis
     sources: list[_Source] = []
     lacking: list[_Source] = []
     topic = state.topics.get(key)
-    if topic is None:
-        return sources, lacking
-    for lane in topic.lanes:
-        if not lane.ready:
-            continue
+    after = topic.first if topic is not None else None
+    while after is not None:
+        lane, after = after, after.next
         shard: Shard | None = lane.tenure.shard
-        if shard is None:
+        if shard is None or not lane.ready:
             continue
         if shard not in able:
             able[shard] = shard.may_lease(now_ms) if shard.healthy(now_ms) else None

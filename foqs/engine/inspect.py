@@ -55,8 +55,8 @@ def active_topics(
     after = (parts[0], parts[1]) if parts is not None else ("", "")
     found: dict[TopicKey, list[int]] = {}
     for key, topic in state.topics.items():
-        for lane in topic.lanes:
-            if lane.ready > 0 and key > after and (ns is None or key[0] == ns) and lane.tenure.shard is not None:
+        for lane in topic.lanes():
+            if lane.ready > 0 and key > after and (ns is None or key[0] == ns):
                 entry = found.setdefault(key, [0, lane.oldest_ready_at_ms()])
                 entry[0] += lane.ready
                 entry[1] = min(entry[1], lane.oldest_ready_at_ms())

@@ -7,7 +7,7 @@ from itertools import islice
 from foqs.budget import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
-from foqs.fairness.topics import LaneKey, TopicKey, Topics, lane_key
+from foqs.fairness.topics import LaneKey, TopicKey, Topics, lane_key, topic_key
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
@@ -51,14 +51,14 @@ class ShardMemory:
     def lane(self, key: LaneKey) -> Lane[Item]:
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.add_lane(key, None)
+            lane = self.add_lane(topic_key(key), None)
         return lane
 
-    def add_lane(self, key: LaneKey, number: int | None) -> Lane[Item]:
+    def add_lane(self, names: TopicKey, number: int | None) -> Lane[Item]:
         """Add a lane that is not in `lanes`."""
-        topic = self.topics.of(key)
+        topic = self.topics.of(names)
         key = lane_key(topic.key)
-        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(topic.key[0]))
+        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(names[0]))
         topic.attach(lane)
         return lane
 

@@ -13,7 +13,6 @@ from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.fairness.topics import lane_key
 from foqs.item import Change
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
@@ -49,12 +48,13 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
     for row in opened.lanes:
-        lane = shard.lane_numbers[row.lane] = shard.add_lane(lane_key((row.ns.decode(), row.topic.decode())), row.lane)
+        lane = shard.lane_numbers[row.lane] = shard.add_lane((row.ns.decode(), row.topic.decode()), row.lane)
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
+    times: dict[int, int] = {}  # one number a bucket, for all lanes
     for backlog in opened.backlog:
         lane = shard.lane_numbers[backlog.lane]
-        lane.add_ready(backlog.bucket << BACKLOG_SHIFT, backlog.items)
+        lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
         lane.total += backlog.items
     for lane in shard.lanes.values():
         shard.woken[lane.topic.key] = None

@@ -22,12 +22,13 @@ class Lane(Generic[T]):
     What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
-        "_bucket",
         "_buckets",
+        "_in_bucket_ms",
         "empty_since_ms",
         "key",
         "leased",
         "namespace",
+        "next",
         "number",
         "ready",
         "stored",
@@ -43,6 +44,7 @@ class Lane(Generic[T]):
         self.key = key
         self.topic = topic
         self.tenure = tenure
+        self.next: Lane[T] | None = None
         self.namespace = namespace
         self.number = number
         self.stored = number is not None
@@ -51,15 +53,17 @@ class Lane(Generic[T]):
         self.total = 0
         self.leased = 0
         self.empty_since_ms = 0
-        self._bucket = 0  # that of all ready items, while `_buckets` is None: most lanes have one, and need no dict
+        # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.
+        # It is an item's own number; the bucket's would be another 32 bytes.
+        self._in_bucket_ms = 0
         self._buckets: dict[int, int] | None = None
 
     def add_ready(self, deliver_after_ms: int, items: int = 1) -> None:
         bucket, buckets = deliver_after_ms >> BACKLOG_SHIFT, self._buckets
         if not self.ready:
-            self._bucket = bucket
-        elif buckets is None and bucket != self._bucket:
-            self._buckets = {self._bucket: self.ready, bucket: items}
+            self._in_bucket_ms = deliver_after_ms
+        elif buckets is None and bucket != self._in_bucket_ms >> BACKLOG_SHIFT:
+            self._buckets = {self._in_bucket_ms >> BACKLOG_SHIFT: self.ready, bucket: items}
         elif buckets is not None:
             buckets[bucket] = buckets.get(bucket, 0) + items
             if len(buckets) > _MAX_BUCKETS:
@@ -81,13 +85,15 @@ class Lane(Generic[T]):
         if not buckets[bucket]:
             del buckets[bucket]
             if len(buckets) == 1:
-                (self._bucket,), self._buckets = buckets, None
+                (last,), self._buckets = buckets, None
+                self._in_bucket_ms = last << BACKLOG_SHIFT
 
     def oldest_ready_at_ms(self) -> int:
         """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""
         if not self.ready:
             return 0
-        return (self._bucket if self._buckets is None else min(self._buckets)) << BACKLOG_SHIFT
+        oldest = self._in_bucket_ms >> BACKLOG_SHIFT if self._buckets is None else min(self._buckets)
+        return oldest << BACKLOG_SHIFT
 
     def __repr__(self) -> str:
         return f"Lane({'/'.join(self.topic.key)} #{self.number} ready={self.ready} total={self.total})"

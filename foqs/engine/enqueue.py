@@ -51,11 +51,16 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     """Give `chunk` to one of the healthy shards, or refuse it."""
     if chunk.request.done:
         return
-    healthy = [shard for shard in state.serving if shard.takes_new and shard.healthy(now_ms)]
+    healthy: list[Shard] = []
+    room: list[Shard] = []
+    for shard in state.serving:
+        if shard.takes_new and shard.healthy(now_ms):
+            healthy.append(shard)
+            if shard.takes(chunk):
+                room.append(shard)
     if not healthy:
         chunk.request.refused(chunk.indices, _nowhere(state, now_ms))
         return
-    room = [shard for shard in healthy if shard.takes(chunk)]
     if not room or not state.budget.fits(0, state.config.host.input_share + 0.3):
         chunk.request.refused(chunk.indices, _no_room(healthy, chunk))
         return

@@ -13,7 +13,7 @@ from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Window
-from foqs.rows import Body, NewItem
+from foqs.rows import AT_MOST_ONCE, Body, NewItem
 
 FIRST_PAGE_ROWS = 128
 # Members of enums, bound once for the hot path.
@@ -101,7 +101,11 @@ class ShardMemory:
             size = len(new.payload)
             if new.metadata is not None or new.headers is not None:
                 size += len(new.metadata or b"") + len(new.headers or b"")
-            item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, size, new, _READY, _WINDOW)
+            item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, size, None, _READY, _WINDOW)
+            # `Item.set_body`, which would compute the size again.
+            item.body = new
+            item.at_most_once = new.delivery == AT_MOST_ONCE
+            item.expires_at_ms = new.expires_at_ms
             item.held = size + KNOWN_BYTES
             held += item.held
             known[new.id] = item

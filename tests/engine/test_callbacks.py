@@ -43,6 +43,17 @@ def test_an_enqueue_wakes_and_sets_its_alarm() -> None:
     assert reports.take() == [("alarm", lab.now_ms + 700), "wake"]
 
 
+def test_an_alarm_after_the_next_tick_is_not_set() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    reports.take()
+    lab.engine.timer_ms = lab.now_ms + 700
+    lab.enqueue(timeout_ms=700)
+    assert reports.take() == ["wake"]
+    lab.enqueue(timeout_ms=699)
+    assert reports.take() == [("alarm", lab.now_ms + 699)]
+
+
 def test_ready_topics_are_reported_when_committed() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)

@@ -107,7 +107,9 @@ def _next_lanes(shard: Shard) -> list[Lane[Item]]:
 
 
 def _add_together(batch: ShardBatch, pages: list[PageRead], page_rows: int) -> None:
-    """Cuts `pages` of lanes with few rows into statements of about a page of rows each."""
+    """Cut `pages` of lanes with few rows into statements of about a page of rows each.
+
+    One row more than a page tells that the lanes have no further rows."""
     start = rows = 0
     for at, page in enumerate(pages):
         rows += page.lane.ready
@@ -117,7 +119,7 @@ def _add_together(batch: ShardBatch, pages: list[PageRead], page_rows: int) -> N
             if len(part) == 1:
                 batch.pages += part
             else:
-                batch.lanes_pages.append(LanesRead(part, page_rows, 0))
+                batch.lanes_pages.append(LanesRead(part, page_rows + 1, 0))
             start, rows = at + 1, 0
 
 

@@ -60,6 +60,38 @@ def test_small_first_pages_are_read_together() -> None:
     assert [len(found) for found in answers] == [len(TOPICS)]
 
 
+@pytest.mark.parametrize(
+    ("leased", "windows", "left"),
+    [
+        (0, [(4, False), (3, False), (2, False)], []),
+        (2, [(2, False), (3, False), (1, True)], []),
+        (3, [(1, False), (3, True), (0, True)], [2]),
+    ],
+)
+def test_lanes_read_together_may_have_leased_rows(
+    leased: int, windows: list[tuple[int, bool]], left: list[int]
+) -> None:
+    """An item that is leased in memory counts in the database, and not among the ready items of its lane."""
+    lab = Laboratory(1)
+    shard = lab.engine.shards[1]
+    topics = TOPICS[:3]
+    fill(lab, [topics[0]] * 4 + [topics[1]] * 3 + [topics[2]] * 2)
+    lanes = [shard.lanes[key] for key in topics]
+    call = DequeueCall([(topics[0], leased)], 60_000, 1 << 20, 0, lambda items, doubtful: True)
+    lab.engine.dequeue(call, lab.now_ms, 0)
+    for lane in lanes:
+        shard.drop_window(lane)
+        shard.open_window(lane)
+        shard.pages_wanted[lane] = None
+    lab.engine.touch(shard)
+    shard.config = shard.config.model_copy(update={"page_rows": sum(lane.ready for lane in lanes)})
+    ((_, batch),) = lab.send()
+    assert [len(read.pages) for read in batch.lanes_pages] == [3]
+    lab.arrive(shard, batch)
+    assert [(len(lane.window), lane.window.more) for lane in lanes if lane.window is not None] == windows
+    assert list(shard.pages_wanted) == [lanes[at] for at in left]
+
+
 def test_a_later_dequeue_keeps_the_page_that_was_asked_for() -> None:
     """Dequeues that come more often than pages would otherwise each discard the page of the one before."""
     lab = Laboratory(1)

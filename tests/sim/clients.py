@@ -201,7 +201,7 @@ class Clients:
             self.sim.soon(50, self._consume)
             return
         topics = self.sim.profile.topics
-        most = len(topics) if self.sim.profile.prompt else min(3, len(topics))
+        most = min(self.sim.profile.named, len(topics))
         keys = topics if self.draining else rng.sample(topics, rng.randint(1, most))
         wants = [(key, rng.choice([1, 5, 20])) for key in keys]
         wait_ms = rng.choice([0, 5, 300])

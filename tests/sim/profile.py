@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
@@ -34,14 +34,17 @@ class Profile:
     delayed: float
     poisoned: float
     prefilled: int  # items that are there before the first host opens its shards
+    named: int = 3  # topics that a consumer names at most
     prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
-    """`trouble`: crash, rival, clock, calm, topics, or "" for any of the first four. "skew" is rival with wrong clocks
-    of machines."""
+    """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
+    clocks of machines, "lanes" is one of crash, rival and clock with many topics."""
     if trouble == "topics":
         return _many_topics(rng)
+    if trouble == "lanes":
+        return _many_lanes(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
     skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
@@ -102,7 +105,25 @@ def _many_topics(rng: random.Random) -> Profile:
         poisoned=0,
         prefilled=200,
         skews_ms=(),
+        named=60,
         prompt=True,
+    )
+
+
+def _many_lanes(rng: random.Random) -> Profile:
+    """Few items in each of many topics, which consumers name together, while everything fails. Often there are more
+    topics than a shard may have."""
+    profile = random_profile(rng, rng.choice(["crash", "rival", "clock"]))
+    host = profile.config.host.model_copy(
+        update={"lanes": rng.choice([10, 30, 100]), "page_rows": rng.choice([3, 10, 100]), "window_rows": 200}
+    )
+    topics = [("ns", f"topic-{n:02}") for n in range(40)]
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": host}),
+        topics=topics,
+        named=len(topics),
+        prefilled=rng.choice([50, 150]),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
-from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
 from foqs.engine import batch_apply, consumers, dedup, delivery, expiry, item_ops, pages, slot_rows
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
@@ -23,7 +23,7 @@ from foqs.peers.slot_migration import SlotMigration
 from foqs.prefetch import merge
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
-from foqs.rows import Batch
+from foqs.rows import Batch, Body, ReadyRow
 from foqs.server import shard_thread
 from foqs.server.database_clock import DatabaseClock
 from foqs.store.protocol import ShardStore
@@ -37,7 +37,12 @@ RIVALS = ("no_fence", "an_unconfirmed_owner_hands_out", "a_new_owner_hands_out_a
 # Found only where the clocks of machines are wrong.
 SKEWED = ("the_machines_clock_is_trusted",)
 # Found only with many topics in little memory.
-TOPICS = ("a_stalled_topic_is_not_tried_again", "windows_keep_what_they_hold")
+TOPICS = (
+    "a_stalled_topic_is_not_tried_again",
+    "windows_keep_what_they_hold",
+    "a_cut_page_of_lanes_is_taken_for_whole",
+    "a_cut_lane_is_taken_for_whole",
+)
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
@@ -240,6 +245,28 @@ def a_window_that_was_cut_takes_the_page_asked_for_before(patch: Patch) -> None:
 
     original = Window.cut
     patch.setattr(Window, "cut", cut)
+
+
+@mutant
+def a_cut_page_of_lanes_is_taken_for_whole(patch: Patch) -> None:
+    """Lanes behind the last row seem to be empty."""
+
+    def whole(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
+        apply_lanes(shard, replace(lanes, limit=len(rows) + 1), rows, bodies)
+
+    apply_lanes = pages._apply_lanes
+    patch.setattr(pages, "_apply_lanes", whole)
+
+
+@mutant
+def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
+    """The last lane of a page seems to have no more rows than were read."""
+
+    def page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
+        apply_page(shard, read, rows, bodies, full=full and len(rows) >= read.limit)
+
+    apply_page = pages._apply_page
+    patch.setattr(pages, "_apply_page", page)
 
 
 @mutant

@@ -23,6 +23,11 @@ def test_many_topics_in_little_memory(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "topics"), batch)
 
 
+@pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 3])
+def test_many_lanes_while_everything_fails(seed: int) -> None:
+    simulate(seed, "lanes")
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert first.lines() == again.lines()

@@ -269,6 +269,15 @@ class RowContract:
             assert [(row.lane, row.priority, row.deliver_after_ms, row.id) for row in rows] == keys[:limit]
         assert store.page_of_lanes([7, 8], 10) == []
 
+    def test_a_page_of_a_thousand_lanes(self, store: ShardStore) -> None:
+        numbers = random.Random(4).sample(range(3, 5_000), 1_000)
+        store.commit(Batch(lanes_new=[LaneRow(n, b"n", b"%d" % n, b"") for n in numbers], next_number=1))
+        items = [new_item(at, lane=lane) for at, lane in enumerate(numbers, start=1)]
+        insert(store, *items)
+        rows = store.page_of_lanes(numbers, 1_001)
+        assert [row.id for row in rows] == [item.id for item in sorted(items, key=lambda item: item.lane)]
+        assert store.page_of_lanes(numbers, 999) == rows[:999]
+
     @pytest.fixture
     def timers(self, store: ShardStore) -> list[NewItem]:
         """Items due at 10, 20, 20, 30, ... 90 after NOW_MS; those of odd numbers also expire then."""

@@ -107,6 +107,32 @@ def test_rows_read(backlog: Backlog) -> None:
 
 
 @SERVERS
+def test_rows_read_of_a_thousand_lanes(shard: ServerShard) -> None:
+    """A row for each row returned, and one for each lane, whose range ends there. Rows of other lanes are not read,
+    and nothing is sorted: a limit of ten ends the read after ten rows."""
+    store = shard.store()
+    store.open("owner", take_over=False)
+    others, lanes = range(1, 2_001, 2), list(range(2, 2_002, 2))
+    store.commit(Batch(lanes_new=[LaneRow(n, b"n", b"%d" % n, b"") for n in (*others, *lanes)], next_number=1))
+    items = [new_item(number, payload=b"p", lane=lane) for number, lane in enumerate(lanes, start=1)]
+    store.commit(Batch(inserts=items, next_number=10_000))
+    long = [new_item(1_000 + number, payload=b"o", lane=1 + number % 2_000 // 2 * 2) for number in range(1, 5_001)]
+    store.commit(Batch(inserts=long, next_number=10_000))
+    some = lanes[:10]
+    for bound in {store._reads.packed_bytes, 0}:
+        store._reads.packed_bytes = bound
+        times = 2 if bound else 1  # packed rows are read once more, from the temporary table they are packed from
+        assert [row.lane for row in store.page_of_lanes(lanes, PAGE * 3)] == lanes
+        assert rows_read(store, lambda: store.page_of_lanes(lanes, PAGE * 3)) <= (times + 1) * len(lanes) + 25
+        assert [row.lane for row in store.page_of_lanes(lanes, 10)] == some
+        assert rows_read(store, lambda: store.page_of_lanes(lanes, 10)) <= (times + 1) * 10 + 25
+    assert store._link is not None
+    plan = store._link.fetch(f"EXPLAIN FORMAT=TRADITIONAL {queries.page_of_lanes(store._dialect, lanes, 1_001)}")
+    assert "filesort" not in str(plan), plan
+    store.close()
+
+
+@SERVERS
 def test_rows_read_by_writes(backlog: Backlog) -> None:
     store = backlog.store
     some = random.Random(7).sample(backlog.items[10:], 3 * PAGE)
@@ -213,6 +239,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
         queries.page(SQLITE, 1, None, 10),
         queries.page(SQLITE, 1, (1, 2, 3), 10),
         queries.page_of_lanes(SQLITE, [1, 2], 10),
+        queries.page_of_lanes(SQLITE, list(range(1_000)), 1_001),
         queries.bodies(SQLITE, [1, 2]),
         queries.look(SQLITE, [1, 2]),
         *queries.due(SQLITE, 1, 2, 3),

@@ -60,8 +60,9 @@ class ShardBatch:
     transaction: Batch | None = None
     chunks: list[Chunk] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    lanes_new: list[Lane[Item]] = field(default_factory=list)
-    lanes_gone: list[Lane[Item]] = field(default_factory=list)
+    lanes_new: dict[Lane[Item], None] = field(default_factory=dict)
+    lanes_filled: list[Lane[Item]] = field(default_factory=list)  # they had a row and no item
+    lanes_gone: dict[Lane[Item], None] = field(default_factory=dict)
     pages: list[PageRead] = field(default_factory=list)
     lanes_pages: list[LanesRead] = field(default_factory=list)
     bodies: list[int] = field(default_factory=list)

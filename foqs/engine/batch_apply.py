@@ -84,7 +84,7 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
     ]
     if result.committed:
         part.lanes_new, part.lanes_gone = batch.lanes_new, batch.lanes_gone
-        batch.lanes_new, batch.lanes_gone = [], []
+        batch.lanes_new, batch.lanes_gone = {}, {}
     _apply_transaction(shard, part, result, now_ms)
 
 
@@ -102,11 +102,11 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
             _stored(shard, chunk)
         if batch.changes:
             _changed(shard, batch.changes, now_ms)
-        left = batch.lanes_new
+        left = [*batch.lanes_new, *batch.lanes_filled]
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
         _apply_mixed(shard, batch, result, now_ms)
-        left = batch.lanes_new + ([] if result.committed else batch.lanes_gone)
+        left = [*batch.lanes_new, *batch.lanes_filled, *(() if result.committed else batch.lanes_gone)]
     transaction = batch.transaction
     if transaction is not None and (transaction.slots is not None or transaction.dedup_gone is not None):
         dedup.transaction_applied(shard, transaction, now_ms, committed=result.saved)

@@ -6,6 +6,7 @@ from collections import deque
 from itertools import islice, takewhile
 
 from foqs.buffers.changes import emit
+from foqs.buffers.inserts import Chunk
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import dedup, pages, slot_rows
 from foqs.engine.shard import Shard
@@ -100,7 +101,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
         _take_changes(shard, batch, transaction)
     if shard.unwritten:
         _take_leases(shard, batch, transaction, now_ms)
-    if shard.idle_lanes:
+    if shard.idle_lanes or batch.lanes_gone:
         _take_idle_lanes(shard, batch, transaction, now_ms)
     keys, beside = shard.keys, False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
@@ -127,6 +128,9 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         shard.chunk_rows -= len(chunk.items)
         if chunk.request.done:
             continue  # it timed out before it was sent
+        if len(shard.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard, chunk, batch):
+            shard.returned.append(chunk)
+            continue
         chunk.in_flight = True
         batch.chunks.append(chunk)
         room_rows -= len(chunk.items)
@@ -156,11 +160,36 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         lane.number = shard.next_lane
         shard.next_lane += 1
         shard.lane_numbers[lane.number] = lane
+    if not lane.total:  # keep it: this transaction inserts into it
+        shard.idle_lanes.pop(lane.key, None)
+        batch.lanes_gone.pop(lane, None)
+        if lane.stored:
+            batch.lanes_filled.append(lane)
     if not lane.stored and lane not in batch.lanes_new:
-        batch.lanes_new.append(lane)
+        batch.lanes_new[lane] = None
         ns, topic = lane.topic.key
         transaction.lanes_new.append(LaneRow(lane.number, ns.encode(), topic.encode(), b""))
     return lane
+
+
+def _make_room(shard: Shard, chunk: Chunk, batch: ShardBatch) -> bool:
+    """Remove the longest empty lanes in this transaction: one for each lane of `chunk` beyond the bound. Return whether
+    `chunk` may be stored: new lanes of one chunk may exceed the bound, if it was not reached before."""
+    new = len({key for key in chunk.keys if key not in shard.lanes})
+    over = len(shard.lanes) - len(batch.lanes_gone) + new - shard.config.lanes
+    while new and over > 0 and (lane := shard.longest_empty()) is not None:
+        _remove_lane(shard, lane, batch)
+        over -= 1
+    return over < new or not new
+
+
+def _remove_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch) -> None:
+    """Remove an empty lane. An insert into it in a later transaction gives it a new row."""
+    del shard.idle_lanes[lane.key]
+    if lane.stored:
+        batch.lanes_gone[lane] = None
+    else:  # the transaction with its row failed
+        shard.forget_lane(lane)
 
 
 def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
@@ -211,24 +240,12 @@ def is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
 def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Remove rows of lanes whose idle time is over, at most `_IDLE_LANES`, the longest empty first."""
     first = islice(shard.idle_lanes.values(), _IDLE_LANES)
-    lanes = list(takewhile(lambda lane: is_over(shard, lane, now_ms), first))
-    if not lanes:
-        return
-    inserted = {key for chunk in batch.chunks for key in chunk.keys}
-    for lane in lanes:
-        del shard.idle_lanes[lane.key]
+    for lane in list(takewhile(lambda lane: is_over(shard, lane, now_ms), first)):
         if lane.total:
-            continue
-        # An insert into this lane is in this transaction, and may fail; one in a later transaction gives it a new row.
-        if lane.key in inserted:
-            shard.idle_lane(lane, now_ms)
-            continue
-        if not lane.stored:  # the transaction with its row failed
-            shard.forget_lane(lane)
-            continue
-        assert lane.number is not None
-        batch.lanes_gone.append(lane)
-        transaction.lanes_gone.append(lane.number)
+            del shard.idle_lanes[lane.key]
+        else:
+            _remove_lane(shard, lane, batch)
+    transaction.lanes_gone = [lane.number for lane in batch.lanes_gone if lane.number is not None]
 
 
 # ------------------------------------------------------------------------------------------------- the reads

@@ -63,10 +63,10 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         if len(items) > room or not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
             return away
-        full = len(shard.lanes) >= shard.config.lanes
+        full = len(shard.lanes) >= shard.config.lanes and not shard.replaces_lanes()
         refused = [one for one in items if full and one.lane not in shard.lanes]
         if refused:
-            call.refused([one.at for one in refused], enqueue.too_many_topics("the shard of the dedup_key", shard))
+            call.refused([one.at for one in refused], enqueue.too_many_topics(shard))
         taken = [one for one in items if one.lane in shard.lanes] if full else items
         _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
         state.touch(shard)

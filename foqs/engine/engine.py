@@ -229,6 +229,8 @@ class Engine(State):
             batch = batch_build.build(shard, now_ms)
             if batch is not None:
                 self.submit(shard, batch)
+            if shard.returned:
+                shard_open.place_again(self, shard, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Do all work that is due. `next_ms` then returns when the next work is due."""

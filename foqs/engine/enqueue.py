@@ -79,6 +79,8 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
     """
     if chunk.dedup is None:
         place(state, chunk, now_ms)
+    elif shard.healthy(now_ms) and not shard.takes_lanes(chunk):
+        chunk.request.refused(chunk.indices, too_many_topics(shard))
     else:
         chunk.request.refused(chunk.indices, unusable(shard, now_ms))
 
@@ -97,10 +99,15 @@ def unusable(shard: Shard, now_ms: int) -> Unavailable:
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
     if any(shard.takes_lanes(chunk) for shard in healthy):
         return Overloaded("the host's buffers are full", RETRY_MS)
-    return too_many_topics("each shard of the host", healthy[0])
+    return _too_many_topics("each shard of the host", healthy[0])
 
 
-def too_many_topics(where: str, shard: Shard) -> Overloaded:
+def too_many_topics(shard: Shard) -> Overloaded:
+    """The refusal of items whose keys are in slots of `shard`, which has all topics that it may have."""
+    return _too_many_topics("the shard of the dedup_key", shard)
+
+
+def _too_many_topics(where: str, shard: Shard) -> Overloaded:
     return Overloaded(f"{where} has {shard.config.lanes:,} topics, the most that host.lanes allows", RETRY_MS)
 
 

@@ -157,7 +157,13 @@ class Shard(ShardMemory):
         return len(self.lanes) < self.config.lanes or self.takes_lanes(chunk)
 
     def takes_lanes(self, chunk: Chunk) -> bool:
-        return len(self.lanes) < self.config.lanes or all(key in self.lanes for key in chunk.keys)
+        few = len(self.lanes) < self.config.lanes
+        return few or self.replaces_lanes() or all(key in self.lanes for key in chunk.keys)
+
+    def replaces_lanes(self) -> bool:
+        """Whether an empty lane gives way to a new one, in a shard that may have no more lanes."""
+        gone = len(self.in_flight.lanes_gone) if self.in_flight is not None else 0
+        return len(self.lanes) - gone < self.config.lanes or self.longest_empty() is not None
 
     def put(self, change: Change, now_ms: int) -> None:
         """Queue `change`; a change that waits for the same item is replaced and shares its outcome."""

@@ -76,6 +76,16 @@ class ShardMemory:
         self.idle_lanes.pop(lane.key, None)  # the longest idle comes first
         self.idle_lanes[lane.key] = lane
 
+    def longest_empty(self) -> Lane[Item] | None:
+        """Return the lane that has been empty for the longest time, None if all lanes have items."""
+        idle = self.idle_lanes
+        while idle:
+            lane = next(iter(idle.values()))
+            if not lane.total:
+                return lane
+            del idle[lane.key]
+        return None
+
     def count_gone(self, lane: Lane[Item], now_ms: int) -> None:
         lane.total -= 1
         if not lane.total:

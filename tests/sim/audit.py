@@ -43,6 +43,8 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         _same("names", lane, lane.topic.key, (row.ns.decode(), row.topic.decode()))
     for lane in shard.lanes.values():
         _same("stored", lane, lane.stored, lane.number in db.lanes)
+        if not (lane.total or lane.key in shard.idle_lanes or shard.in_flight or shard.unsettled):
+            raise MemoryWrong(f"{lane} is empty and would never be removed")
         _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))
         _same("leased", lane, lane.leased, leased[lane.number or 0])
         _audit_lane(shard, lane, db)
@@ -129,13 +131,14 @@ def audit_bounds(host: Engine) -> None:
     """Promise 8: every buffer has its bound."""
     for shard in host.shards.values():
         config = shard.config
+        gone = len(shard.in_flight.lanes_gone) if shard.in_flight is not None else 0
         # One request may exceed the bound by its own size; lease ends and scans add to the callers' requests.
         for what, size, most in (
             ("changes", len(shard.changes), config.pending_rows + len(shard.known) + 200),
             ("look-ups", sum(len(waiting) for waiting in shard.looks.values()), config.pending_rows + 200),
             ("inserts", shard.chunk_rows, config.pending_rows + 2_000),
             ("written leases", sum(not (i.busy or i.awaited) for i in shard.written.values()), config.leases + 100),
-            ("lanes", len(shard.lanes), config.lanes + 100),
+            ("lanes", len(shard.lanes) - gone, config.lanes + 39),
         ):
             if size > most:
                 raise MemoryWrong(f"{size} {what} on shard {shard.number}, bound {most}")

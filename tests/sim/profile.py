@@ -117,7 +117,7 @@ def _many_lanes(rng: random.Random) -> Profile:
     host = profile.config.host.model_copy(
         update={"lanes": rng.choice([10, 30, 100]), "page_rows": rng.choice([3, 10, 100]), "window_rows": 200}
     )
-    topics = [("ns", f"topic-{n:02}") for n in range(40)]
+    topics = [("ns", f"topic-{n:02}") for n in range(80)]
     return replace(
         profile,
         config=profile.config.model_copy(update={"host": host}),

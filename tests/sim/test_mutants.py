@@ -5,12 +5,13 @@ Every mutant is production code patched for the length of the test; MANY seeds a
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
-from foqs.engine import batch_apply, consumers, dedup, delivery, expiry, item_ops, pages, slot_rows
+from foqs.engine import batch_apply, batch_build, consumers, dedup, delivery, expiry, item_ops, pages, slot_rows
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
@@ -21,6 +22,7 @@ from foqs.leases.checkpoint import Checkpoint
 from foqs.leases.deadlines import NEVER_MS
 from foqs.peers.slot_migration import SlotMigration
 from foqs.prefetch import merge
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
@@ -267,6 +269,35 @@ def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
 
     apply_page = pages._apply_page
     patch.setattr(pages, "_apply_page", page)
+
+
+@mutant
+def a_lane_that_gets_an_item_is_removed(patch: Patch) -> None:
+    """The transaction that inserts into an empty lane removes its row, to make room for a new one."""
+
+    def fill(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
+        idle, gone = lane.key in shard.idle_lanes, lane in batch.lanes_gone
+        stored_lane(shard, lane, batch, transaction)
+        if idle:
+            shard.idle_lanes[lane.key] = lane
+        if gone:
+            batch.lanes_gone[lane] = None
+        return lane
+
+    stored_lane = batch_build._stored_lane
+    patch.setattr(batch_build, "_stored_lane", fill)
+
+
+@mutant
+def an_empty_lane_is_forgotten_by_a_failed_transaction(patch: Patch) -> None:
+    """Its row stays for ever."""
+
+    def apply(shard: Shard, batch: ShardBatch, *rest: object) -> None:
+        batch.lanes_filled.clear()
+        apply_transaction(shard, batch, *rest)
+
+    apply_transaction: Any = batch_apply._apply_transaction
+    patch.setattr(batch_apply, "_apply_transaction", apply)
 
 
 @mutant

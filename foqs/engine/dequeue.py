@@ -48,19 +48,20 @@ def _fill_topic(
     while True:
         sources, lacking = _sources(state, able, key, now_ms)
         if not sources:
-            entries = []
+            entries, windows = [], []
             break
-        bound = _bound(sources, [] if key in state.skipping else lacking)
-        entries = merge.first([source[2] for source in sources], count, bound)
+        windows = [window for _, _, window in sources]
+        bound = _bound(windows, [] if key in state.skipping else lacking)
+        entries = merge.first(windows, count, bound)
         if not _drop_expired(state, entries, now_ms):
             break
     last = None
     if entries:
         last, room_bytes = _lease(state, call, entries, room_bytes, now_ms)
         if last is not None:
-            merge.take([source[2] for source in sources], last)
+            merge.take(windows, last)
     for shard, lane, window in (*sources, *lacking):
-        if window.wants_page(shard.config.window_rows):
+        if window.more and window.wants_page(shard.config.window_rows):
             shard.pages_wanted[lane] = None
             state.touch(shard)
     _wait_for(state, call, key, lacking, now_ms, found=last is not None)
@@ -87,7 +88,9 @@ def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[lis
         may_lease = able[shard]
         if may_lease is None:
             continue
-        window = shard.open_window(lane)
+        window = lane.window
+        if window is None:
+            window = shard.open_window(lane)
         window.used_ms = now_ms
         source = (shard, lane, window)
         if not may_lease:
@@ -104,9 +107,9 @@ def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[lis
     return sources, lacking
 
 
-def _bound(sources: list[_Source], lacking: list[_Source]) -> Key | None:
+def _bound(windows: list[Window[Item]], lacking: list[_Source]) -> Key | None:
     """Return the key behind which no item may be taken: the first item of a lacking shard may stand there."""
-    bound = merge.bound_of([window for _, _, window in sources])
+    bound = merge.bound_of(windows)
     for _, _, window in lacking:
         first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
         bound = first if bound is None else min(bound, first)

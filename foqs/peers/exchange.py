@@ -14,13 +14,10 @@ from foqs.engine.pending import Timed
 from foqs.errors import PEER_VERSION, FoqsError, LostReply, NotSent
 from foqs.idl import idl
 from foqs.ids import shard_of
-from foqs.peers.ready_subscriber import Ask
+from foqs.peers.ready_subscriber import Ask, Done
 from foqs.request_context import request_id_of
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
-
-Done = Callable[[Any, FoqsError | None], None]
-"""(response, None) or (None, error), once."""
 
 RETRY_MS = 100
 """The hint for a client whose request was held for too long."""

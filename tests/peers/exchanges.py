@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from foqs.dedup import SLOTS
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.peers.exchange import Done, Exchange
+from foqs.peers.exchange import Exchange
+from foqs.peers.ready_subscriber import Done
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
 

@@ -23,6 +23,12 @@ def request_id_of(request: Any) -> str:
     return found
 
 
+def is_forwarded(request: Any) -> bool:
+    """Whether another host forwarded the request: it takes one hop, never more."""
+    context = request.context
+    return context is not None and bool(context.hops)
+
+
 def trace_of(context: Any) -> dict[str, str]:
     """Return the fields of a log line about a request with this context: its `trace_id`, or none without a valid W3C
     `traceparent`."""

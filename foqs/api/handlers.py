@@ -13,15 +13,15 @@ from foqs.api.server_info import Info
 from foqs.engine.engine import Engine
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.rpc.call import Call
 
 
 class Handlers:
-    """`now_ms` is the host's clock; `address` is host:port as clients know it. `share_slots` is called when a slot of
-    deduplication keys has no shard. `forwarder` is None on a host without other hosts; with one, `routing_changed` is
-    called when the routing gives another value."""
+    """`now_ms` is the host's clock; `address` is host:port as clients know it. `routing_changed` is called when the
+    shards that are served here, or the routing, changed."""
 
     def __init__(
         self,
@@ -31,14 +31,13 @@ class Handlers:
         address: Callable[[], str],
         news: ReadyPublisher,
         quotas: QuotaClient,
-        forwarder: Forwarder | None,
-        share_slots: Callable[[], None],
+        forwarder: Forwarder | LoneForwarder,
     ) -> None:
-        self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder, share_slots)
+        self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
-        self.routing = RoutingMethods(engine, limits, now_ms, address, news, forwarder)
+        self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
-        self._peers = PeerMethods(engine, lambda: self.limits, lambda: self.routing.current().slots, quotas.coordinator)
+        self._peers = PeerMethods(engine, lambda: self.limits, lambda: forwarder.routing().slots, quotas.coordinator)
         self.routing_changed = self.routing.changed
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:

@@ -7,26 +7,25 @@ from functools import partial
 from typing import Any
 
 from foqs.api import responses, validation
-from foqs.buffers.pending_dedup import Keyed
-from foqs.engine import dedup, item_ops
+from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
-from foqs.errors import FoqsError, Invalid, NotServed
+from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
 from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.request_context import is_forwarded
 from foqs.rpc.call import Call
 
 
 class ItemLife:
-    """`share_slots` is called when a slot of deduplication keys has no shard."""
-
     def __init__(
         self,
         engine: Engine,
@@ -34,8 +33,7 @@ class ItemLife:
         now_ms: Callable[[], int],
         news: ReadyPublisher,
         quotas: QuotaClient,
-        forwarder: Forwarder | None,
-        share_slots: Callable[[], None],
+        forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self.limits = limits
         self._engine = engine
@@ -43,7 +41,6 @@ class ItemLife:
         self._news = news
         self._quotas = quotas
         self._forwarder = forwarder
-        self._share_slots = share_slots
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -74,47 +71,23 @@ class ItemLife:
         if waiting.done:
             return
         quota, deadline_ms = self._quotas.of(ns) if self._quotas.used else None, now_ms + timeout_ms
-        if quota is None or self._was_charged(request):
+        if quota is None or self._forwarder.was_charged(request):
             self._store(waiting, taken, request, deadline_ms)
         else:
             store = partial(self._store, waiting, taken, request, deadline_ms)
             items = len(taken.items) + len(taken.keyed)
             self._quotas.charge(ns, quota, items, taken.keep, waiting, deadline_ms, store)
 
-    def _was_charged(self, request: Any) -> bool:
-        """Whether the host that forwarded the request has charged the quota."""
-        return self._forwarder is not None and validation.forwarder_for(self._forwarder, request) is None
-
     def _store(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
-        engine, forwarder, now_ms = self._engine, validation.forwarder_for(self._forwarder, request), self._now_ms()
+        engine, forwarder, now_ms = self._engine, self._forwarder, self._now_ms()
         if taken.keyed:
-            self._enqueue_keyed(waiting, taken.keyed, request, forwarder, deadline_ms)
-        if not taken.items:
+            engine.deadlines.push(deadline_ms, waiting)
+            engine.alarm(deadline_ms)
+            forwarder.enqueue_keyed(waiting, taken.keyed, request, now_ms, deadline_ms)
+        if not taken.items or forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
             return
-        if forwarder is not None and not engine.stores(now_ms):
-            good = [request.items[index] for index in taken.indices]
-            if forwarder.enqueue(waiting, taken.indices, good, request, deadline_ms):
-                return
         timeout_ms = max(1, deadline_ms - now_ms)
         engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms)
-
-    def _enqueue_keyed(
-        self, waiting: EnqueueCall, items: list[Keyed], request: Any, forwarder: Forwarder | None, deadline_ms: int
-    ) -> None:
-        engine, now_ms = self._engine, self._now_ms()
-        engine.deadlines.push(deadline_ms, waiting)
-        engine.alarm(deadline_ms)
-        slots = engine.slots if self._forwarder is None else self._forwarder.routing().slots.shards
-        if not slots or 0 in slots:
-            self._share_slots()
-        if forwarder is not None:
-            forwarder.enqueue_keyed(waiting, items, request, deadline_ms)
-            return
-        for number, part in dedup.by_shard(slots, items).items():
-            away = dedup.place(engine, waiting, number, part, now_ms)
-            if away and self._forwarder is not None:
-                waiting.refused([one.at for one in away], NotServed())
-                self._forwarder.slot_moves.adopt()
 
     def dequeue(self, call: Call) -> None:
         request, limits = call.request, self.limits
@@ -133,15 +106,14 @@ class ItemLife:
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             call.on_lost = None  # a circle of references: the garbage collector would have to find it
             response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
-            if not (items or doubtful) and request.context is not None and request.context.hops:
+            if not (items or doubtful) and is_forwarded(request):
                 response.news_version = self._news.found_nothing(key for key, _ in keys)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
 
-        now_ms, forwarder, elsewhere = self._now_ms(), validation.forwarder_for(self._forwarder, request), None
-        if forwarder is not None:
-            elsewhere = partial(forwarder.dequeue, call, now_ms + wait_ms, now_ms + wait_ms + timeout_ms)
+        now_ms = self._now_ms()
+        elsewhere = self._forwarder.dequeue_elsewhere(call, now_ms + wait_ms, now_ms + wait_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = DequeueCall(keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere)
         call.on_lost = lambda: self._engine.cancel(waiting)
@@ -150,12 +122,8 @@ class ItemLife:
     def ack(self, call: Call) -> None:
         items = validation.counted(call.request.items, "items", self.limits.request_items)
         ids = [item.id for item in items]
-        waiting, ns, timeout_ms = self._waiting(call, idl.AckResponse, ids)
-        now_ms, forwarder = self._now_ms(), validation.forwarder_for(self._forwarder, call.request)
-        if forwarder is not None:
-            ids = [item_id or 0 for item_id in ids]
-            op = lambda at: item_ops.ack(items[at].lease or 0)  # noqa: E731
-            forwarder.follow(waiting, by_id.ACK, call.request, ids, op, now_ms + timeout_ms)
+        op = lambda at: item_ops.ack(items[at].lease or 0)  # noqa: E731
+        waiting, ns, now_ms, timeout_ms = self._waiting(call, idl.AckResponse, by_id.ACK, ids, op)
         self._engine.ack(waiting, items, ns, now_ms, timeout_ms)
 
     def nack(self, call: Call) -> None:
@@ -195,14 +163,14 @@ class ItemLife:
 
     def _settle(self, call: Call, response: Any, kind: by_id.Kind, items: list[tuple[int, item_ops.Op]]) -> None:
         ids = [item_id for item_id, _ in items]
-        waiting, ns, timeout_ms = self._waiting(call, response, ids)
-        now_ms, forwarder = self._now_ms(), validation.forwarder_for(self._forwarder, call.request)
-        if forwarder is not None:
-            forwarder.follow(waiting, kind, call.request, ids, lambda at: items[at][1], now_ms + timeout_ms)
+        waiting, ns, now_ms, timeout_ms = self._waiting(call, response, kind, ids, lambda at: items[at][1])
         self._engine.settle(waiting, items, ns, now_ms, timeout_ms)
 
-    def _waiting(self, call: Call, response: Any, ids: list[int]) -> tuple[ItemsCall, str | None, int]:
-        """Check a request about items by id. Return (the call that waits for outcomes, namespace, timeout_ms)."""
+    def _waiting(
+        self, call: Call, response: Any, kind: by_id.Kind, ids: list[int], op: Callable[[int], item_ops.Op]
+    ) -> tuple[ItemsCall, str | None, int, int]:
+        """Check a request about items by id. Return (the call that waits for outcomes, namespace, now_ms,
+        timeout_ms)."""
         request = call.request
         timeout_ms = validation.timeout_ms(request, self.limits)
         validation.nothing_twice(ids)
@@ -213,9 +181,9 @@ class ItemLife:
         def reply(outcomes: list[FoqsError | None]) -> None:
             call.reply(response(responses.item_outcomes(call, outcomes, self._engine.counters)))
 
-        waiting = ItemsCall(len(ids), reply)
-        waiting.within = call.within
-        return waiting, ns, timeout_ms
+        now_ms = self._now_ms()
+        elsewhere = self._forwarder.items_elsewhere(kind, request, ids, op, now_ms + timeout_ms)
+        return ItemsCall(len(ids), reply, call.within, elsewhere), ns, now_ms, timeout_ms
 
     def delete(self, call: Call) -> None:
         ids = validation.counted(call.request.ids, "ids", self.limits.request_items)

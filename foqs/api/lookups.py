@@ -15,8 +15,9 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
 from foqs.limits import Limits
-from foqs.peers.active_topics import ANSWER_MS, Gathering
+from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.rows import Body
 from foqs.rpc.call import Call
 
@@ -30,7 +31,7 @@ class Lookups:
         limits: Limits,
         now_ms: Callable[[], int],
         address: Callable[[], str],
-        forwarder: Forwarder | None,
+        forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self.limits = limits
         self._engine = engine
@@ -61,10 +62,10 @@ class Lookups:
     def _looked(
         self, call: Call, deadline_ms: int, item: Item | None, body: Body | None, error: FoqsError | None
     ) -> None:
-        forwarder = validation.forwarder_for(self._forwarder, call.request)
-        if forwarder is not None and isinstance(error, NotServed):
-            forwarder.get_item(call, partial(self._look, call, deadline_ms), deadline_ms)
-            return
+        if isinstance(error, NotServed):
+            look_again = partial(self._look, call, deadline_ms)
+            if self._forwarder.get_item(call, look_again, deadline_ms):
+                return
         hidden = call.within is not None and item is not None and item.lane.topic.key[0] not in call.within
         if error is not None or item is None or body is None or hidden:
             call.fail(error or NotFound("no such item"))
@@ -81,9 +82,7 @@ class Lookups:
         key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         timeout_ms = validation.timeout_ms(request, limits)
-        forwarder = validation.forwarder_for(self._forwarder, request)
-        if forwarder is not None and request.shard is None:
-            forwarder.list_items(call, self._now_ms() + timeout_ms)
+        if self._forwarder.list_items(call, self._now_ms() + timeout_ms):
             return
         room_bytes = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         state, cursor, only = request.state or 0, request.cursor, request.shard
@@ -104,12 +103,5 @@ class Lookups:
         def reply(topics: list[Any], more: bool) -> None:
             call.reply(idl.GetActiveTopicsResponse(topics, topics_cursor(topics[-1]) if more else None))
 
-        forwarder = validation.forwarder_for(self._forwarder, request)
-        others = forwarder.exchange.other_hosts() if forwarder is not None else ()
-        gathering = Gathering(1 + len(others), limit, reply)
-        gathering.add(topics, more)
-        for address in others:
-            assert forwarder is not None
-            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor)
-            deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
-            forwarder.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
+        deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
+        self._forwarder.active_topics(request, limit, topics, more, deadline_ms, reply)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from foqs.api import validation
@@ -11,28 +11,25 @@ from foqs.engine.pending import RoutingCall
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.ready_publisher import ReadyPublisher, WatchCall
 from foqs.rpc.call import Call
-from foqs.shardmgr.facts import Slots
-from foqs.shardmgr.routing import Route, Routing, make_routing
 
 
 class RoutingMethods:
-    """`address` is this host's, as clients know it. `changed` is called when the routing gives another value."""
+    """`changed` is called when the shards that are served here, or the routing, changed."""
 
     def __init__(
         self,
         engine: Engine,
         limits: Limits,
         now_ms: Callable[[], int],
-        address: Callable[[], str],
         news: ReadyPublisher,
-        forwarder: Forwarder | None,
+        forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self.limits = limits
         self._engine = engine
         self._now_ms = now_ms
-        self._address = address
         self._news = news
         self._forwarder = forwarder
         self._routing_calls: dict[RoutingCall, None] = {}
@@ -48,7 +45,7 @@ class RoutingMethods:
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         validation.timeout_ms(request, limits)
         waiting = RoutingCall(request.version, partial(self._answer_routing, call))
-        if not wait_ms or self._engine.draining or request.version != self.current().version:
+        if not wait_ms or self._engine.draining or request.version != self._forwarder.routing().version:
             waiting.answer()
             return
         self._routing_calls[waiting] = None
@@ -57,20 +54,19 @@ class RoutingMethods:
         self._engine.alarm(self._now_ms() + wait_ms)
 
     def changed(self) -> None:
-        """Answer the requests that wait for another routing, all of them when the host stops. Route held requests."""
+        """Route held requests. Answer those that wait for another routing, all of them when the host stops."""
+        self._forwarder.changed()
         if self._routing_calls:
-            version = self.current().version
+            version = self._forwarder.routing().version
             for waiting in [each for each in self._routing_calls if each.version != version or self._engine.draining]:
                 waiting.answer()
         if self._engine.draining:
             self._news.stop()
-        if self._forwarder is not None:
-            self._forwarder.changed()
 
     def _answer_routing(self, call: Call, waiting: RoutingCall) -> None:
         self._routing_calls.pop(waiting, None)
         call.on_lost = None
-        routing = self.current()
+        routing = self._forwarder.routing()
         shards = [idl.ShardRoute(shard, route.address, route.epoch) for shard, route in sorted(routing.owners.items())]
         slots = list(routing.slots.shards) or None
         call.reply(idl.GetRoutingResponse(routing.version, shards, sorted(routing.hosts.values()), slots))
@@ -82,9 +78,8 @@ class RoutingMethods:
 
     def watch_topics(self, call: Call) -> None:
         request, limits = call.request, self.limits
-        validation.refuse_when_draining(
-            self._engine.draining
-        )  # answered at once, the other host would ask again at once
+        # Answered at once, the other host would ask again at once.
+        validation.refuse_when_draining(self._engine.draining)
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         waiting = WatchCall(request.version or 0, partial(self._answer_watch, call))
         if not wait_ms or request.version is None or not self._news.wait(waiting):
@@ -100,11 +95,3 @@ class RoutingMethods:
         news = self._news.after(call.request.version)
         topics = [idl.TopicNews(key[0], key[1], ready) for key, ready in news.topics]
         call.reply(idl.WatchTopicsResponse(news.version, news.whole, topics))
-
-    def current(self) -> Routing:
-        """Return the routing that this host follows; on a lone host, its own shards."""
-        if self._forwarder is not None:
-            return self._forwarder.routing()
-        address = self._address()
-        served: Mapping[int, Route] = {shard.number: Route(address, shard.epoch, "") for shard in self._engine.serving}
-        return make_routing(served, {"": address}, slots=Slots(shards=tuple(self._engine.slots)))

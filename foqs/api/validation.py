@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from typing import Any, TypeVar
+from typing import Any
 
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
@@ -16,8 +16,6 @@ from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.topics import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
-
-F = TypeVar("F")
 
 
 def name(value: object, what: str, limits: Limits) -> str:
@@ -196,13 +194,6 @@ def nothing_twice(ids: list[int]) -> None:
     """Refuse a request that names an id more than once."""
     if len(set(ids)) != len(ids):
         raise Invalid("an id stands in the request more than once")
-
-
-def forwarder_for(forwarder: F | None, request: Any) -> F | None:
-    """Return `forwarder`, or None for a request that another host forwarded: a request takes one hop, never more."""
-    if forwarder is None or (request.context is not None and request.context.hops):
-        return None
-    return forwarder
 
 
 def refuse_when_full(budget: Budget, share: float, retry_after_ms: int) -> None:

@@ -62,9 +62,9 @@ def ack_all(state: State, call: ItemsCall, acks: Sequence[Acked], ns: str | None
 def operate(state: State, call: ItemsCall, at: int, item_id: int, op: item_ops.Op, ns: str | None, now_ms: int) -> None:
     """Decides `op` on one item, after a look-up when it is not in memory."""
     shard = state.shards.get(shard_of(item_id))
-    if shard is None and state.alone:
-        _outcome(state, call, at, NotFound("no such item"))
-    elif shard is None or not state.settles(shard):
+    if shard is None:
+        _outcome(state, call, at, state.absent())
+    elif not state.settles(shard):
         _outcome(state, call, at, NotServed())
     elif shard.full:
         _outcome(state, call, at, Overloaded("too much waits for the item's shard", _RETRY_MS))

@@ -21,7 +21,6 @@ from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.rows import Batch, DedupRow
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.slots import bits_of, missing, slots_of
 
 _BUDGET_SHARE = 0.3  # beyond the input's
 
@@ -34,27 +33,25 @@ def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Key
     return found
 
 
-def _split(shard: Shard, items: Sequence[Keyed]) -> tuple[list[Keyed], list[Keyed]]:
-    """Return the items whose slots the shard has, and the rest."""
+def place_taken(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> list[Keyed]:
+    """Place the items whose slots the shard has, and return the rest: slots move, so it may not have them any more, or
+    yet."""
+    shard = state.shards.get(number)
     here: list[Keyed] = []
     away: list[Keyed] = []
     for one in items:
-        (here if shard.keys.takes(one.dedup.digest) else away).append(one)
-    return here, away
+        (here if shard is None or shard.keys.takes(one.dedup.digest) else away).append(one)
+    if here:
+        place(state, call, number, here, now_ms)
+    return away
 
 
-def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> list[Keyed]:
-    """Give `items` to the shard, or refuse them. Return the items whose slots the shard does not have (any more, or
-    yet); the caller refuses or holds them."""
-    away: list[Keyed] = []
+def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> None:
+    """Give `items` to the shard that has their slots, or refuse them."""
     shard = state.shards.get(number)
-    if shard is not None and not state.alone:
-        items, away = _split(shard, items)
-        if not items:
-            return away
     if shard is None or shard.state is not ShardState.SERVING:
-        # In a cluster another host may serve the shard.
-        error = Unavailable("the keys' shard is not open", RETRY_MS) if state.alone or not number else NotServed()
+        elsewhere = number and state.shards_elsewhere
+        error = NotServed() if elsewhere else Unavailable("the keys' shard is not open", RETRY_MS)
         call.refused([one.at for one in items], error)
     elif not shard.healthy(now_ms):
         call.refused([one.at for one in items], enqueue.unusable(shard, now_ms))
@@ -62,7 +59,7 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         room = shard.config.pending_rows - shard.chunk_rows - len(shard.changes)
         if len(items) > room or not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
-            return away
+            return
         full = len(shard.lanes) >= shard.config.lanes and not shard.replaces_lanes()
         refused = [one for one in items if full and one.lane not in shard.lanes]
         if refused:
@@ -70,7 +67,6 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         taken = [one for one in items if one.lane in shard.lanes] if full else items
         _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
         state.touch(shard)
-    return away
 
 
 def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
@@ -162,21 +158,3 @@ def _expire(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -
         shard.keys.gone = (batch.dedup_expired[0].from_ms, bound_ms)
     else:
         scan.finish(now_ms)
-
-
-# ------------------------------------------------------------------------------------------ slots of a host alone
-
-
-def share_out(state: State) -> None:
-    """Give slots that no shard has to the shards with the fewest. For a host without a cluster.
-
-    Waits until all shards are open: a closed shard may have the missing slots. Updates `state.slots`."""
-    serving = {shard.number: shard.keys.held.bits for shard in state.serving}
-    state.slots = slots_of(serving)
-    if len(serving) < len(state.shards) or any(shard.keys.wanted is not None for shard in state.serving):
-        return
-    for number, slots in missing(serving).items():
-        shard = state.shards[number]
-        held = shard.keys.held
-        shard.keys.wanted = held._replace(bits=bits_of(slots, held.bits))
-        state.touch(shard)

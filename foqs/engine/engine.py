@@ -17,7 +17,6 @@ from foqs.engine import (
     batch_apply,
     batch_build,
     consumers,
-    dedup,
     delivery,
     dequeue,
     enqueue,
@@ -50,8 +49,10 @@ class Engine(State):
         rng: random.Random,
         submit: Callable[[Shard, ShardBatch], None],
         callbacks: Callbacks = UNCONNECTED,
+        *,
+        shards_elsewhere: bool = False,
     ) -> None:
-        super().__init__(config, budget, rng, submit, callbacks)
+        super().__init__(config, budget, rng, submit, callbacks, shards_elsewhere=shards_elsewhere)
         for section in config.shards:
             self.add(section.id)
 
@@ -175,9 +176,9 @@ class Engine(State):
     def look(self, item_id: int, call: LookCall, now_ms: int, timeout_ms: int) -> None:
         """Read one item as the database has it; an unwritten lease is known in memory only."""
         shard = self.shards.get(shard_of(item_id))
-        if shard is None and self.alone:
-            call.found(None, None, None)
-        elif shard is None or not self.settles(shard):
+        if shard is None:
+            call.found(None, None, self.absent())
+        elif not self.settles(shard):
             call.found(None, None, NotServed())
         elif shard.full:
             call.found(None, None, Overloaded("too much waits for the item's shard", OVERLOADED_RETRY_MS))
@@ -209,8 +210,8 @@ class Engine(State):
             return
         was_healthy = shard.healthy(now_ms)
         batch_apply.apply(shard, batch, result, now_ms)
-        if self.alone and batch.transaction is not None and batch.transaction.slots is not None:
-            dedup.share_out(self)
+        if batch.transaction is not None and batch.transaction.slots is not None:
+            self.slots_written()
         if not was_healthy and shard.healthy(now_ms):
             shard.woken.update(dict.fromkeys(self.waiting))  # its items can be merged again
         shard_open.place_again(self, shard, now_ms)

@@ -42,6 +42,15 @@ class Withdraws(Protocol):
         """Drop the items that were never sent, and return their indices in the request."""
 
 
+class ForwardedEntries(Protocol):
+    """The entries of an `ItemsCall` whose shards are not served here; settles each of them later."""
+
+    def add(self, at: int) -> None: ...
+
+    def end(self) -> None:
+        """The call has ended."""
+
+
 class EnqueueCall:
     """`outcomes[i]` is an id or an error. `unsent` holds items with deduplication keys: see `timed_out`."""
 
@@ -99,28 +108,36 @@ class EnqueueCall:
 class ItemsCall(Settles):
     """Acks, nacks, extensions or deletes: `outcomes[i]` is None or an error, `items[i]` the item once it is known.
 
-    `elsewhere`, if set, gets the index of each entry whose shard is not served here, and settles it later. It gets None
-    when the call has ended. `within`, if set: items of other namespaces are not found.
+    `within`: items of other namespaces are not found. `elsewhere(call)` is called for the first entry whose shard is
+    not served here; it returns what settles such entries.
     """
 
-    __slots__ = ("done", "elsewhere", "items", "left", "outcomes", "reply", "within")
+    __slots__ = ("_elsewhere", "_forwarded", "done", "items", "left", "outcomes", "reply", "within")
 
-    def __init__(self, count: int, reply: Callable[[list[FoqsError | None]], None]) -> None:
+    def __init__(
+        self,
+        count: int,
+        reply: Callable[[list[FoqsError | None]], None],
+        within: Container[str] | None = None,
+        elsewhere: Callable[[ItemsCall], ForwardedEntries] | None = None,
+    ) -> None:
         self.outcomes: list[FoqsError | None] = [None] * count
         self.left = count
         self.reply = reply
         # True: settled. False: sent to another host, which may have done it.
         self.items: list[Item | bool | None] = [None] * count
-        self.elsewhere: Callable[[int | None], None] | None = None
-        self.within: Container[str] | None = None
+        self.within = within
+        self._elsewhere = elsewhere
+        self._forwarded: ForwardedEntries | None = None
         self.done = False
 
     def settled(self, at: int, error: FoqsError | None) -> None:
         if self.done:
             return
         if error is not None:
-            if self.elsewhere is not None and isinstance(error, NotServed):
-                self.elsewhere(at)
+            if self._elsewhere is not None and isinstance(error, NotServed):
+                self._forwarded = self._forwarded or self._elsewhere(self)
+                self._forwarded.add(at)
                 return
             self.outcomes[at] = error
         self.items[at] = True
@@ -130,9 +147,9 @@ class ItemsCall(Settles):
 
     def _end(self) -> None:
         self.done = True
-        elsewhere, self.elsewhere = self.elsewhere, None
-        if elsewhere is not None:
-            elsewhere(None)
+        if self._forwarded is not None:
+            self._forwarded.end()
+        self._elsewhere = self._forwarded = None  # they refer to the request
         reply, self.reply = self.reply, _answered
         reply(self.outcomes)
 

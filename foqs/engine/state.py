@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foqs.budget import Budget
@@ -15,6 +15,7 @@ from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
+from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.topics import TopicKey, Topics
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
@@ -33,7 +34,7 @@ class Callbacks:
 
     `wake`: call `pump` soon. `alarm`: call `tick` by that time. `served`: the shards served here, or their slots,
     changed. `became_ready`: a topic has ready items that waiting consumers did not take. `left_waiting`: a consumer
-    waits for a topic that has nothing ready here.
+    waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
     """
 
     wake: Callable[[], None] = _nothing
@@ -41,6 +42,7 @@ class Callbacks:
     served: Callable[[], None] = _nothing
     became_ready: Callable[[TopicKey], None] | None = None
     left_waiting: Callable[[TopicKey], None] = _nothing
+    slots_written: Callable[[], None] = _nothing
 
 
 UNCONNECTED = Callbacks()
@@ -54,8 +56,11 @@ class State:
         rng: random.Random,
         submit: Callable[[Shard, ShardBatch], None],
         callbacks: Callbacks = UNCONNECTED,
+        *,
+        shards_elsewhere: bool = False,
     ) -> None:
-        """`submit` sends a batch to its shard's database."""
+        """`submit` sends a batch to its shard's database. `shards_elsewhere`: a shard that is not here may exist on
+        another host."""
         self.config = config
         self.budget = budget
         self.rng = rng
@@ -66,6 +71,8 @@ class State:
         self.became_ready = callbacks.became_ready
         self.left_waiting = callbacks.left_waiting
         self.timer_ms = NEVER_MS  # when `tick` is called next, if that is known: an alarm before it has to be set
+        self.slots_written = callbacks.slots_written
+        self.shards_elsewhere = shards_elsewhere
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
         self.counters = Counters(Namespaces(config.admin.namespaces))
         self.shards: dict[int, Shard] = {}
@@ -83,8 +90,6 @@ class State:
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.committing: Deadlines[Committing] = Deadlines()
         self.draining = False
-        self.slots: Sequence[int] = ()  # the shard of each slot of deduplication keys
-        self.alone = True  # no other host has shards: an item that is not here does not exist
         self.housekeeping_ms = 0
 
     def touch(self, shard: Shard) -> None:
@@ -96,9 +101,13 @@ class State:
     def settles(self, shard: Shard) -> bool:
         """Whether changes of the shard's items are accepted here.
 
-        A shard that is handed over accepts none, or it would never be idle under load. A host that stops and has no
-        other host to hand it to still accepts them.
+        A shard that is handed over accepts none, or it would never be idle under load. A host that shuts down accepts
+        them: it hands over none of the shards that it still has.
         """
         if shard.state is ShardState.DRAINING:
-            return self.alone or self.draining
+            return self.draining
         return shard.state is ShardState.SERVING
+
+    def absent(self) -> FoqsError:
+        """Return the outcome for an item whose shard is not here."""
+        return NotServed() if self.shards_elsewhere else NotFound("no such item")

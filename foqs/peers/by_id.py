@@ -66,7 +66,7 @@ class ForwardedItems(Forwarded):
         call: ItemsCall,
         kind: Kind,
         request: Any,
-        ids: Sequence[int],
+        ids: Sequence[int | None],
         op: Callable[[int], item_ops.Op],
         deadline_ms: int,
     ) -> None:
@@ -82,7 +82,7 @@ class ForwardedItems(Forwarded):
         return self._call.done
 
     def target(self, at: int) -> Target:
-        return target_of(self._exchange, self._ids[at])
+        return target_of(self._exchange, self._ids[at] or 0)
 
     def part(self, group: Sequence[int]) -> Any:
         return self._kind.part(self.origin, group)
@@ -105,9 +105,8 @@ class ForwardedItems(Forwarded):
             if not self.done:
                 self.merge(group, {}, outcomes)
 
-        items = [(self._ids[at], self._op(at)) for at in group]
-        here = ItemsCall(len(group), reply)
-        here.within = self._call.within
+        items = [(self._ids[at] or 0, self._op(at)) for at in group]
+        here = ItemsCall(len(group), reply, self._call.within)
         ns = getattr(self.origin, "ns", None)
         self._exchange.engine.settle(here, items, ns, now_ms, max(1, self.deadline_ms - now_ms))
         return ()

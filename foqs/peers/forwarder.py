@@ -8,15 +8,18 @@ dequeue to a host that is known to have the topic, when nothing of it is ready h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
+from foqs.engine import dedup, item_ops
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
-from foqs.errors import FoqsError, OutcomeUnknown
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.topics import TopicKey
 from foqs.idl import idl
+from foqs.peers.active_topics import Gathering
 from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
 from foqs.peers.enqueue import ForwardedEnqueue
@@ -25,6 +28,7 @@ from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.slot_migration import SlotMigration
+from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 
@@ -33,8 +37,11 @@ _ENQUEUE_TRIES = 3
 
 class Forwarder:
     """`host_id` is this host's own. `ask` sends a request to another host, `cut` ends those to an address; `soon` calls
-    back at the next turn of the event loop, `later` after so many milliseconds. `changed` is called whenever `routing`
-    gives another value."""
+    back at the next turn of the event loop, `later` after so many milliseconds. `share_slots` is called when a slot of
+    deduplication keys has no shard; `changed` whenever `routing` gives another value; `shard_served` when a shard was
+    opened here.
+
+    A method that forwards returns False, or None, if this host answers the request itself."""
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class Forwarder:
         later: Callable[[int, Callable[[], None]], Any],
         requests: ForwardLog,
         slots_arrived: Callable[[Mapping[int, SlotMove]], None],
+        share_slots: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.routing = routing
@@ -59,10 +67,11 @@ class Forwarder:
         )
         self.watch = ReadySubscriber(ask, later, self.fetch)
         self.slot_moves = SlotMigration(engine, routing, ask, later, slots_arrived)
+        self.shard_served = self.slot_moves.changed  # it may be the source or the target of a move
         self._cut = cut
+        self._share_slots = share_slots
         self._now_ms = now_ms
         self._addresses = frozenset(routing().hosts.values())
-        engine.alone = False
 
     def changed(self) -> None:
         """Follow a new routing: requests to hosts that are gone are lost, and held requests are routed again."""
@@ -74,52 +83,96 @@ class Forwarder:
         self.slot_moves.changed()
         self.exchange.route_held()
 
+    def slots(self) -> Sequence[int]:
+        """Return the shard of each slot of deduplication keys, and ask for shards for those that have none."""
+        slots = self.routing().slots.shards
+        if not slots or 0 in slots:
+            self._share_slots()
+        return slots
+
     # ------------------------------------------------------------------------------------- requests
 
-    def follow(self, call: ItemsCall, kind: Kind, request: Any, ids: Sequence[int], op: Any, deadline_ms: int) -> None:
-        """Forward the entries of `call` that are not served here; `op` as for `ForwardedItems`."""
+    def items_elsewhere(
+        self, kind: Kind, request: Any, ids: Sequence[int | None], op: Callable[[int], item_ops.Op], deadline_ms: int
+    ) -> Callable[[ItemsCall], ForwardedItems] | None:
+        """Return how a call forwards its entries that are not served here; `op` as for `ForwardedItems`."""
+        if is_forwarded(request):
+            return None
+        return lambda call: ForwardedItems(self.exchange, call, kind, request, ids, op, deadline_ms)
 
-        def elsewhere(at: int | None) -> None:
-            if at is not None:
-                forwarded = ForwardedItems(self.exchange, call, kind, request, ids, op, deadline_ms)
-
-                def more(at: int | None) -> None:
-                    if at is None:
-                        forwarded.end()
-                    else:
-                        forwarded.add(at)
-
-                call.elsewhere = more
-                forwarded.add(at)
-
-        call.elsewhere = elsewhere
-
-    def get_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> None:
+    def get_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> bool:
         """Answer a GetItem whose shard is not served here; `look_here` looks again in this host's own shards."""
+        if is_forwarded(call.request):
+            return False
         ForwardedGetItem(self.exchange, call, look_here, deadline_ms).route()
+        return True
 
-    def list_items(self, call: Incoming, deadline_ms: int) -> None:
+    def list_items(self, call: Incoming, deadline_ms: int) -> bool:
         """Answer a ListItems of all shards. Raises Invalid: the cursor is none."""
+        if is_forwarded(call.request) or call.request.shard is not None:
+            return False
         ForwardedList(self.exchange, call, deadline_ms).route()
+        return True
+
+    def active_topics(
+        self, request: Any, limit: int, topics: list[Any], more: bool, deadline_ms: int,
+        reply: Callable[[list[Any], bool], None],
+    ) -> None:  # fmt: skip
+        """Merge a page of this host's topics with those of the other hosts."""
+        others = () if is_forwarded(request) else self.exchange.other_hosts()
+        gathering = Gathering(1 + len(others), limit, reply)
+        gathering.add(topics, more)
+        for address in others:
+            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor)
+            self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
+
+    def was_charged(self, request: Any) -> bool:
+        """Whether the host that forwarded the enqueue has charged the namespace's quota."""
+        return is_forwarded(request)
 
     def enqueue(
-        self, waiting: EnqueueCall, indices: Sequence[int], specs: Sequence[Any], request: Any, deadline_ms: int
+        self, waiting: EnqueueCall, indices: Sequence[int], request: Any, now_ms: int, deadline_ms: int
     ) -> bool:
-        """Store `specs` (those of `waiting` at `indices`) on another host. False when no other host has shards."""
-        routing, host_id = self.routing(), self.exchange.host_id
-        addresses = sorted({route.address for route in routing.owners.values() if route.host != host_id})
+        """Store the items of `request` at `indices` on another host if no shard here can take items now."""
+        if self.engine.stores(now_ms) or is_forwarded(request):
+            return False
+        addresses = self.routing().other_owners(self.exchange.host_id)
         self.engine.rng.shuffle(addresses)
         if addresses:
-            tries = addresses[:_ENQUEUE_TRIES]
+            specs, tries = [request.items[index] for index in indices], addresses[:_ENQUEUE_TRIES]
             ForwardedEnqueue(self.exchange, waiting, indices, specs, request, tries, deadline_ms).route()
         return bool(addresses)
 
-    def enqueue_keyed(self, waiting: EnqueueCall, items: list[Keyed], request: Any, deadline_ms: int) -> None:
+    def enqueue_keyed(
+        self, waiting: EnqueueCall, items: list[Keyed], request: Any, now_ms: int, deadline_ms: int
+    ) -> None:
         """Store items with deduplication keys on the owners of their shards, this host included."""
-        adopt = self.slot_moves.adopt
-        ForwardedDedupEnqueue(self.exchange, waiting, items, request, deadline_ms, adopt).route()
+        slots, adopt = self.slots(), self.slot_moves.adopt
+        if not is_forwarded(request):
+            ForwardedDedupEnqueue(self.exchange, waiting, items, request, deadline_ms, adopt).route()
+            return
+        for number, part in dedup.by_shard(slots, items).items():
+            away = dedup.place_taken(self.engine, waiting, number, part, now_ms)
+            if away:
+                waiting.refused([one.at for one in away], NotServed())
+                adopt()
 
-    def dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
+    def dequeue_elsewhere(
+        self, call: Incoming, until_ms: int, deadline_ms: int
+    ) -> Callable[[DequeueCall], bool] | None:
+        """Return how a consumer that finds nothing here is sent to other hosts."""
+        return None if is_forwarded(call.request) else partial(self._dequeue, call, until_ms, deadline_ms)
+
+    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
+        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
+        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
+            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
+                self.engine.stop_waiting(waiting)
+                waiting.elsewhere(waiting)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
         """Ask one host that is known to have a topic of `waiting`, then the next. A consumer that gets nothing waits
         here until `until_ms`. False when no host is known to have one."""
         address = self._known_to_have(waiting)
@@ -163,15 +216,6 @@ class Forwarder:
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
-
-    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
-        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
-        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
-            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
-                self.engine.stop_waiting(waiting)
-                waiting.elsewhere(waiting)
-
-    # ------------------------------------------------------------------------------------- inside
 
     def _known_to_have(self, waiting: DequeueCall) -> str | None:
         """Return a random one of the living hosts that have the first topic that any of them has."""

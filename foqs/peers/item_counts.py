@@ -11,11 +11,10 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.fairness.topics import topic_key
 from foqs.idl import idl
-from foqs.peers.confirmation import check_owner
-from foqs.peers.ready_subscriber import Ask
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.routing import Routing
 
 COUNT_MS = 500
 """How long a question for tokens waits for counts. The last count of a shard stands if its next one is later."""
@@ -26,21 +25,19 @@ _COUNT_PAUSE_MS = 250
 
 
 class ItemCounts:
-    """One host's. `ask` is None on a host that is alone; `routing` is then not used."""
+    """One host's. `check(shard, then)` calls `then` with whether this host owns the shard."""
 
     def __init__(
         self,
         engine: Engine,
-        routing: Callable[[], Routing],
-        ask: Ask | None,
-        now_ms: Callable[[], int],
+        forwarder: Forwarder | LoneForwarder,
+        check: Callable[[Shard, Callable[[bool], None]], None],
         monotonic_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
     ) -> None:
         self._engine = engine
-        self._routing = routing
-        self._ask = ask
-        self._now_ms = now_ms
+        self._forwarder = forwarder
+        self._check = check
         self._monotonic_ms = monotonic_ms
         self._later = later
         self._counts: dict[str, _Count] = {}  # by namespace: the latest
@@ -63,15 +60,11 @@ class ItemCounts:
             if not done.open and now_ms >= done.begun_ms + _COUNT_PAUSE_MS:
                 del self._counts[old]
         count = self._counts[ns] = _Count(tokens, now_ms, tokens.mark(now_ms), then)
-        addresses: dict[str, None] = {}
-        if self._ask is not None:
-            for route in self._routing().owners.values():
-                if route.host != self._engine.config.server.id:
-                    addresses[route.address] = None
+        addresses = self._forwarder.routing().other_owners(self._engine.config.server.id)
         count.open = 1 + len(addresses)
         for address in addresses:
-            assert self._ask is not None
-            self._ask(address, "CountItems", idl.CountItemsRequest(ns), CENSUS_MS + _MARGIN_MS, count.answered)
+            request = idl.CountItemsRequest(ns)
+            self._forwarder.ask(address, "CountItems", request, CENSUS_MS + _MARGIN_MS, count.answered)
         self.count_here(ns, count.add)
         if count.open:
             self._later(COUNT_MS, count.go_on)
@@ -81,10 +74,7 @@ class ItemCounts:
         shard is left out unless its database confirms in time that this host owns it."""
         census = _Census(self._engine.serving, ns, answer)
         for shard in self._engine.serving:
-            if self._ask is None:
-                census.add(shard, counts=True)
-            else:
-                check_owner(self._engine, shard, self._now_ms, partial(census.add, shard))
+            self._check(shard, partial(census.add, shard))
         if census.left:
             self._later(CENSUS_MS, census.end)
 

@@ -18,12 +18,14 @@ from foqs.engine.pending import EnqueueCall
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
+from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
 from foqs.quota import Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
-from foqs.shardmgr.routing import Routing
+from foqs.shardmgr.routing import Route
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
@@ -33,24 +35,21 @@ _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
 class QuotaClient:
-    """One host's. `forwarder` is None on a host that is alone. `now_ms` is the host's clock, which may be set;
-    `monotonic_ms` never goes back. `later` calls back after so many milliseconds. `share_slots` is called while slots
-    have no shard."""
+    """One host's. `now_ms` is the host's clock, which may be set; `monotonic_ms` never goes back. `later` calls back
+    after so many milliseconds."""
 
     def __init__(
         self,
         engine: Engine,
-        forwarder: Forwarder | None,
+        forwarder: Forwarder | LoneForwarder,
+        owners: SlotOwners | LoneSlotOwner,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
-        share_slots: Callable[[], None],
     ) -> None:
         section = engine.config.quotas
-        self._share_slots = share_slots
         self._engine = engine
-        self._routing = Routing if forwarder is None else forwarder.routing
-        self._ask = None if forwarder is None else forwarder.ask
+        self._forwarder = forwarder
         self._monotonic_ms = monotonic_ms
         self._later = later
         self._general = section.quota()
@@ -58,10 +57,7 @@ class QuotaClient:
         self._leases: dict[str, TokenLease] = {}
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
-        slot_missing = (lambda: None) if forwarder is None else forwarder.slot_moves.adopt
-        self.coordinator = QuotaCoordinator(
-            engine, self.of, self._routing, self._ask, now_ms, monotonic_ms, later, slot_missing
-        )
+        self.coordinator = QuotaCoordinator(engine, self.of, forwarder, owners, now_ms, monotonic_ms, later)
         self.used = self._general is not None or any(self._own.values())
         """Whether a namespace may have a quota."""
         if self.used:
@@ -120,7 +116,7 @@ class QuotaClient:
         charge, allowance = Charge(items, admit), lease.allowance
         if lease.can_serve(items, now_ms):
             lease.serve(charge, now_ms)
-            if allowance.runs_low(now_ms) and not self._coordinates(ns):
+            if allowance.runs_low(now_ms) and self._coordinator_elsewhere(ns):
                 self._question(ns, lease, spare=False)
         elif not engine.budget.fits(0, engine.config.host.input_share + _BUDGET_SHARE):
             admit(0, Overloaded("the host's buffers are full", RETRY_MS))
@@ -134,27 +130,22 @@ class QuotaClient:
 
     # ------------------------------------------------------------------------------------- the coordinator
 
-    def _coordinates(self, ns: str) -> bool:
-        """Whether this host is the coordinator: then tokens ahead of the need gain nothing."""
-        if self._ask is None:
-            return True
-        route = self._routing().owners.get(self._shard_of(ns))
-        return route is None or route.host == self._engine.config.server.id
-
-    def _shard_of(self, ns: str) -> int:
-        """Return the shard that has the namespace's slot; 0: none has it."""
-        slots = self._routing().slots.shards
-        return slots[coordinator_slot(ns)] if slots else 0
+    def _coordinator_elsewhere(self, ns: str) -> Route | None:
+        """Return the other host that is the coordinator. If it is this host, tokens ahead of the need gain nothing."""
+        routing = self._forwarder.routing()
+        slots = routing.slots.shards
+        route = routing.owners.get(slots[coordinator_slot(ns)]) if slots else None
+        return None if route is None or route.host == self._engine.config.server.id else route
 
     def _question(self, ns: str, lease: TokenLease, *, spare: bool) -> None:
-        here = self._coordinates(ns)
-        ask = lease.ask(self._monotonic_ms(), ahead=not here, spare=spare)
+        elsewhere = self._coordinator_elsewhere(ns)
+        ask = lease.ask(self._monotonic_ms(), ahead=elsewhere is not None, spare=spare)
 
         def answered(grant: Grant | FoqsError | None) -> None:
             if lease.answered(ask, grant if isinstance(grant, Grant) else None, self._monotonic_ms()):
                 self._question(ns, lease, spare=False)
 
-        if here:
+        if elsewhere is None:
             self.coordinator.take(ns, self._holder, ask, answered)
             if lease.allowance.waits_for(ask):
                 self._later(ANSWER_MS, lambda: answered(None))
@@ -166,9 +157,8 @@ class QuotaClient:
             else:
                 answered(Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0))
 
-        assert self._ask is not None
-        address = self._routing().owners[self._shard_of(ns)].address
-        self._ask(address, "TakeTokens", idl.TakeTokensRequest(ns, self._holder, *ask), ANSWER_MS, replied)
+        request = idl.TakeTokensRequest(ns, self._holder, *ask)
+        self._forwarder.ask(elsewhere.address, "TakeTokens", request, ANSWER_MS, replied)
 
     def _beat(self) -> None:
         """Report to each coordinator the tokens held here, which keeps them good, and give back those not needed."""
@@ -182,10 +172,7 @@ class QuotaClient:
                 self._question(ns, lease, spare=True)
             elif lease.unused:
                 del self._leases[ns]
-        if self._ask is not None:
-            slots = self._routing().slots.shards
-            if not slots or 0 in slots:
-                self._share_slots()
+        self._forwarder.slots()
         self.coordinator.tend()
         self._later(BEAT_MS, self._beat)
 

@@ -2,7 +2,7 @@
 
 The coordinator of a namespace is the owner of the shard that has its slot (see `foqs.dedup`). A shard has one owner at
 a time, because of the fence and the confirmed epochs, and a slot is on one shard at a time. So a namespace never has
-two coordinators, whatever hosts believe of each other. A host that is alone coordinates all namespaces.
+two coordinators, whatever hosts believe of each other.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from typing import Any
 
 from foqs.dedup import digest_of, slot_of
 from foqs.engine.engine import Engine
-from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, Unavailable
-from foqs.peers.confirmation import confirm
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
-from foqs.peers.ready_subscriber import Ask as AskHost
+from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
 from foqs.quota import Quota
-from foqs.quotas.bucket import TTL_MS, Ask, Grant
+from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.routing import Routing
 
 _KEEP_CONFIRMED_SHARE = 3
 _NOT_HERE = "this host does not coordinate the namespace's quota now"
@@ -37,31 +35,26 @@ def coordinator_slot(ns: str) -> int:
 
 class QuotaCoordinator:
     """One host's. `quota_of` is the configuration. `now_ms` is the host's clock, which may be set; tokens accrue by
-    `monotonic_ms`. `ask` is None on a host that is alone; `routing` is then not used. `slot_missing` is called when a
-    slot is not here and the record may say that it should be."""
+    `monotonic_ms`."""
 
     def __init__(
         self,
         engine: Engine,
         quota_of: Callable[[str], Quota | None],
-        routing: Callable[[], Routing],
-        ask: AskHost | None,
+        forwarder: Forwarder | LoneForwarder,
+        owners: SlotOwners | LoneSlotOwner,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
-        slot_missing: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._quota_of = quota_of
-        self._routing = routing
-        self._alone = ask is None
+        self._routing = forwarder.routing
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
-        self._slot_missing = slot_missing
-        self._begun_ms = monotonic_ms()
         self._tokens: dict[str, tuple[NamespaceTokens, SlotOwner, int]] = {}  # with since when there are none
-        self._owners = SlotOwners(engine, now_ms, monotonic_ms)
-        self.counts = ItemCounts(engine, routing, ask, now_ms, monotonic_ms, later)
+        self._owners = owners
+        self.counts = ItemCounts(engine, forwarder, owners.check, monotonic_ms, later)
 
     def take(self, ns: str, holder: str, asked: Ask, answer: Answer) -> None:
         """Answer the question of one host, after the shard was confirmed and, if needed, the items were counted."""
@@ -69,31 +62,14 @@ class QuotaCoordinator:
         if quota is None:
             answer(Unavailable("the namespace has no quota here: the hosts' configurations differ"))
             return
-        if self._alone:
-            self._take_here(ns, quota, holder, asked, answer, SlotOwner(0, 0), self._begun_ms)
-            return
-        shard = self._shard_of(coordinator_slot(ns))
-        if shard is None:
-            self._slot_missing()
-            answer(NotServed(_NOT_HERE))
-            return
-        take = partial(self._take_confirmed, ns, quota, holder, asked, answer)
-        confirm(self._engine, shard, self._now_ms(), take)
-
-    def _take_confirmed(self, ns: str, quota: Quota, holder: str, asked: Ask, answer: Answer) -> None:
-        slot = coordinator_slot(ns)
-        shard = self._shard_of(slot)
-        if shard is None or shard.in_takeover_grace(self._now_ms()) or not shard.confirmed(self._now_ms()):
-            answer(NotServed(_NOT_HERE))
-            return
-        self._owners.observe()
-        owner, since_ms = self._owners.of(slot)
-        # Hosts may spend the tokens of the coordinator before this one until then.
-        self._take_here(ns, quota, holder, asked, answer, owner, since_ms + TTL_MS)
+        self._owners.find(coordinator_slot(ns), partial(self._take_here, ns, quota, holder, asked, answer))
 
     def _take_here(
-        self, ns: str, quota: Quota, holder: str, asked: Ask, answer: Answer, owner: SlotOwner, empty_at_ms: int
+        self, ns: str, quota: Quota, holder: str, asked: Ask, answer: Answer, owner: SlotOwner | None, empty_at_ms: int
     ) -> None:
+        if owner is None:
+            answer(NotServed(_NOT_HERE))
+            return
         now_ms = self._monotonic_ms()
         if now_ms < empty_at_ms:
             answer(Grant(0, False, empty_at_ms - now_ms + quota.ms_for(asked.wanted)))
@@ -128,12 +104,6 @@ class QuotaCoordinator:
                     shard.confirm_wanted = True
                     self._engine.touch(shard)
 
-    def _shard_of(self, slot: int) -> Shard | None:
-        for shard in self._engine.serving:
-            if shard.state is ShardState.SERVING and shard.keys.takes_slot(slot):
-                return shard
-        return None
-
     def _shards(self) -> Collection[int]:
         """All shards whose items count."""
-        return self._engine.shards.keys() if self._alone else self._routing().shards - self._routing().disabled
+        return self._routing().shards - self._routing().disabled

@@ -4,10 +4,14 @@ namespaces whose slots it has."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from foqs.dedup import SLOTS
 from foqs.engine.engine import Engine
+from foqs.engine.shard import Shard
+from foqs.peers.confirmation import check_owner, confirm
+from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.slots import has
 
@@ -19,19 +23,49 @@ class SlotOwner(NamedTuple):
     epoch: int
 
 
-class SlotOwners:
-    """One host's. `now_ms` is the host's clock; `monotonic_ms` never goes back."""
+Found = Callable[[SlotOwner | None, int], None]
+"""(owner, the monotonic ms until which another owner's tokens may be spent), or (None, 0): the slot is not here."""
 
-    def __init__(self, engine: Engine, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
+
+class SlotOwners:
+    """One host's. `now_ms` is the host's clock; `monotonic_ms` never goes back. `slot_missing` is called when a slot is
+    not here and the record may say that it should be."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        slot_missing: Callable[[], None],
+    ) -> None:
         self._engine = engine
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
-        self._here: dict[int, tuple[SlotOwner, int]] = {}  # by slot, and since when it is here
+        self._slot_missing = slot_missing
+        self._here: dict[int, tuple[SlotOwner, int]] = {}  # by slot, and since when (monotonic ms) it is here
         self._seen: dict[SlotOwner, bytes] = {}  # the slots of each shard
 
-    def of(self, slot: int) -> tuple[SlotOwner, int]:
-        """Return the owner of a slot that is here, and since when (in monotonic ms)."""
-        return self._here[slot]
+    def find(self, slot: int, found: Found) -> None:
+        """Call `found` after the database of the slot's shard has confirmed that this host owns the shard."""
+        shard = self._shard_of(slot)
+        if shard is None:
+            self._slot_missing()
+            found(None, 0)
+        else:
+            confirm(self._engine, shard, self._now_ms(), partial(self._confirmed, slot, found))
+
+    def _confirmed(self, slot: int, found: Found) -> None:
+        shard, now_ms = self._shard_of(slot), self._now_ms()
+        if shard is None or shard.in_takeover_grace(now_ms) or not shard.confirmed(now_ms):
+            found(None, 0)
+            return
+        self.observe()
+        owner, since_ms = self._here[slot]
+        found(owner, since_ms + TTL_MS)
+
+    def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
+        """Call `then` with whether the shard's database says that this host owns it."""
+        check_owner(self._engine, shard, self._now_ms, then)
 
     def observe(self) -> None:
         """Record which slots are here. Must be called at least once in `TTL_MS`: then no other host granted tokens for
@@ -55,3 +89,9 @@ class SlotOwners:
                     known = before.get(slot)
                     self._here[slot] = known if known is not None and known[0] == owner else (owner, since_ms)
         self._seen = seen
+
+    def _shard_of(self, slot: int) -> Shard | None:
+        for shard in self._engine.serving:
+            if shard.state is ShardState.SERVING and shard.keys.takes_slot(slot):
+                return shard
+        return None

@@ -81,8 +81,7 @@ class ClusterNode:
             neighbours=neighbours,
             marks=ClusterMarks(facts),
         )
-        assert self.node.ask is not None
-        self._loads = ShardLoads(self.node.ask, self._loop_ms)
+        self._loads = ShardLoads(self.node.forwarder.ask, self._loop_ms)
         self._facts_known = asyncio.Event()
         self._seen = asyncio.Event()  # this host is in the facts
         self._due = False

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from foqs.api.auth import Guard
 from foqs.budget import Budget
+from foqs.clock import monotonic_ms
 from foqs.config.load import Config
-from foqs.engine import dedup
 from foqs.engine.engine import Engine
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.ready_subscriber import Ask
+from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
+from foqs.peers.slot_owners import SlotOwners
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.tls import peer_context
@@ -49,14 +49,12 @@ LONE = Neighbours(routing=Routing, handover_ms=0, changed=_nothing, static=True)
 
 
 class NoPeers:
-    """In place of `Peers` on a lone host, which spreads the slots of deduplication keys over its own shards."""
+    """In place of `Peers` on a lone host."""
 
-    caller: PeerCaller | None = None
-    ask: Ask | None = None
-    forwarder: Forwarder | None = None
-
-    def __init__(self, engine: Engine) -> None:
-        self.share_slots = self.shard_served = partial(dedup.share_out, engine)
+    def __init__(self, engine: Engine, address: Callable[[], str]) -> None:
+        self.forwarder = LoneForwarder(engine, address)
+        self.slot_owners = LoneSlotOwner(monotonic_ms())
+        self.slots_written = self.forwarder.share_slots
 
     def limit(self, limits: Limits) -> None:
         """Requests to other hosts have these limits: there are none."""
@@ -66,7 +64,7 @@ class NoPeers:
 
 
 class Peers:
-    """Connections to other hosts, and the forwarding of requests over them. `ask` proves this host's identity."""
+    """Connections to other hosts, and the forwarding of requests over them."""
 
     def __init__(
         self,
@@ -83,12 +81,11 @@ class Peers:
         requests: RequestLog,
     ) -> None:
         self.caller = PeerCaller(limits, budget, tls=peer_context(config.tls), introduction=guard.introduction())
-        self.ask = guard.proven(self.caller.call)
         self.forwarder = Forwarder(
             engine,
             config.server.id,
             neighbours.routing,
-            self.ask,
+            guard.proven(self.caller.call),
             self.caller.cut,
             handover_ms=neighbours.handover_ms,
             now_ms=now_ms,
@@ -96,9 +93,10 @@ class Peers:
             later=later,
             requests=requests,
             slots_arrived=neighbours.slots_arrived,
+            share_slots=neighbours.share_slots,
         )
-        self.shard_served = self.forwarder.slot_moves.changed  # it may be the source or the target of a move
-        self.share_slots = neighbours.share_slots
+        self.slot_owners = SlotOwners(engine, now_ms, monotonic_ms, self.forwarder.slot_moves.adopt)
+        self.slots_written = _nothing
 
     def limit(self, limits: Limits) -> None:
         self.caller.limits = limits

@@ -16,13 +16,11 @@ from foqs.clock import Clock, monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
-from foqs.fairness.topics import TopicKey
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
-from foqs.peers.ready_subscriber import Ask
-from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
@@ -69,7 +67,8 @@ class Node:
         callbacks = Callbacks(
             served=lambda: self.service.routing_changed(),  # noqa: PLW0108 - the handlers are made below
             became_ready=None if neighbours.static else self.news.became_ready,
-            left_waiting=self._fetch,
+            left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
+            slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
         )
         self.runner = ShardRunner(
             config,
@@ -83,15 +82,18 @@ class Node:
             static=neighbours.static,
             take_over=take_over or not neighbours.static,
             changed=neighbours.changed,
-            served=self._shard_served,
+            served=lambda: self.forwarder.shard_served(),  # noqa: PLW0108
             serves=lambda: self.server.serves,
         )
         self.engine: Engine = self.runner.engine
         self.peers: Peers | NoPeers = (
-            NoPeers(self.engine) if neighbours.static else self._peers(config, limits, budget, neighbours)
+            NoPeers(self.engine, lambda: self.address)
+            if neighbours.static
+            else self._peers(config, limits, budget, neighbours)
         )
+        self.forwarder: Forwarder | LoneForwarder = self.peers.forwarder
         quotas = QuotaClient(
-            self.engine, self.forwarder, self._clock.now_ms, monotonic_ms, self._later, self.peers.share_slots
+            self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
         )
         self.service: Handlers = Handlers(
             self.engine,
@@ -101,7 +103,6 @@ class Node:
             self.news,
             quotas,
             self.forwarder,
-            self.peers.share_slots,
         )
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
@@ -120,13 +121,6 @@ class Node:
     def _later(self, after_ms: int, do: Callable[[], None]) -> None:
         self._loop.call_later(after_ms / 1000, do)
 
-    def _fetch(self, key: TopicKey) -> None:
-        if self.forwarder is not None:
-            self.forwarder.fetch(key)
-
-    def _shard_served(self) -> None:
-        self.peers.shard_served()
-
     def _peers(self, config: Config, limits: Limits, budget: Budget, neighbours: Neighbours) -> Peers:
         return Peers(
             config,
@@ -140,18 +134,6 @@ class Node:
             later=self._later,
             requests=self.requests,
         )
-
-    @property
-    def forwarder(self) -> Forwarder | None:
-        return self.peers.forwarder
-
-    @property
-    def caller(self) -> PeerCaller | None:
-        return self.peers.caller
-
-    @property
-    def ask(self) -> Ask | None:
-        return self.peers.ask
 
     @property
     def unreachable(self) -> set[int]:

@@ -78,7 +78,9 @@ class ShardRunner:
         self._served = served
         self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm)
-        self.engine: Engine = Engine(config, budget, random.Random(), self._submit, callbacks)
+        self.engine: Engine = Engine(
+            config, budget, random.Random(), self._submit, callbacks, shards_elsewhere=not static
+        )
         self.driver = ShardDriver(self.engine.shards, static=static, take_over=take_over)
         self.marker = Marker(marks, later)
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock)

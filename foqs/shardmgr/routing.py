@@ -35,6 +35,10 @@ class Routing:
     def owner(self, item_id: int) -> Route | None:
         return self.owners.get(shard_of(item_id))
 
+    def other_owners(self, host: str) -> list[str]:
+        """Return the addresses of the hosts besides `host` that own shards."""
+        return sorted({route.address for route in self.owners.values() if route.host != host})
+
     def exists(self, item_id: int) -> bool:
         """Return whether a shard exists that may hold the item."""
         return shard_of(item_id) in self.shards

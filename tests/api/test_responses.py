@@ -69,8 +69,8 @@ def test_a_caller_without_a_context_never_gets_not_owner() -> None:
 
 def test_a_leased_item_has_its_lease_and_its_times() -> None:
     item = SimpleNamespace(
-        body=BODY, lane=SimpleNamespace(key=("n", "t")), lease=99, attempt=2, deliver_after_ms=20,
-        lease_expires_at_ms=500,
+        body=BODY, lane=SimpleNamespace(topic=SimpleNamespace(key=("n", "t"))),
+        lease=99, attempt=2, deliver_after_ms=20, lease_expires_at_ms=500,
     )  # fmt: skip
     made = responses.leased(item)  # type: ignore[arg-type]
     assert (made.id, made.ns, made.topic, made.priority, made.payload) == (7, "n", "t", 3, b"x")

@@ -1,6 +1,5 @@
 """Each check of a request refuses by a typed error that names the field, and takes the values at its bounds."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,14 +185,6 @@ def test_an_id_stands_once_in_a_request() -> None:
     validation.nothing_twice([1, 2, 3])
     with pytest.raises(Invalid, match=r"^an id stands in the request more than once$"):
         validation.nothing_twice([1, 2, 1])
-
-
-@pytest.mark.parametrize(("hops", "forwards"), [(None, True), (0, True), (1, False), (2, False)])
-def test_a_forwarded_request_is_not_forwarded_again(hops: int | None, forwards: bool) -> None:
-    forwarder = object()
-    request = SimpleNamespace(context=None if hops is None else idl.RequestContext(hops=hops))
-    assert validation.forwarder_for(forwarder, request) is (forwarder if forwards else None)
-    assert validation.forwarder_for(None, request) is None
 
 
 def test_full_buffers_and_a_stopping_host_refuse() -> None:

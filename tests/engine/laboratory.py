@@ -58,7 +58,12 @@ class Laboratory:
     """`now_ms` is the clock of all; the databases' clocks are `db_behind_ms` behind it."""
 
     def __init__(
-        self, *numbers: int, callbacks: Callbacks = UNCONNECTED, sections: Mapping[str, Any] | None = None, **host: Any
+        self,
+        *numbers: int,
+        callbacks: Callbacks = UNCONNECTED,
+        shards_elsewhere: bool = False,
+        sections: Mapping[str, Any] | None = None,
+        **host: Any,
     ) -> None:
         """`sections` of the configuration by name; `host` has settings of the section of that name."""
         self.now_ms = 1_000_000
@@ -72,6 +77,7 @@ class Laboratory:
             random.Random(1),
             lambda *sent: self.flights.append(sent),
             callbacks,
+            shards_elsewhere=shards_elsewhere,
         )
         self.dbs = {number: MemoryDatabase(lambda: self.now_ms - self.db_behind_ms) for number in numbers}
         self.faults = {number: NextFaults() for number in numbers}
@@ -169,7 +175,8 @@ class Laboratory:
         call = EnqueueCall(len(keys), answers.extend)
         self.engine.deadlines.push(self.now_ms + timeout_ms, call)
         items = [Keyed(at, Dedup(digest_of("ns", key), 0), self.item(b"x"), KEY, 1) for at, key in enumerate(keys)]
-        dedup.place(self.engine, call, shard, items, self.now_ms)
+        place = dedup.place_taken if self.engine.shards_elsewhere else dedup.place
+        place(self.engine, call, shard, items, self.now_ms)
         return answers
 
     # ------------------------------------------------------------------------------------- dequeues

@@ -141,32 +141,39 @@ def test_an_item_of_another_namespace_is_not_found(known: bool) -> None:
     assert inside == [None]
 
 
-@pytest.mark.parametrize(("alone", "error"), [(True, NotFound), (False, NotServed)])
-def test_the_error_for_a_shard_that_is_not_here(alone: bool, error: type[FoqsError]) -> None:
-    lab = Laboratory(1)
-    lab.engine.alone = alone
+@pytest.mark.parametrize(("elsewhere", "error"), [(False, NotFound), (True, NotServed)])
+def test_the_error_for_a_shard_that_is_not_here(elsewhere: bool, error: type[FoqsError]) -> None:
+    lab = Laboratory(1, shards_elsewhere=elsewhere)
     assert types(lab.ack((make_id(2, 1), 1))) == [error]
 
 
-@pytest.mark.parametrize(("alone", "error"), [(True, type(None)), (False, NotServed)])
-def test_a_shard_that_drains_accepts_acks_if_it_stays(alone: bool, error: type) -> None:
+@pytest.mark.parametrize(("shuts_down", "error"), [(True, type(None)), (False, NotServed)])
+def test_a_shard_that_drains_accepts_acks_if_it_stays(shuts_down: bool, error: type) -> None:
     """A shard that is handed over would never be idle under load."""
-    lab = Laboratory(1)
+    lab = Laboratory(1, shards_elsewhere=True)
     acked = leased(lab)
-    lab.engine.alone = alone
-    lab.engine.retire(lab.engine.shards[1])
+    if shuts_down:
+        lab.engine.drain(lab.now_ms)
+    else:
+        lab.engine.retire(lab.engine.shards[1])
     answers = lab.ack(acked)
     lab.settle()
     assert types(answers) == [error]
 
 
 def test_a_request_goes_elsewhere_when_its_shard_does() -> None:
-    lab = Laboratory(1)
-    lab.engine.alone = False
+    lab = Laboratory(1, shards_elsewhere=True)
     answers: list[FoqsError | None] = []
     sent_on: list[int | None] = []
-    call = ItemsCall(1, answers.extend)
-    call.elsewhere = sent_on.append
+
+    class Forwarded:
+        def add(self, at: int) -> None:
+            sent_on.append(at)
+
+        def end(self) -> None:
+            sent_on.append(None)
+
+    call = ItemsCall(1, answers.extend, elsewhere=lambda _: Forwarded())
     ack.operate(lab.engine, call, 0, make_id(2, 1), item_ops.delete, None, lab.now_ms)
     assert (sent_on, answers) == ([0], [])
     call.settled(0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine.lookups import Looks
-from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
 from foqs.item import Item
 from foqs.item_states import Phase
@@ -43,7 +43,8 @@ def test_an_unknown_id_finds_nothing() -> None:
     lab = Laboratory(1)
     here, elsewhere = lab.look(make_id(1, 99)), lab.look(make_id(2, 1))
     lab.settle()
-    assert here == elsewhere == [(None, None, None)]
+    assert here == [(None, None, None)]
+    assert [type(error) for _, _, error in elsewhere] == [NotFound]
 
 
 def test_a_look_shows_a_lease_that_is_not_written_yet() -> None:

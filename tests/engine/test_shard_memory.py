@@ -9,6 +9,7 @@ from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
 from foqs.engine.shard_memory import ShardMemory
+from foqs.fairness.topics import Topics, lane_key
 from foqs.item import KNOWN_BYTES, Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.prefetch.residents import Residents
@@ -167,8 +168,8 @@ def test_old_written_leases_are_forgotten_but_still_stand() -> None:
 def test_a_written_lease_in_use_is_not_forgotten(held: str) -> None:
     """A change of the item waits, or the reply to its consumer does."""
     budget = Budget(1 << 20)
-    memory = ShardMemory(HostSection(leases=1), Residents(budget, (), lambda: 0), budget, Counters())
-    lane = memory.lane(KEY)
+    memory = ShardMemory(HostSection(leases=1), Topics(), Residents(budget, (), lambda: 0), budget, Counters())
+    lane = memory.lane(lane_key(KEY))
     items = [Item(number, lane, 0, 0, 1, 5, 10, None, Place.TIMER, Phase.LEASED) for number in (1, 2, 3)]
     for item in items:
         memory.learn(item)

@@ -18,8 +18,7 @@ SLOT = slot_of(digest_of("ns", "a"))
 
 def giving(stamp: int = 1) -> Laboratory:
     """Return a laboratory, a host of a cluster, whose shard has all slots, by the record of that stamp."""
-    lab = Laboratory(1)
-    lab.engine.alone = False
+    lab = Laboratory(1, shards_elsewhere=True)
     shard = lab.engine.shards[1]
     shard.keys.wanted = Holding(stamp, bits_of(range(SLOTS)))
     lab.engine.touch(shard)

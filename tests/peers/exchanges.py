@@ -66,7 +66,7 @@ class Rig:
         self.log = Log()
         self.engine: Any = SimpleNamespace(
             shards={},
-            alone=False,
+            shards_elsewhere=True,
             counters=SimpleNamespace(held=0, forwarded=0),
             deadlines=SimpleNamespace(push=lambda at_ms, what: self.rung.append((at_ms, what))),
             alarm=lambda at_ms: None,

@@ -55,8 +55,7 @@ class Member(Node):
             neighbours=neighbours,
             marks=cluster.marks,
         )
-        assert self.caller is not None
-        self.caller._connect_timeout_s = PATIENCE_S
+        self.peers.caller._connect_timeout_s = PATIENCE_S
 
     @property
     def counters(self) -> Any:
@@ -78,7 +77,7 @@ class Member(Node):
     def die(self) -> None:
         """Close all its connections, in the middle of a frame."""
         self.server.close()
-        self.caller.close()
+        self.peers.caller.close()
 
 
 class Cluster:
@@ -172,7 +171,7 @@ class Cluster:
         for wire in self.wires:
             wire.close()
         for member in self.members:
-            self.on_loop(member.caller.close)
+            self.on_loop(member.peers.caller.close)
             self.wait(member.stop())
             self.until(lambda member=member: not member.server.counters.connections, "its connections closed")  # type: ignore[misc]
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import foqs.server
 from foqs.config.load import load
+from foqs.errors import FoqsError, NotSent
 from foqs.server.node import Node
 from foqs.server.polling import until
 from foqs.store.schema import create_schema
@@ -49,9 +50,12 @@ def test_a_lone_host_has_no_way_to_other_hosts(tmp_path: Path) -> None:
         config = load(server={"port": 0, "grace_ms": 2_000}, shards=[{"id": 1, "url": url}])
         node = Node(config, lambda number: SqlStore(url, shard=number))
         await node.start()
-        assert (node.forwarder, node.caller, node.ask) == (None, None, None)
+        refused: list[FoqsError | None] = []
+        node.forwarder.ask("127.0.0.1:1", "GetServerInfo", None, 1_000, lambda response, error: refused.append(error))
+        assert [type(error) for error in refused] == [NotSent]
         deadline = asyncio.get_running_loop().time() + 60
-        assert await until(lambda: set(node.engine.slots) == {1}, deadline), "its shard has all deduplication slots"
+        held = lambda: set(node.forwarder.routing().slots.shards) == {1}  # noqa: E731
+        assert await until(held, deadline), "its shard has all deduplication slots"
         assert await node.stop()
         assert not node.runner.closing
 

@@ -163,7 +163,7 @@ class Clients:
         member.engine.deadlines.push(now_ms + timeout_ms, call)
         member.engine.alarm(now_ms + timeout_ms)
         for number, part in dedup.by_shard(member.neighbour.view.shards, parts).items():
-            if away := dedup.place(member.engine, call, number, part, now_ms):
+            if away := dedup.place_taken(member.engine, call, number, part, now_ms):
                 call.refused([one.at for one in away], NotServed())
                 member.neighbour.moves.adopt()
 

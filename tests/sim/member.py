@@ -100,11 +100,11 @@ class Member:
             random.Random(sim.rng.getrandbits(64)),
             self.submit,
             Callbacks(wake=self._wake, alarm=self._alarm),
+            shards_elsewhere=True,
         )
         # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
         self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
         self.engine.member = self
-        self.engine.alone = False
         self.neighbour = Neighbour(self)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
         self.timekeeper = DatabaseClock(self.engine, MemberClock(self))

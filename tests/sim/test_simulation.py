@@ -23,9 +23,9 @@ def test_many_topics_in_little_memory(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "topics"), batch)
 
 
-@pytest.mark.parametrize("seed", SEEDS if _ONE else SEEDS[: len(SEEDS) // 3])
-def test_many_lanes_while_everything_fails(seed: int) -> None:
-    simulate(seed, "lanes")
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
+def test_many_lanes_while_everything_fails(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "lanes"), batch)
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

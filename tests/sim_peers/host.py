@@ -23,6 +23,7 @@ from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.slot_owners import SlotOwners
 from foqs.quota import Quota
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
@@ -107,7 +108,7 @@ class Host:
             left_waiting=self._left_waiting,
         )
         rng = random.Random(sim.rng.getrandbits(64))
-        self.engine = _Engine(config, Budget(_BUDGET_BYTES), rng, self._submit, callbacks)
+        self.engine = _Engine(config, Budget(_BUDGET_BYTES), rng, self._submit, callbacks, shards_elsewhere=True)
         self.engine.host = self
         self.forwarder = Forwarder(
             self.engine,
@@ -121,13 +122,13 @@ class Host:
             later=self.later,
             requests=_NoLog(),  # type: ignore[arg-type]
             slots_arrived=lambda moved: self.later(5, lambda: sim.control.arrived(self.routing.slots, moved)),
+            share_slots=lambda: None,
         )
-        quotas = _Quotas(self.engine, self.forwarder, now_ms, lambda: sim.clock.time, self.later, lambda: None)
+        owners = SlotOwners(self.engine, now_ms, lambda: sim.clock.time, self.forwarder.slot_moves.adopt)
+        quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, lambda: sim.clock.time, self.later)
         quotas.host = self
         limits = Limits(**config.limits.model_dump())
-        self._handlers = Handlers(
-            self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder, lambda: None
-        )
+        self._handlers = Handlers(self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder)
         self._methods = self._handlers.handlers()
 
     def now_ms(self) -> int:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from foqs.api import validation
 from foqs.buffers.pending_dedup import Keys
 from foqs.errors import FoqsError, LostReply, NotSent
-from foqs.peers import quota_coordinator
+from foqs.peers import forwarder, slot_owners
 from foqs.peers.ready_subscriber import ReadySubscriber
 from foqs.peers.slot_migration import SlotMigration
 from foqs.quotas.bucket import Bucket
@@ -38,7 +37,7 @@ def an_old_answer_forgets_a_ready_topic(patch: Patch) -> None:
 
 @mutant
 def a_forwarded_request_is_forwarded_again(patch: Patch) -> None:
-    patch.setattr(validation, "forwarder_for", lambda forwarder, request: forwarder)
+    patch.setattr(forwarder, "is_forwarded", lambda request: False)
 
 
 @mutant
@@ -90,7 +89,7 @@ def tokens_are_granted_twice(patch: Patch) -> None:
 @mutant
 def a_new_coordinator_begins_with_a_full_bucket(patch: Patch) -> None:
     """Hosts may still spend the tokens that the coordinator before it granted."""
-    patch.setattr(quota_coordinator, "TTL_MS", -10_000)
+    patch.setattr(slot_owners, "TTL_MS", -10_000)
 
 
 @mutant

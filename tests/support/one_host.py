@@ -6,21 +6,21 @@ A lone host has no routing. A host with a routing is "a" of a cluster, at "a:1";
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from foqs.api.handlers import Handlers
 from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
 from foqs.dedup import SLOTS
-from foqs.engine import dedup
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, Invalid, from_code
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
+from foqs.peers.slot_owners import SlotOwners
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec
@@ -89,14 +89,20 @@ class OneHost(Laboratory):
         self.shared = 0
         self.arrived: list[Mapping[int, SlotMove]] = []
         self.service: Handlers | None = None
-        self.forwarder: Forwarder | None = None
+        self.forwarder: Forwarder | LoneForwarder | None = None
         self._turn: list[Callable[[], None]] = []
         self._timers: list[tuple[int, Callable[[], None]]] = []
         self.news = ReadyPublisher(lambda key: self.engine.ready(key), 1_000_000, self._turn.append, self._later)  # noqa: PLW0108
-        callbacks = Callbacks(served=self._served, became_ready=self.news.became_ready, left_waiting=self._left_waiting)
+        callbacks = Callbacks(
+            served=self._served,
+            became_ready=self.news.became_ready,
+            left_waiting=self._left_waiting,
+            slots_written=self._slots_written,
+        )
         super().__init__(
             *numbers,
             callbacks=callbacks,
+            shards_elsewhere=routing is not None,
             sections={"server": ServerSection(id="a"), "quotas": QuotasSection(namespaces=dict(quotas or {}))},
         )
         self._connect()
@@ -108,19 +114,21 @@ class OneHost(Laboratory):
             self.forwarder = Forwarder(
                 self.engine, "a", self._routing, self._ask, self.cut.append, handover_ms=HANDOVER_MS, now_ms=now_ms,
                 soon=self._turn.append, later=self._later, requests=self.log, slots_arrived=self.arrived.append,
+                share_slots=self._share_slots,
             )  # fmt: skip
-            share_slots = self._share_slots
+            owners: SlotOwners | LoneSlotOwner = SlotOwners(
+                self.engine, now_ms, lambda: self.monotonic_ms, self.forwarder.slot_moves.adopt
+            )
         else:
-            share_slots = partial(dedup.share_out, self.engine)
-        self.quotas = QuotaClient(
-            self.engine, self.forwarder, now_ms, lambda: self.monotonic_ms, self._later, share_slots
-        )
+            self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
+            owners = LoneSlotOwner(self.monotonic_ms)
+        self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
         self.service = Handlers(
-            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder, share_slots
+            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder
         )
         self.methods = self.service.handlers()
-        if self.routing is None:
-            share_slots()
+        if isinstance(self.forwarder, LoneForwarder):
+            self.forwarder.share_slots()
         self.service.routing_changed()
         self.run()
 
@@ -130,6 +138,10 @@ class OneHost(Laboratory):
 
     def _share_slots(self) -> None:
         self.shared += 1
+
+    def _slots_written(self) -> None:
+        if isinstance(self.forwarder, LoneForwarder):
+            self.forwarder.share_slots()
 
     def _served(self) -> None:
         if self.service is not None:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from foqs.dedup import SLOTS
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.peers.confirmation import check_owner, confirm
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.slots import has
+
+_MOST_CONFIRMING = 1_000
 
 
 class SlotOwner(NamedTuple):
@@ -46,13 +47,16 @@ class SlotOwners:
         self._seen: dict[SlotOwner, bytes] = {}  # the slots of each shard
 
     def find(self, slot: int, found: Found) -> None:
-        """Call `found` after the database of the slot's shard has confirmed that this host owns the shard."""
+        """Call `found` at once if the shard's database confirmed within `confirm_ms` that this host owns the shard, or
+        else after the shard's next batch."""
         shard = self._shard_of(slot)
         if shard is None:
             self._slot_missing()
             found(None, 0)
+        elif shard.confirmed(self._now_ms()) or len(shard.confirming) >= _MOST_CONFIRMING:
+            self._confirmed(slot, found)
         else:
-            confirm(self._engine, shard, self._now_ms(), partial(self._confirmed, slot, found))
+            self._after_batch(shard, partial(self._confirmed, slot, found))
 
     def _confirmed(self, slot: int, found: Found) -> None:
         shard, now_ms = self._shard_of(slot), self._now_ms()
@@ -64,8 +68,22 @@ class SlotOwners:
         found(owner, since_ms + TTL_MS)
 
     def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
-        """Call `then` with whether the shard's database says that this host owns it."""
-        check_owner(self._engine, shard, self._now_ms, then)
+        """Call `then` with whether the shard's database says that this host owns it. The database is asked after this
+        call: after an earlier answer another owner may have stored more."""
+        if len(shard.confirming) >= _MOST_CONFIRMING:
+            then(False)
+            return
+        asked_ms, before = self._now_ms(), shard.in_flight
+
+        def confirmed() -> None:
+            nonlocal before
+            if before is not None and shard.state is not ShardState.CLOSED:
+                before = None
+                self._after_batch(shard, confirmed)
+            else:
+                then(shard.confirmed_ms >= asked_ms)
+
+        self._after_batch(shard, confirmed)
 
     def observe(self) -> None:
         """Record which slots are here. Must be called at least once in `TTL_MS`: then no other host granted tokens for
@@ -89,6 +107,12 @@ class SlotOwners:
                     known = before.get(slot)
                     self._here[slot] = known if known is not None and known[0] == owner else (owner, since_ms)
         self._seen = seen
+
+    def _after_batch(self, shard: Shard, then: Callable[[], None]) -> None:
+        """Call `then` after the shard's next batch, which asks for the owner, or when the shard is closed."""
+        shard.confirm_wanted = True
+        shard.confirming.append(then)
+        self._engine.touch(shard)
 
     def _shard_of(self, slot: int) -> Shard | None:
         for shard in self._engine.serving:

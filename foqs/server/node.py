@@ -86,11 +86,22 @@ class Node:
             serves=lambda: self.server.serves,
         )
         self.engine: Engine = self.runner.engine
-        self.peers: Peers | NoPeers = (
-            NoPeers(self.engine, lambda: self.address)
-            if neighbours.static
-            else self._peers(config, limits, budget, neighbours)
-        )
+        self.peers: Peers | NoPeers
+        if neighbours.static:
+            self.peers = NoPeers(self.engine, lambda: self.address)
+        else:
+            self.peers = Peers(
+                config,
+                limits,
+                budget,
+                self.engine,
+                self.guard,
+                neighbours,
+                now_ms=self._clock.now_ms,
+                soon=self._loop.call_soon,
+                later=self._later,
+                requests=self.requests,
+            )
         self.forwarder: Forwarder | LoneForwarder = self.peers.forwarder
         quotas = QuotaClient(
             self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
@@ -120,20 +131,6 @@ class Node:
 
     def _later(self, after_ms: int, do: Callable[[], None]) -> None:
         self._loop.call_later(after_ms / 1000, do)
-
-    def _peers(self, config: Config, limits: Limits, budget: Budget, neighbours: Neighbours) -> Peers:
-        return Peers(
-            config,
-            limits,
-            budget,
-            self.engine,
-            self.guard,
-            neighbours,
-            now_ms=self._clock.now_ms,
-            soon=self._loop.call_soon,
-            later=self._later,
-            requests=self.requests,
-        )
 
     @property
     def unreachable(self) -> set[int]:

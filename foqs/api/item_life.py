@@ -21,7 +21,6 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
-from foqs.request_context import is_forwarded
 from foqs.rpc.call import Call
 
 
@@ -70,7 +69,7 @@ class ItemLife:
             waiting.refused([index], error)
         if waiting.done:
             return
-        quota, deadline_ms = self._quotas.of(ns) if self._quotas.used else None, now_ms + timeout_ms
+        quota, deadline_ms = self._quotas.of(ns), now_ms + timeout_ms
         if quota is None or self._forwarder.was_charged(request):
             self._store(waiting, taken, request, deadline_ms)
         else:
@@ -99,6 +98,7 @@ class ItemLife:
         lease_ms = validation.within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         timeout_ms = validation.timeout_ms(request, limits)
+        forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
@@ -106,14 +106,15 @@ class ItemLife:
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             call.on_lost = None  # a circle of references: the garbage collector would have to find it
             response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
-            if not (items or doubtful) and is_forwarded(request):
+            if forwarded and not (items or doubtful):
                 response.news_version = self._news.found_nothing(key for key, _ in keys)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
 
         now_ms = self._now_ms()
-        elsewhere = self._forwarder.dequeue_elsewhere(call, now_ms + wait_ms, now_ms + wait_ms + timeout_ms)
+        until_ms = now_ms + wait_ms
+        elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = DequeueCall(keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere)
         call.on_lost = lambda: self._engine.cancel(waiting)
@@ -182,7 +183,7 @@ class ItemLife:
             call.reply(response(responses.item_outcomes(call, outcomes, self._engine.counters)))
 
         now_ms = self._now_ms()
-        elsewhere = self._forwarder.items_elsewhere(kind, request, ids, op, now_ms + timeout_ms)
+        elsewhere = partial(self._forwarder.items, kind, request, ids, op, now_ms + timeout_ms)
         return ItemsCall(len(ids), reply, call.within, elsewhere), ns, now_ms, timeout_ms
 
     def delete(self, call: Call) -> None:

@@ -108,8 +108,8 @@ class EnqueueCall:
 class ItemsCall(Settles):
     """Acks, nacks, extensions or deletes: `outcomes[i]` is None or an error, `items[i]` the item once it is known.
 
-    `within`: items of other namespaces are not found. `elsewhere(call)` is called for the first entry whose shard is
-    not served here; it returns what settles such entries.
+    `within`: items of other namespaces are not found. `elsewhere(call)` is called for an entry whose shard is not
+    served here; it returns what settles all such entries, or None if they are refused.
     """
 
     __slots__ = ("_elsewhere", "_forwarded", "done", "items", "left", "outcomes", "reply", "within")
@@ -119,7 +119,7 @@ class ItemsCall(Settles):
         count: int,
         reply: Callable[[list[FoqsError | None]], None],
         within: Container[str] | None = None,
-        elsewhere: Callable[[ItemsCall], ForwardedEntries] | None = None,
+        elsewhere: Callable[[ItemsCall], ForwardedEntries | None] | None = None,
     ) -> None:
         self.outcomes: list[FoqsError | None] = [None] * count
         self.left = count
@@ -135,10 +135,11 @@ class ItemsCall(Settles):
         if self.done:
             return
         if error is not None:
-            if self._elsewhere is not None and isinstance(error, NotServed):
+            if isinstance(error, NotServed) and self._elsewhere is not None:
                 self._forwarded = self._forwarded or self._elsewhere(self)
-                self._forwarded.add(at)
-                return
+                if self._forwarded is not None:
+                    self._forwarded.add(at)
+                    return
             self.outcomes[at] = error
         self.items[at] = True
         self.left -= 1

@@ -8,7 +8,6 @@ dequeue to a host that is known to have the topic, when nothing of it is ready h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -92,13 +91,14 @@ class Forwarder:
 
     # ------------------------------------------------------------------------------------- requests
 
-    def items_elsewhere(
-        self, kind: Kind, request: Any, ids: Sequence[int | None], op: Callable[[int], item_ops.Op], deadline_ms: int
-    ) -> Callable[[ItemsCall], ForwardedItems] | None:
-        """Return how a call forwards its entries that are not served here; `op` as for `ForwardedItems`."""
+    def items(
+        self, kind: Kind, request: Any, ids: Sequence[int | None], op: Callable[[int], item_ops.Op], deadline_ms: int,
+        call: ItemsCall,
+    ) -> ForwardedItems | None:  # fmt: skip
+        """Return what forwards the entries of `call` that are not served here; `op` as for `ForwardedItems`."""
         if is_forwarded(request):
             return None
-        return lambda call: ForwardedItems(self.exchange, call, kind, request, ids, op, deadline_ms)
+        return ForwardedItems(self.exchange, call, kind, request, ids, op, deadline_ms)
 
     def get_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> bool:
         """Answer a GetItem whose shard is not served here; `look_here` looks again in this host's own shards."""
@@ -157,22 +157,7 @@ class Forwarder:
                 waiting.refused([one.at for one in away], NotServed())
                 adopt()
 
-    def dequeue_elsewhere(
-        self, call: Incoming, until_ms: int, deadline_ms: int
-    ) -> Callable[[DequeueCall], bool] | None:
-        """Return how a consumer that finds nothing here is sent to other hosts."""
-        return None if is_forwarded(call.request) else partial(self._dequeue, call, until_ms, deadline_ms)
-
-    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
-        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
-        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
-            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
-                self.engine.stop_waiting(waiting)
-                waiting.elsewhere(waiting)
-
-    # ------------------------------------------------------------------------------------- inside
-
-    def _dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
+    def dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
         """Ask one host that is known to have a topic of `waiting`, then the next. A consumer that gets nothing waits
         here until `until_ms`. False when no host is known to have one."""
         address = self._known_to_have(waiting)
@@ -216,6 +201,15 @@ class Forwarder:
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
+
+    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
+        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
+        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
+            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
+                self.engine.stop_waiting(waiting)
+                waiting.elsewhere(waiting)
+
+    # ------------------------------------------------------------------------------------- inside
 
     def _known_to_have(self, waiting: DequeueCall) -> str | None:
         """Return a random one of the living hosts that have the first topic that any of them has."""

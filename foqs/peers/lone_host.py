@@ -12,6 +12,7 @@ from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import NotSent
 from foqs.fairness.topics import TopicKey
+from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.shardmgr.facts import Slots
@@ -81,12 +82,10 @@ class LoneForwarder:
         """Return False, like the methods below that say whether another host has to do with a request."""
         return False
 
-    get_item = list_items = was_charged = enqueue
+    dequeue = get_item = list_items = was_charged = enqueue
 
-    def items_elsewhere(self, *_: object) -> Callable[..., Any] | None:
+    def items(self, *_: object) -> ForwardedItems | None:
         return None
-
-    dequeue_elsewhere = items_elsewhere
 
     def fetch(self, key: TopicKey) -> None:
         """No other host has items."""

@@ -52,19 +52,15 @@ class QuotaClient:
         self._forwarder = forwarder
         self._monotonic_ms = monotonic_ms
         self._later = later
-        self._general = section.quota()
-        self._own = {ns: keys.quota() for ns, keys in section.namespaces.items()}
+        general, own = section.quota(), {ns: keys.quota() for ns, keys in section.namespaces.items()}
+        # Every enqueue asks: without a general quota, by a look-up alone.
+        self.of: Callable[[str], Quota | None] = own.get if general is None else lambda ns: own.get(ns, general)
         self._leases: dict[str, TokenLease] = {}
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
         self.coordinator = QuotaCoordinator(engine, self.of, forwarder, owners, now_ms, monotonic_ms, later)
-        self.used = self._general is not None or any(self._own.values())
-        """Whether a namespace may have a quota."""
-        if self.used:
+        if general is not None or any(own.values()):
             later(BEAT_MS, self._beat)
-
-    def of(self, ns: str) -> Quota | None:
-        return self._own.get(ns, self._general)
 
     # ------------------------------------------------------------------------------------- enqueues
 

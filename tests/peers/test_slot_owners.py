@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
+from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.slots import bits_of
 
@@ -19,13 +20,28 @@ class Shard:
         self.number, self.epoch = number, epoch
         self.state = ShardState.SERVING
         self.grace_until_ms = 0
+        self.confirming: list[object] = []
         self.hold(*slots)
 
     def hold(self, *slots: int) -> None:
-        self.keys = SimpleNamespace(held=SimpleNamespace(bits=bits_of(slots)))
+        self.keys = SimpleNamespace(held=SimpleNamespace(bits=bits_of(slots)), takes_slot=lambda slot: slot in slots)
 
     def in_takeover_grace(self, now_ms: int) -> bool:
         return now_ms < self.grace_until_ms
+
+    def confirmed(self, now_ms: int) -> bool:
+        return True
+
+
+class Owners(SlotOwners):
+    def of(self, slot: int) -> tuple[SlotOwner, int]:
+        """The owner of a slot, and since when the slot is here. Raises KeyError if it is not."""
+        found: list[tuple[SlotOwner | None, int]] = []
+        self.find(slot, lambda *answer: found.append(answer))
+        ((owner, until_ms),) = found
+        if owner is None:
+            raise KeyError(slot)
+        return owner, until_ms - TTL_MS
 
 
 class Rig:
@@ -35,9 +51,9 @@ class Rig:
         self.engine: Any = SimpleNamespace(
             serving=self.shards, config=SimpleNamespace(host=SimpleNamespace(confirm_ms=CONFIRM_MS))
         )
-        self.owners = SlotOwners(self.engine, lambda: self.now_ms, lambda: self.monotonic_ms)
+        self.owners = Owners(self.engine, lambda: self.now_ms, lambda: self.monotonic_ms, lambda: None)
 
-    def at(self, monotonic_ms: int) -> SlotOwners:
+    def at(self, monotonic_ms: int) -> Owners:
         """The owners as observed at that time."""
         self.now_ms += monotonic_ms - self.monotonic_ms
         self.monotonic_ms = monotonic_ms

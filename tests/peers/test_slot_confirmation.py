@@ -2,9 +2,12 @@
 
 import pytest
 
-from foqs.peers import confirmation
-from foqs.peers.confirmation import check_owner, confirm
+from foqs.dedup import SLOTS
+from foqs.peers import slot_owners
+from foqs.peers.slot_owners import SlotOwners
+from foqs.rows import Holding
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.slots import bits_of
 from tests.engine.laboratory import Laboratory
 from tests.sim.memory_store import MemoryStore
 
@@ -12,19 +15,23 @@ pytestmark = pytest.mark.memory
 
 
 class Rig(Laboratory):
-    """One shard; `answers` of the questions in order."""
+    """One shard, which has all slots; `answers` of the questions in order."""
 
     def __init__(self) -> None:
-        super().__init__(1)
+        super().__init__(1, shards_elsewhere=True)
         self.shard = self.engine.shards[1]
+        self.shard.keys.wanted = Holding(1, bits_of(range(SLOTS)))
+        self.engine.touch(self.shard)
+        self.settle()
         self.answers: list[bool | str] = []
+        self.owners = SlotOwners(self.engine, lambda: self.now_ms, lambda: self.now_ms, lambda: None)
         self.now_ms += self.shard.config.confirm_ms + 1
 
     def confirm(self) -> None:
-        confirm(self.engine, self.shard, self.now_ms, lambda: self.answers.append("then"))
+        self.owners.find(0, lambda *_: self.answers.append("then"))
 
     def check(self) -> None:
-        check_owner(self.engine, self.shard, lambda: self.now_ms, self.answers.append)
+        self.owners.check(self.shard, self.answers.append)
 
     def replace_owner(self) -> None:
         MemoryStore(self.dbs[1]).open("other", take_over=True)
@@ -113,7 +120,7 @@ def test_a_shard_that_is_lost_in_flight_is_answered_once(rig: Rig) -> None:
 
 
 def test_questions_that_wait_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmation, "_MOST_CONFIRMING", 2)
+    monkeypatch.setattr(slot_owners, "_MOST_CONFIRMING", 2)
     for _ in range(3):
         rig.check()
     assert rig.answers == [False]

@@ -68,20 +68,20 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     """The worker's `crashed` says fenced and unknown: the transaction may have been committed."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"), ShardSection(id=2, url="sqlite:///2")))
     sent: list[tuple[Shard, ShardBatch]] = []
-    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, round_: sent.append((shard, round_)))
+    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: sent.append((shard, batch)))
     for shard in host.shards.values():
         shard.to(ShardState.OPENING)
         host.opened(shard, Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False), 1 << 20, 0, 0)
     host.pump(0)
-    for shard, round_ in sent:
-        host.finished(shard, round_, BatchResult(), 0)
+    for shard, batch in sent:
+        host.finished(shard, batch, BatchResult(), 0)
     told: list[int | FoqsError] = []
     call = EnqueueCall(1, told.extend)
     sent.clear()
     host.enqueue(call, [0], [new_item()], [("ns", "topic")], [1], 1, 1_000)
     host.pump(1)
-    ((shard, round_),) = [(shard, round_) for shard, round_ in sent if round_.chunks]
-    host.finished(shard, round_, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
+    ((shard, batch),) = [(shard, batch) for shard, batch in sent if batch.chunks]
+    host.finished(shard, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
     host.pump(2)
     assert [type(outcome) for outcome in told] == [OutcomeUnknown]
     assert not any(other.chunks for other in host.serving)
@@ -90,7 +90,7 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
 def test_a_slow_opening_needs_a_confirmation() -> None:
     """The epoch was taken at its beginning; while the backlog was counted another owner may have come."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"),))
-    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, round_: None)
+    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: None)
     (shard,) = host.shards.values()
     shard.to(ShardState.OPENING)
     opened = Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False)

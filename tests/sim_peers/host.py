@@ -266,19 +266,19 @@ class Host:
         self.sim.control.withdraw(self, shard.number, shard.epoch)
         self.act()
 
-    def _submit(self, shard: Shard, round_: ShardBatch) -> None:
+    def _submit(self, shard: Shard, batch: ShardBatch) -> None:
         trip_ms = self.sim.rng.randint(0, 6)
-        early = run(self._stores[shard.number], round_) if self.sim.rng.random() < 0.2 else None
+        early = run(self._stores[shard.number], batch) if self.sim.rng.random() < 0.2 else None
         if early is not None:
-            self._early[shard.number] = round_
-        self.later(trip_ms, lambda: self._finished(shard, round_, early, trip_ms))
+            self._early[shard.number] = batch
+        self.later(trip_ms, lambda: self._finished(shard, batch, early, trip_ms))
 
-    def _finished(self, shard: Shard, round_: ShardBatch, early: BatchResult | None, trip_ms: int) -> None:
-        if shard.in_flight is not round_:
+    def _finished(self, shard: Shard, batch: ShardBatch, early: BatchResult | None, trip_ms: int) -> None:
+        if shard.in_flight is not batch:
             return  # the shard was released before
-        result = early if early is not None else run(self._stores[shard.number], round_)
+        result = early if early is not None else run(self._stores[shard.number], batch)
         result.latency_ms = float(trip_ms)
-        self.engine.finished(shard, round_, result, self.now_ms())
+        self.engine.finished(shard, batch, result, self.now_ms())
         if shard.state is ShardState.CLOSED:
             self._stores[shard.number].close()
             self.later(_LOST_MS, lambda: self._forget(shard))

@@ -11,11 +11,11 @@ from foqs.api.handlers import Handlers
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
-from foqs.engine import batch_build
+from foqs.engine import batch_build, delivery
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
-from foqs.engine.state import Callbacks
+from foqs.engine.state import Callbacks, State
 from foqs.errors import FoqsError
 from foqs.fairness.topics import TopicKey
 from foqs.leases.deadlines import NEVER_MS
@@ -44,13 +44,18 @@ _IDLE_CHECK_MS = 10
 class _Engine(Engine):
     host: Host
 
-    def serve(self, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
-        served = super().serve(call, wants, now_ms)
-        if served:
-            for shard, item, _ in call.found:
-                if item.lease and self.host.current(shard):
-                    self.host.sim.checks.leased(item, shard.number, now_ms)
-        return served
+
+def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
+    served = _serve(state, call, wants, now_ms)
+    if served and isinstance(state, _Engine):
+        for shard, item, _ in call.found:
+            if item.lease and state.host.current(shard):
+                state.host.sim.checks.leased(item, shard.number, now_ms)
+    return served
+
+
+_serve = delivery.serve
+delivery.serve = _watched
 
 
 class _Quotas(QuotaClient):

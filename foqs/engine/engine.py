@@ -56,6 +56,15 @@ class Engine(State):
         for section in config.shards:
             self.add(section.id)
 
+    def reconfigure(self, config: Config) -> None:
+        """Follow a configuration that differs from the present one in live keys alone."""
+        self.config, breaker = config, BreakerSettings(**config.breaker.model_dump())
+        for shard in self.shards.values():
+            shard.config, shard.breaker.settings = config.host, breaker
+            shard.hang_ms, shard.dedup_window_ms = breaker.hang_ms, config.limits.dedup_window_ms
+        for shard in self.serving:  # with shorter delays, a shard may have something due now
+            self.touch(shard)
+
     # ------------------------------------------------------------------------------------- shards
 
     def add(self, number: int) -> Shard:

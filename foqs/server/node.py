@@ -24,7 +24,6 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
-from foqs.server import reload
 from foqs.server.marks import Marks
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
@@ -156,15 +155,19 @@ class Node:
     def reconfigure(self, config: Config) -> None:
         """Apply `config`, which differs from the present configuration in live keys alone."""
         self._config = config
-        reload.reconfigure(
-            config,
-            engine=self.engine,
-            service=self.service,
-            server=self.server,
-            requests=self.requests,
-            guard=self.guard,
-            peers=self.peers,
+        server, limits = config.server, Limits(**config.limits.model_dump())
+        self.service.limits = limits
+        self.server.limit(limits)
+        self.server.bound(
+            server.max_connections,
+            server.max_connections_per_address,
+            server.frame_read_ms / 1000,
+            server.idle_connection_ms / 1000,
         )
+        self.peers.limit(limits)
+        self.requests.bound(config.log.slow_request_ms)
+        self.guard.read_again()
+        self.engine.reconfigure(config)
 
     # ------------------------------------------------------------------------------------- life
 

@@ -6,7 +6,8 @@ Values of one scrape may be a few milliseconds apart.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from platform import python_version
 from time import perf_counter
 
@@ -18,7 +19,8 @@ from foqs.admin.view import View
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.shard import Shard
 from foqs.errors import Code
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
@@ -29,7 +31,7 @@ from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.session import Session
 
 _TURN_S = 0.001
-_LANES = 64  # between two looks at the clock
+_TOPICS = 64  # between two looks at the clock
 CAUSES = ("ack", "ttl", "delete", "dropped")
 
 Add = Callable[..., None]
@@ -67,27 +69,33 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     _work(add, node.engine.counters)
     if view.seat is not None:
         _cluster(add, view)
-    topics: dict[TopicKey, TopicCounts] = {}
-    for shard in list(node.engine.shards.values()):
+    shards = list(node.engine.shards.values())
+    for shard in shards:
         await turns.rest()
         _shard(add, shard)
-        add("shard_window_rows", await _lanes(shard, topics, turns), str(shard.number))
+    topics, window_rows = await _topics(list(node.engine.topics.values()), turns)
+    for shard in shards:
+        add("shard_window_rows", window_rows[shard.number], str(shard.number))
     for name, found in (await asyncio.to_thread(topic_rows, topics, most_topics, node.now_ms())).items():
         rows[name] += found
     return rows
 
 
-async def _lanes(shard: Shard, topics: dict[TopicKey, TopicCounts], turns: _Turns) -> int:
-    """Add the shard's topics to `topics`. Return the number of items in its windows."""
-    window_rows = 0
-    for at, lane in enumerate(list(shard.lanes.values())):
-        if not at % _LANES:
+async def _topics(
+    topics: Sequence[Topic[Lane[Item]]], turns: _Turns
+) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
+    """Return the counts of topics with items, and the number of items in the windows of each shard."""
+    counts: dict[TopicKey, TopicCounts] = {}
+    window_rows: Counter[int] = Counter()
+    for at, topic in enumerate(topics):
+        if not at % _TOPICS:
             await turns.rest()
-        if lane.total or lane.ready:
-            topics.setdefault(lane.topic.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
-        if lane.window is not None:
-            window_rows += len(lane.window)
-    return window_rows
+        for lane in topic.lanes():
+            if lane.total:
+                counts.setdefault(topic.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
+            if lane.window is not None:
+                window_rows[lane.tenure.shard.number] += len(lane.window)
+    return counts, window_rows
 
 
 def _oldest_ms(lane: Lane[Item]) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from heapq import nlargest
 
 from foqs.counters import OTHER
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 
 _REST = (OTHER, OTHER)
 

@@ -98,10 +98,12 @@ class Lookups:
         ns = None if request.ns is None else validation.name(request.ns, "ns", limits)
         limit = validation.within(request.limit, "limit", 1, limits.active_topics, 1_000)
         timeout_ms = validation.timeout_ms(request, limits)
-        topics, more = active_topics(self._engine, ns, limit, request.cursor, self._address(), call.within)
 
         def reply(topics: list[Any], more: bool) -> None:
             call.reply(idl.GetActiveTopicsResponse(topics, topics_cursor(topics[-1]) if more else None))
 
-        deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
-        self._forwarder.active_topics(request, limit, topics, more, deadline_ms, reply)
+        def found(topics: list[Any], more: bool) -> None:
+            deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
+            self._forwarder.active_topics(request, limit, topics, more, deadline_ms, reply)
+
+        active_topics(self._engine, ns, limit, request.cursor, self._address(), call.within, self._now_ms(), found)

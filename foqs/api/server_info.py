@@ -33,7 +33,5 @@ class Info:
         now_ms = self._now_ms()
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
             self._counted_ms = now_ms
-            self._items = {
-                shard.number: sum(lane.total for lane in shard.lanes.values()) for shard in self._engine.serving
-            }
+            self._items = {shard.number: sum(shard.totals.values()) for shard in self._engine.serving}
         return self._items

@@ -13,7 +13,7 @@ from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
-from foqs.fairness.topics import LaneKey, TopicKey, lane_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 

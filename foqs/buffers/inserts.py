@@ -7,7 +7,7 @@ from typing import Protocol
 
 from foqs.dedup import Dedup
 from foqs.errors import FoqsError
-from foqs.fairness.topics import LaneKey
+from foqs.fairness.keys import LaneKey
 from foqs.rows import NewItem
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from foqs.dedup import Dedup, Duplicate, slot_of
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.topics import LaneKey
+from foqs.fairness.keys import LaneKey
 from foqs.leases.checkpoint import Checkpoint
 from foqs.rows import DedupRow, Holding, NewItem
 from foqs.shardmgr.slots import has

@@ -179,7 +179,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
     Its assignments are `Item.commit` of a change to GONE."""
-    known, written = shard.known, shard.written
+    known, written, totals = shard.known, shard.written, shard.totals
     held = saved = removed = counted = 0
     lane = None
     for change in changes:
@@ -190,6 +190,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         if item.lane is not lane:  # most come lane by lane
             if lane is not None:
                 lane.namespace.removed["ack"] += removed - counted
+                totals[lane.topic.key[0]] -= removed - counted
             lane, counted = item.lane, removed
         removed += 1
         leased = item.phase is _LEASED
@@ -211,6 +212,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     shard.budget.give(held)
     if lane is not None:
         lane.namespace.removed["ack"] += removed - counted
+        totals[lane.topic.key[0]] -= removed - counted
     shard.counters.lease_writes_saved += saved
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from foqs.engine import delivery
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 
 _SLICE = 1_000
 """Topics whose consumers are served in one turn of the event loop."""
@@ -54,11 +54,16 @@ def ready(state: State, key: TopicKey) -> int:
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:
-    """Serves consumers of the topics whose items on `shard` became ready, or came into memory."""
+    """Serves consumers of the topics whose items on `shard` became ready, or came into memory: one slice of them in a
+    turn of the event loop."""
     if shard.stalled and shard.may_lease(now_ms):
         stalled, shard.stalled = shard.stalled, {}
         shard.woken.update(stalled)
-    woken, shard.woken = shard.woken, {}
+    if len(shard.woken) <= _SLICE:
+        woken, shard.woken = shard.woken, {}
+    else:
+        woken = _slice(shard.woken)
+        state.touch(shard)
     if state.waiting:
         serve(state, woken, now_ms)
         _let_go(state, now_ms)
@@ -76,15 +81,22 @@ def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
     """
     due = state.due
     due.update((key, None) for key in keys if key in state.waiting)
+    slice_: Collection[TopicKey]
     if len(due) <= _SLICE:
-        slice_, state.due = list(due), {}
+        slice_, state.due = due, {}
     else:
-        slice_ = list(islice(due, _SLICE))
-        for key in slice_:
-            del due[key]
+        slice_ = _slice(due)
         state.wake()
     while slice_:
         slice_ = _serve(state, slice_, now_ms)
+
+
+def _slice(keys: dict[TopicKey, None]) -> dict[TopicKey, None]:
+    """Take the topics of one turn out of `keys`."""
+    slice_ = dict.fromkeys(islice(keys, _SLICE))
+    for key in slice_:
+        del keys[key]
+    return slice_
 
 
 def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey]:

@@ -9,7 +9,7 @@ from foqs.engine import dequeue, item_ops
 from foqs.engine.pending import Committing, DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.item_states import Place
 

@@ -8,7 +8,7 @@ from foqs.engine import batch_build
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.item import Cause, Change, Item
 from foqs.item_states import To
 from foqs.prefetch import merge
@@ -23,6 +23,7 @@ _WINDOW_IDLE_MS = 60_000
 _IDLE_SHARE = 0.5
 _IDLE_STEPS = 10_000
 _BODIES_AHEAD = 200
+_ORDER_UNUSED_MS = 60_000
 _CLOCK_EVERY_MS = 10_000
 _CONFIRM_IDLE_MS = 5_000
 """An owner that writes nothing confirms its ownership this often: nothing else shows that it lost the shard."""
@@ -202,4 +203,5 @@ def keep_house(state: State, now_ms: int) -> None:
         if idle is not None and batch_build.is_over(shard, idle, now_ms):
             state.touch(shard)
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
+    state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
     state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

@@ -22,13 +22,14 @@ from foqs.engine import (
     enqueue,
     item_ops,
     shard_open,
+    turns,
 )
 from foqs.engine.inspect import OVERLOADED_RETRY_MS, Listing
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
 from foqs.errors import NotServed, Overloaded, Unavailable
-from foqs.fairness.topics import LaneKey, TopicKey
+from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import shard_of
 from foqs.leases.deadlines import NEVER_MS
 from foqs.rows import NewItem, Opened
@@ -232,6 +233,8 @@ class Engine(State):
         self.now_ms = now_ms
         if self.due:
             consumers.serve(self, (), now_ms)
+        if self.long_work:
+            turns.go_on(self)
         dirty, self.dirty = self.dirty, {}
         for shard in dirty:
             if shard.woken:

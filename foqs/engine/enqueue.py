@@ -10,7 +10,7 @@ from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
-from foqs.fairness.topics import LaneKey
+from foqs.fairness.keys import LaneKey
 from foqs.rows import NewItem
 
 _CHUNK_ROWS = 1_000

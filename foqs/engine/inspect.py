@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Container, Mapping
-from heapq import nsmallest
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from foqs.buffers.shard_batch import ListRead
+from foqs.engine import turns
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.topics import TopicKey, lane_key
+from foqs.fairness.keys import TopicKey, lane_key
 from foqs.idl import idl
 from foqs.item import body_bytes
 from foqs.rows import Body, ReadyRow, TimerRow
@@ -28,6 +28,8 @@ OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
 _READ_BYTES = 4 << 20
+_TOPICS = 500
+"""Topics that a search looks at in one turn of the event loop."""
 
 
 def _cursor(*parts: Any) -> str:
@@ -48,23 +50,57 @@ def _parts(cursor: str | None, types: tuple[type, ...]) -> list[Any] | None:
 
 
 def active_topics(
-    state: State, ns: str | None, limit: int, cursor: str | None, address: str, within: Container[str] | None
-) -> tuple[list[Any], bool]:
-    """Topics with something ready, by name, and whether there are more; only of namespaces in `within`, if given."""
+    state: State,
+    ns: str | None,
+    limit: int,
+    cursor: str | None,
+    address: str,
+    within: Container[str] | None,
+    now_ms: int,
+    done: Callable[[list[Any], bool], None],
+) -> None:
+    """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
+    given."""
     parts = _parts(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
-    found: dict[TopicKey, list[int]] = {}
-    for key, topic in state.topics.items():
-        for lane in topic.lanes():
-            if lane.ready > 0 and key > after and (ns is None or key[0] == ns):
-                entry = found.setdefault(key, [0, lane.oldest_ready_at_ms()])
-                entry[0] += lane.ready
-                entry[1] = min(entry[1], lane.oldest_ready_at_ms())
-    if within is not None:
-        found = {key: entry for key, entry in found.items() if key[0] in within}
-    keys = nsmallest(limit, found)
-    topics = [idl.ActiveTopic(key[0], key[1], found[key][0], found[key][1], [address]) for key in keys]
-    return topics, len(found) > limit
+    if ns is not None:
+        after = max(after, (ns, ""))
+    turns.begin(state, _search(state, ns, limit, after, address, within, now_ms, done))
+
+
+def _search(
+    state: State,
+    ns: str | None,
+    limit: int,
+    after: TopicKey,
+    address: str,
+    within: Container[str] | None,
+    now_ms: int,
+    done: Callable[[list[Any], bool], None],
+) -> Iterator[None]:
+    order = state.topics.order(now_ms)
+    while order.sort(_TOPICS, state.topics):
+        yield
+    found: list[Any] = []
+    while keys := order.after(after, _TOPICS):
+        for key in keys:
+            if ns is not None and key[0] != ns:
+                done(found, False)
+                return
+            topic = state.topics.get(key)
+            lanes = [lane for lane in topic.lanes() if lane.ready] if topic is not None else []
+            if not lanes or (within is not None and key[0] not in within):
+                continue
+            if len(found) == limit:
+                done(found, True)
+                return
+            oldest_ms = min(lane.oldest_ready_at_ms() for lane in lanes)
+            found.append(idl.ActiveTopic(*key, sum(lane.ready for lane in lanes), oldest_ms, [address]))
+        if len(keys) < _TOPICS:
+            break
+        after = keys[-1]
+        yield
+    done(found, False)
 
 
 def topics_cursor(last: Any) -> str:

@@ -12,7 +12,7 @@ from foqs.buffers.inserts import Chunk
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Change, Item, Settles, Waits
 from foqs.rows import Body, NewItem

@@ -16,7 +16,8 @@ from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
 from foqs.engine.lookups import Looks
 from foqs.engine.shard_memory import ShardMemory
-from foqs.fairness.topics import TopicKey, Topics
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topics
 from foqs.ids import first_id
 from foqs.item import Change, Item, Waits
 from foqs.item_states import Phase, Place, To

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import islice
 
 from foqs.budget import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
-from foqs.fairness.topics import LaneKey, TopicKey, Topics, lane_key, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
+from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
@@ -40,6 +42,7 @@ class ShardMemory:
         self.known: dict[int, Item] = {}
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
         self.lanes: dict[LaneKey, Lane[Item]] = {}
+        self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
         self.lane_numbers: dict[int, Lane[Item]] = {}
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.pages_wanted: dict[Lane[Item], None] = {}
@@ -69,6 +72,8 @@ class ShardMemory:
             self.lane_numbers.pop(lane.number, None)
         if self.lanes.get(lane.key) is lane:
             del self.lanes[lane.key]
+            if not self.totals[ns := lane.topic.key[0]]:
+                del self.totals[ns]
             self.topics.detach(lane.topic, lane)
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
@@ -88,6 +93,7 @@ class ShardMemory:
 
     def count_gone(self, lane: Lane[Item], now_ms: int) -> None:
         lane.total -= 1
+        self.totals[lane.topic.key[0]] -= 1
         if not lane.total:
             self.idle_lane(lane, now_ms)
 
@@ -96,6 +102,7 @@ class ShardMemory:
     def stored(self, news: list[NewItem], lane: Lane[Item]) -> None:
         """Add committed inserts of one request to the window if it covers them; else a page or scan finds them."""
         lane.total += len(news)
+        self.totals[lane.topic.key[0]] += len(news)
         ready = [new for new in news if not new.due_ms]
         if not ready:
             return

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give, Keys
 from foqs.buffers.shard_batch import ListRead, ShardBatch
-from foqs.engine import enqueue
+from foqs.engine import enqueue, turns
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.item import Change
+from foqs.fairness.keys import LaneKey
+from foqs.item import Change, Item
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
+from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
+_LANES = 500
+"""Lanes of a closed shard that are detached in one turn of the event loop."""
 _LOST_COMMITTING = "the shard was lost while it committed"
 
 
@@ -58,6 +63,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         lane.total += backlog.items
     for lane in shard.lanes.values():
         shard.woken[lane.topic.key] = None
+        shard.totals[lane.topic.key[0]] += lane.total
         if not lane.total:
             shard.idle_lane(lane, now_ms)
     shard.counters.shards_opened += 1
@@ -139,12 +145,7 @@ def close_shard(shard: Shard) -> Abandoned:
     for item in shard.known.values():
         item.abandon()
         shard.give(item)
-    for lane in shard.lanes.values():
-        if lane.window is not None:
-            shard.residents.discard(lane)
-    shard.tenure.shard = None
-    for lane in shard.lanes.values():
-        shard.topics.detach(lane.topic, lane)
+    shard.tenure.shard = None  # its lanes count no more
     confirming = shard.confirming
     shard.forget_all()
     for confirmed in confirming:
@@ -152,11 +153,24 @@ def close_shard(shard: Shard) -> Abandoned:
     return left
 
 
+def _detach(state: State, lanes: dict[LaneKey, Lane[Item]]) -> Iterator[None]:
+    """Take the lanes of a closed shard out of their topics, and their windows out of the residents."""
+    while lanes:
+        for _ in range(min(_LANES, len(lanes))):
+            _, lane = lanes.popitem()
+            state.residents.discard(lane)
+            state.topics.detach(lane.topic, lane)
+        if lanes:
+            yield
+
+
 def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     """Stop serving `shard`: place its unsent items elsewhere, and settle all else that waited for it with `error`."""
     state.serving = [other for other in state.serving if other is not shard]
     state.dirty.pop(shard, None)
+    lanes = shard.lanes
     left = close_shard(shard)
+    turns.begin(state, _detach(state, lanes))
     unknown = left.unsettled
     for chunk in left.chunks:
         if unknown is not None and chunk in unknown.chunks:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from foqs.budget import Budget
@@ -16,7 +17,8 @@ from foqs.counters import Counters, Namespaces
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, NotServed
-from foqs.fairness.topics import TopicKey, Topics
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topics
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.prefetch.lane import Lane
@@ -89,6 +91,7 @@ class State:
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.committing: Deadlines[Committing] = Deadlines()
+        self.long_work: deque[Iterator[None]] = deque()  # of `turns`
         self.draining = False
         self.housekeeping_ms = 0
 

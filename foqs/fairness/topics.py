@@ -8,24 +8,10 @@ consumers to metrics, names topics by `TopicKey`.
 from __future__ import annotations
 
 import sys
-from typing import Any, Generic, NewType, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-TopicKey = tuple[str, str]
-"""(namespace, topic)."""
-
-LaneKey = NewType("LaneKey", object)
-"""Names a lane inside a shard. It is a type of its own, so that the type checker finds it in the place of a topic."""
-
-
-def lane_key(key: TopicKey) -> LaneKey:
-    """Return the key of a topic's plain lane. It is the same tuple: a second one would take 72 bytes a topic."""
-    lane: Any = key
-    return lane  # type: ignore[no-any-return]
-
-
-def topic_key(key: LaneKey) -> TopicKey:
-    topic: Any = key
-    return topic  # type: ignore[no-any-return]
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.topic_order import TopicOrder
 
 
 class Tenure:
@@ -112,6 +98,7 @@ class Topics(dict[TopicKey, Topic[L]]):
     def __init__(self) -> None:
         super().__init__()
         self._tenures = 0
+        self._order: TopicOrder | None = None
 
     def tenure(self, shard: Any) -> Tenure:
         self._tenures += 1
@@ -124,6 +111,8 @@ class Topics(dict[TopicKey, Topic[L]]):
             ns, name = key
             key = (sys.intern(ns), name)  # each request and each row has a copy of the namespace
             topic = self[key] = Topic(key)
+            if self._order is not None:
+                self._order.add(key)
         return topic
 
     def detach(self, topic: Topic[L], lane: L) -> None:
@@ -131,3 +120,17 @@ class Topics(dict[TopicKey, Topic[L]]):
         topic.detach(lane)
         if topic.first is None:
             del self[topic.key]
+            if self._order is not None:
+                self._order.discard(topic.key)
+
+    def order(self, now_ms: int) -> TopicOrder:
+        """Return the order of the topics, which is kept from now on."""
+        if self._order is None:
+            self._order = TopicOrder(self)
+        self._order.used_ms = now_ms
+        return self._order
+
+    def forget_order(self, unused_ms: int, now_ms: int) -> None:
+        """Keep the order no longer if no page was read for `unused_ms`."""
+        if self._order is not None and not 0 <= now_ms - self._order.used_ms < unused_ms:
+            self._order = None

@@ -16,7 +16,7 @@ from foqs.engine import dedup, item_ops
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers.active_topics import Gathering
 from foqs.peers.by_id import NACK, ForwardedItems, Kind

@@ -9,7 +9,7 @@ from typing import Any
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
-from foqs.fairness.topics import topic_key
+from foqs.fairness.keys import topic_key
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
@@ -136,7 +136,7 @@ class _Census:
 
 def items_of(shard: Shard, ns: str) -> int:
     """Return how many items of a namespace the shard stores or may be about to store."""
-    stored = sum(lane.total for lane in shard.lanes.values() if lane.topic.key[0] == ns)
     batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
     chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
-    return stored + sum(len(chunk.items) for chunk in chunks if chunk.keys and topic_key(chunk.keys[0])[0] == ns)
+    waiting = sum(len(chunk.items) for chunk in chunks if chunk.keys and topic_key(chunk.keys[0])[0] == ns)
+    return shard.totals.get(ns, 0) + waiting

@@ -11,7 +11,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import NotSent
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.slot_owners import Found, SlotOwner

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.engine.shard import Shard
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 
 MOST_TOPICS = 100_000
 """Beyond this, the topics published longest ago are dropped, and published again when a new item of them is ready."""

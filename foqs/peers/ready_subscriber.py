@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import FoqsError
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 
 Done = Callable[[Any, FoqsError | None], None]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Generic
 
 from foqs.counters import Namespace
-from foqs.fairness.topics import LaneKey, Tenure, Topic
+from foqs.fairness.keys import LaneKey
+from foqs.fairness.topics import Tenure, Topic
 from foqs.prefetch.window import T, Window
 from foqs.rows import BACKLOG_SHIFT
 

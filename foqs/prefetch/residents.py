@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from typing import Any, Protocol
 
 from foqs.budget import Budget
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
 
@@ -89,6 +89,9 @@ class Residents:
             if budget.fits(0, share):
                 return True
             lane = next(iter(holders))
+            if lane.tenure.shard is None:
+                del holders[lane]
+                continue
             window = lane.window
             assert window is not None, "a lane without a window was not discarded"
             if window.asked_ms or lane.topic.key in self.demanded:

@@ -1,7 +1,7 @@
 """Topics with the most ready items have series of their own; one series sums up the rest."""
 
 from foqs.admin.topics import TopicCounts, topic_rows
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 
 NOW_MS = 1_000_000
 AGES, ITEMS = "foqs_topic_oldest_ready_age_seconds", "foqs_topic_items"

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from foqs.engine import consumers, enqueue, item_ops
 from foqs.engine import dequeue as engine_dequeue
-from foqs.engine import enqueue, item_ops
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
-from foqs.fairness.topics import TopicKey
+from foqs.engine.state import Callbacks
+from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import NewItem
@@ -229,3 +230,19 @@ def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:
     (refused,) = lab.enqueue_keyed("a")  # its topic is not among the first 100
     assert str(refused) == "the shard of the dedup_key has 100 topics, the most that host.lanes allows"
     assert refused.retry_after_ms == enqueue.RETRY_MS
+
+
+def test_topics_are_woken_a_slice_at_a_time() -> None:
+    """A shard that opens may wake every topic of the host."""
+    reported: list[TopicKey] = []
+    lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
+    shard = lab.engine.shards[1]
+    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._SLICE + 1)]
+    shard.woken = dict.fromkeys(keys)
+    lab.engine.touch(shard)
+    slices = [0]
+    while len(reported) < len(keys):
+        lab.engine.pump(lab.now_ms)
+        slices.append(len(reported))
+    assert slices == [0, consumers._SLICE, 2 * consumers._SLICE, len(keys)]
+    assert reported == keys

@@ -9,7 +9,8 @@ from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
 from foqs.engine.shard_memory import ShardMemory
-from foqs.fairness.topics import Topics, lane_key
+from foqs.fairness.keys import lane_key
+from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.prefetch.residents import Residents

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foqs.errors import Unavailable
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers import ready_publisher
 from foqs.peers.active_topics import Gathering

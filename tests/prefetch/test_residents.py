@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foqs.budget import Budget
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents

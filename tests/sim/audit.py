@@ -127,6 +127,29 @@ def audit_budget(host: Engine, listings: list[Listing]) -> None:
         raise MemoryWrong(f"{host.budget} but known items and lists hold {held}")
 
 
+def audit_topics(host: Engine) -> None:
+    """The index of topics has the lanes of all open shards, and the counts by namespace are those of the lanes."""
+    lanes = {id(lane): lane for shard in host.serving for lane in shard.lanes.values()}
+    for key, topic in host.topics.items():
+        found = topic.lanes()
+        shards = [lane.tenure.shard for lane in found]
+        _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
+        _same("names", topic, topic.key, key)
+        for lane in found:
+            if lanes.pop(id(lane), None) is None or lane.topic is not topic or lane.key not in lane.tenure.shard.lanes:
+                raise MemoryWrong(f"{lane} is a lane of {topic}")
+        _same("ready", topic, topic.ready, sum(lane.ready for lane in found))
+        if not found and not host.long_work:
+            raise MemoryWrong(f"{topic} has no lane of an open shard")
+    if lanes:
+        raise MemoryWrong(f"{list(lanes.values())} are in no topic")
+    for shard in host.serving:
+        totals: dict[str, int] = {lane.topic.key[0]: 0 for lane in shard.lanes.values()}
+        for lane in shard.lanes.values():
+            totals[lane.topic.key[0]] += lane.total
+        _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.totals}, totals)
+
+
 def audit_bounds(host: Engine) -> None:
     """Promise 8: every buffer has its bound."""
     for shard in host.shards.values():

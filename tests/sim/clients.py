@@ -14,7 +14,7 @@ from foqs.dedup import Dedup, bounds_of, content_of, digest_of
 from foqs.engine import dedup, item_ops
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem

@@ -17,7 +17,7 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks, State
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.leases.deadlines import NEVER_MS
 from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foqs.shardmgr.lifecycle import ShardState
-from tests.sim.audit import MemoryWrong, audit, audit_bounds, audit_budget
+from tests.sim.audit import MemoryWrong, audit, audit_bounds, audit_budget, audit_topics
 from tests.sim.clients import Clients
 from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger, PromiseBroken, broken
@@ -267,6 +267,7 @@ class Simulation:
                     audit(shard, self.dbs[shard.number])
             audit_budget(member.engine, [one for one in member.listings if not one.done])
             audit_bounds(member.engine)
+            audit_topics(member.engine)
 
 
 def _shown(part: object) -> str:

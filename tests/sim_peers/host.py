@@ -17,7 +17,7 @@ from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State
 from foqs.errors import FoqsError
-from foqs.fairness.topics import TopicKey
+from foqs.fairness.keys import TopicKey
 from foqs.leases.deadlines import NEVER_MS
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder

@@ -1,7 +1,8 @@
 """Lanes that belong to no shard."""
 
 from foqs.counters import Namespace
-from foqs.fairness.topics import Tenure, Topic, lane_key
+from foqs.fairness.keys import lane_key
+from foqs.fairness.topics import Tenure, Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 

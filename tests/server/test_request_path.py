@@ -1,0 +1,104 @@
+"""What one plain request enters, from its bytes to its reply: a ratchet against detours that no other test sees.
+
+A plain item has no deduplication key, delay, header or TTL, and its host has no quotas and no other hosts. Lower a
+ceiling with each change that shortens a path. A change that needs a higher one makes every request slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import uvloop
+
+import foqs
+from foqs.config.load import Config
+from foqs.config.schema import ServerSection, ShardSection
+from foqs.server.node import Node
+from foqs.store.schema import create_schema
+from foqs.store.sql import SqlStore
+from tests.api.wire import Wire
+
+PRODUCT = str(Path(foqs.__file__).parent)
+CEILINGS = {"enqueue": (34, 128), "dequeue": (22, 77), "ack": (29, 103)}
+"""The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two files."""
+SAMPLES = 20
+
+
+class Recorder:
+    """A profile function of several threads: the product's calls between a read and the reply to it."""
+
+    def __init__(self) -> None:
+        self.armed = self.recording = False
+        self.calls: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PRODUCT):
+            if self.armed and code.co_qualname == "ServedConnection.get_buffer":
+                self.armed, self.recording = False, True
+            if self.recording:
+                self.calls.append(code.co_filename)
+        elif event == "return" and self.recording and code.co_qualname == "ServedConnection.answer":
+            self.recording = False
+
+    async def of(self, request: Callable[[], Any]) -> tuple[list[str], Any]:
+        self.calls = []
+        self.armed = True
+        result = await asyncio.to_thread(request)
+        assert not self.recording
+        return self.calls, result
+
+
+async def _measured(tmp_path: Path) -> dict[str, list[list[str]]]:
+    urls = {number: f"sqlite:///{tmp_path}/{number}.db" for number in (1, 2)}
+    for number, url in urls.items():
+        create_schema(url, number)
+    shards = tuple(ShardSection(id=number, url=url) for number, url in urls.items())
+    node = Node(
+        Config(server=ServerSection(port=0), shards=shards), lambda number: SqlStore(urls[number], shard=number)
+    )
+    recorder = Recorder()
+    threading.setprofile(recorder)
+    try:
+        _, port = await node.start()
+    finally:
+        threading.setprofile(None)
+    found: dict[str, list[list[str]]] = {name: [] for name in CEILINGS}
+    wire = Wire(("127.0.0.1", port))
+    with wire:
+        await asyncio.to_thread(wire.put, "t", *[b"x"] * 10)  # dequeues are served from the windows
+        sys.setprofile(recorder)
+        try:
+            for _ in range(SAMPLES):
+                calls, _ = await recorder.of(partial(wire.put, "t", b"x"))
+                found["enqueue"].append(calls)
+                calls, (item,) = await recorder.of(partial(wire.dequeue, "t"))
+                found["dequeue"].append(calls)
+                calls, _ = await recorder.of(partial(wire.ack, item))
+                found["ack"].append(calls)
+        finally:
+            sys.setprofile(None)
+        await node.stop()
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str]]]:
+    return uvloop.run(_measured(tmp_path_factory.mktemp("shards")))
+
+
+@pytest.mark.parametrize("request_name", CEILINGS)
+def test_a_plain_request_takes_the_short_path(request_name: str, measured: dict[str, list[list[str]]]) -> None:
+    # The least of several: now and then a timer runs in between.
+    calls = min(measured[request_name], key=len)
+    most_files, most_calls = CEILINGS[request_name]
+    assert len(set(calls)) <= most_files, sorted(set(calls))
+    assert len(calls) <= most_calls

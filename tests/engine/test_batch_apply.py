@@ -68,6 +68,16 @@ def test_a_refused_change_leaves_the_item_leased() -> None:
     assert acked == [None]
 
 
+def test_a_refused_delete_leaves_the_item_ready() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    deleted = lab.operate(item_id, item_ops.delete)
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch, BatchResult(Outcome.COMMITTED, rejected={item_id: "a trigger refuses it"}))
+    assert [type(answer) for answer in deleted] == [Unavailable]
+    assert lab.dequeue() == [[item_id]]
+
+
 def test_a_failed_transaction_is_repeated_whole() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
@@ -166,16 +176,21 @@ def test_an_unknown_change_returns_no_item_twice(fault: str, op: str) -> None:
 def test_the_known_part_of_a_broken_bisection_is_applied() -> None:
     """The database refuses two rows. While their batch is halved, the outcome of one item becomes unknown."""
     lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken()
     failed, unknown, refused, stored = [lab.put(lab.item(payload)) for payload in (POISON, b"a", POISON, b"b")]
+    acked = lab.ack((item_id, lab.lease_of(item_id)))  # it is in the second half
     # All, both halves, the items of the second half, and those of the first.
     lab.faults[1].commits += ["", "", "", "", "", "", "applied"]
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch)
     assert [type(answer) for answer in failed + refused + stored] == [Unavailable, Invalid, int]
+    assert acked == [None]
     assert not unknown
     lab.go_on(1_000)
     assert sorted(lab.dbs[1].items) == sorted(unknown + stored)
     assert sorted(lab.taken()) == sorted(unknown + stored)
+    assert shard.lanes[KEY].total == 2
 
 
 def test_a_failed_reconnect_leaves_the_outcome_open() -> None:

@@ -9,7 +9,6 @@ from foqs.engine import batch_build, item_ops
 from foqs.engine.shard import RETRY_MS
 from foqs.errors import Unavailable
 from foqs.rows import Batch
-from foqs.store.protocol import StoreFull
 from tests.engine.laboratory import KEY, Laboratory
 
 
@@ -75,6 +74,17 @@ def test_a_request_that_is_over_is_not_sent() -> None:
     lab.arrive(shard, batch)
     lab.settle()
     assert len(lab.dbs[1].items) == 1
+
+
+def test_only_the_last_change_of_an_item_is_sent() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken()
+    nacked = lab.operate(item_id, item_ops.nack(lab.lease_of(item_id), 0, None))
+    deleted = lab.operate(item_id, item_ops.delete)
+    transaction = transaction_of(lab)
+    assert (transaction.item_gone, transaction.ready_new) == ([item_id], [])
+    assert nacked == deleted == [None]
 
 
 # ------------------------------------------------------------------------------------------ bounds
@@ -260,12 +270,18 @@ def test_a_lost_connection_is_made_again_before_other_work() -> None:
 def test_a_database_that_failed_is_tried_by_a_confirmation() -> None:
     """No item is risked by the trial."""
     lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken()
     lab.enqueue()
+    acked = lab.ack((item_id, lab.lease_of(item_id)))
     ((shard, batch),) = lab.send()
-    lab.arrive(shard, batch, BatchResult(Outcome.FAILED, disk_full=True, error=str(StoreFull("full"))))
+    lab.arrive(shard, batch, BatchResult(Outcome.FAILED, disk_full=True, error="the disk is full"))
     lab.ring(lab.engine.config.breaker.pause_ms)
     ((_, trial),) = lab.send()
     assert kind(trial) == "confirm"
+    lab.arrive(shard, trial)
+    lab.settle()
+    assert acked == [None]
 
 
 @pytest.mark.parametrize(("after_ms", "confirm"), [(500, False), (501, True)])

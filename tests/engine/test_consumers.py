@@ -7,6 +7,7 @@ import pytest
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import consumers, item_ops
 from foqs.engine.pending import DequeueCall
+from foqs.engine.state import Callbacks
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from tests.engine.laboratory import KEY, Laboratory
@@ -99,7 +100,8 @@ def test_a_drain_answers_all_that_wait() -> None:
 def test_topics_beyond_a_slice_are_served_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long turn of the event loop would delay commits and confirmations of ownership."""
     monkeypatch.setattr(consumers, "_SLICE", 2)
-    lab = Laboratory(1)
+    woken: list[None] = []
+    lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     keys = [("ns", f"topic-{number}") for number in range(5)]
     waiting = [lab.dequeue(wait_ms=5_000, keys=[key]) for key in keys]
     for key in keys:
@@ -107,8 +109,10 @@ def test_topics_beyond_a_slice_are_served_in_the_next_turn(monkeypatch: pytest.M
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch)
     served = [sum(len(answers) for answers in waiting)]
-    for _ in range(2):
+    for another_turn in (True, False):
+        woken.clear()
         lab.send()
+        assert bool(woken) is another_turn
         served.append(sum(len(answers) for answers in waiting))
     assert served == [2, 4, 5]
 

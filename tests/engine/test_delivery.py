@@ -125,6 +125,25 @@ def test_an_item_deleted_before_the_reply_is_left_out() -> None:
     assert deleted == [None]
 
 
+def test_an_awaited_item_stays_in_memory() -> None:
+    """Memory has room for one written lease; a delete finds the item of the open reply nevertheless."""
+    lab = Laboratory(1, 2, leases=1)
+    lab.engine.shards[2].takes_new = False
+    awaited, other = lab.stored(lab.item(priority=1), lab.item(priority=3))
+    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = False, True
+    late = once(lab)
+    answers = lab.dequeue(count=2)
+    ((two, batch),) = lab.send()
+    assert lab.taken() == [other]
+    lab.ring(100)
+    lab.settle()  # both leases of shard 1 are written
+    deleted = lab.operate(awaited, item_ops.delete)
+    lab.settle()
+    assert deleted == [None]
+    lab.arrive(two, batch)
+    assert answers == [[late]]
+
+
 def test_an_unwritten_lease_needs_a_confirmed_owner() -> None:
     """Its reply waited for another shard, and another owner may have leased the item in that time."""
     lab = Laboratory(1, 2, confirm_ms=500)

@@ -213,13 +213,13 @@ def test_a_row_of_an_unknown_topic_stays_and_is_reported() -> None:
     shard: Shard = lab.engine.shards[1]
     for scan in (shard.timers, shard.ttls):
         scan.inserted(item.expires_at_ms)
-    lab.go_on(99)
-    lab.ring(1)
+    lab.ring(150)
     ((_, batch),) = lab.send()
     lab.arrive(shard, batch)
     ((_, batch),) = lab.send()
     assert batch.confirm
     assert item.id in db.timer
+    assert shard.timers.from_ms == shard.ttls.from_ms == item.expires_at_ms
 
 
 # ------------------------------------------------------------------------------------------ TTLs
@@ -243,6 +243,29 @@ def test_a_ttl_waits_for_the_end_of_a_live_lease() -> None:
     assert item_id in lab.dbs[1].items
     lab.go_on(100)
     assert not lab.dbs[1].items
+    assert lab.engine.counters.removed == {"ttl": 1}
+
+
+def test_a_delete_beats_the_end_of_the_ttl() -> None:
+    """It waits while the scan that found the TTL is in flight."""
+    lab = Laboratory(1)
+    (item_id,) = lab.stored(lab.item(ttl_ms=1_000))
+    lab.ring(1_000)
+    ((shard, batch),) = lab.send()
+    assert batch.expiring is not None
+    deleted = lab.operate(item_id, item_ops.delete)
+    lab.arrive(shard, batch)
+    lab.settle()
+    assert deleted == [None]
+    assert lab.engine.counters.removed == {"delete": 1}
+
+
+def test_a_delayed_item_is_not_delivered_after_its_ttl() -> None:
+    lab = Laboratory(1)
+    lab.stored(lab.item(delay_ms=1_000, ttl_ms=1_000))
+    consumer = lab.dequeue(wait_ms=3_000)
+    lab.go_on(4_000)
+    assert consumer == [[]]
     assert lab.engine.counters.removed == {"ttl": 1}
 
 

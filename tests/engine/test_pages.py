@@ -9,6 +9,7 @@ import pytest
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.engine import pages
 from foqs.engine.pending import DequeueCall
+from foqs.engine.shard import RETRY_MS
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
@@ -175,6 +176,15 @@ def test_a_window_does_not_grow_beyond_its_bound() -> None:
     assert got == ids
 
 
+def test_one_batch_answers_consumers_of_small_topics() -> None:
+    keys = [("ns", f"topic-{number}") for number in range(3)]
+    lab, ids = backlog(3, keys)
+    answers = [lab.dequeue(wait_ms=5_000, keys=[key]) for key in keys]
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch)
+    assert answers == [[ids[:3]], [ids[3:6]], [ids[6:]]]
+
+
 # ------------------------------------------------------------------------------------------ bodies
 
 
@@ -188,17 +198,18 @@ def large(lab: Laboratory, count: int) -> list[int]:
 
 
 def test_a_page_brings_bodies_within_its_bytes() -> None:
-    """The body that did not fit is read when its item comes first."""
+    """Bodies that did not fit are read when their items come first, within the same bytes."""
     lab = Laboratory(1)
-    ids = large(lab, 3)
+    ids = large(lab, 5)
     assert lab.taken() == ids[:1], "a reply has one item at least, whatever its bytes"
     assert lab.engine.counters.body_reads == 0
     assert lab.taken() == ids[1:2]
     answers = lab.dequeue()
     ((shard, batch),) = lab.send()
-    assert batch.bodies == ids[2:]
+    assert batch.bodies == ids[2:4]
     lab.arrive(shard, batch)
-    assert answers == [ids[2:]]
+    assert answers == [ids[2:3]]
+    assert [lab.taken(), lab.taken()] == [ids[3:4], ids[4:]]
 
 
 def test_a_body_is_read_though_memory_is_full() -> None:
@@ -232,7 +243,10 @@ def test_a_body_that_was_not_read_is_read_again() -> None:
     ((shard, batch),) = lab.send()
     assert batch.bodies == ids[2:]
     lab.arrive(shard, batch, BatchResult(error="lock wait"))
-    lab.go_on(100)
+    lab.ring(RETRY_MS)
+    ((_, batch),) = lab.send()
+    assert batch.bodies == ids[2:]
+    lab.arrive(shard, batch)
     assert answers == [ids[2:]]
 
 

@@ -117,6 +117,21 @@ def test_an_item_leased_in_memory_is_not_read_again() -> None:
     assert lab.taken() == []
 
 
+def test_rows_leased_in_memory_may_cut_a_read_of_topics() -> None:
+    """They count in the database, and not in the number of ready items by which topics are read together."""
+    lab = Laboratory(1, page_rows=10)
+    other = ("ns", "other")
+    ids, more = lab.stored(*(lab.item() for _ in range(8))), lab.stored(*(lab.item() for _ in range(5)), key=other)
+    assert lab.taken(count=6) == ids[:6]
+    shard = lab.engine.shards[1]
+    for lane in list(shard.lanes.values()):
+        shard.drop_window(lane)
+    got = lab.taken(keys=[KEY, other])
+    got += lab.taken(keys=[other])
+    got += lab.taken(keys=[other])
+    assert got == ids[6:] + more
+
+
 def test_an_item_being_acked_is_not_read_again() -> None:
     lab = Laboratory(1)
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))

@@ -8,7 +8,7 @@ from foqs.budget import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
-from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_memory import FIRST_PAGE_ROWS, ShardMemory
 from foqs.fairness.keys import lane_key
 from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item
@@ -50,15 +50,23 @@ def test_a_nacked_item_returns_to_its_place() -> None:
     assert lab.taken() == ids[1:]
 
 
-def test_a_nacked_item_behind_the_window_is_read_later() -> None:
-    lab = Laboratory(1, window_rows=16)
-    (late,) = lab.stored(lab.item(priority=5))
+@pytest.mark.parametrize("nacked", [True, False], ids=["nacked", "new"])
+def test_an_item_behind_a_half_read_window_waits(nacked: bool) -> None:
+    """Rows between the end of the window and the item are only in the database."""
+    lab = Laboratory(1)
+    late = lab.stored(lab.item(priority=5))
     lab.taken()
-    ids = lab.stored(*(lab.item(priority=1) for _ in range(20)))
-    lab.operate(late, item_ops.nack(lab.lease_of(late), 0, None))
-    lab.settle()
-    assert late not in lab.engine.shards[1].known
-    assert drained(lab) == [*ids, late]
+    ids = lab.stored(*(lab.item(priority=1) for _ in range(6 * FIRST_PAGE_ROWS)))
+    shard = lab.engine.shards[1]
+    shard.drop_window(shard.lanes[KEY])
+    assert lab.taken(count=1) == ids[:1]
+    if nacked:
+        lab.operate(late[0], item_ops.nack(lab.lease_of(late[0]), 0, None))
+        lab.settle()
+    else:
+        late = lab.stored(lab.item(priority=5))
+    assert late[0] not in shard.known
+    assert drained(lab, 200) == [*ids[1:], *late]
 
 
 def test_a_deleted_item_leaves_its_window() -> None:

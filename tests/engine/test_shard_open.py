@@ -39,6 +39,8 @@ def test_a_new_owner_knows_the_stored_items() -> None:
     assert (lane.ready, lane.leased, lane.total) == (1, 1, 3)
     assert lab.taken() == [ids[1]]
     assert lab.stored() > ids, "no id is used again"
+    lab.stored(key=("ns", "new"))
+    assert len(lab.dbs[1].lanes) == 2
 
 
 def test_an_unwritten_lease_ends_with_its_owner() -> None:
@@ -84,6 +86,22 @@ def test_items_that_wait_go_to_another_shard() -> None:
     lab.engine.lose(lab.engine.shards[1], lab.now_ms)
     lab.settle()
     assert [shard_of(item_id) for item_id in answers] == [2]
+
+
+def test_fenced_items_that_wait_elsewhere_were_not_sent() -> None:
+    """At their deadline they are refused, because no transaction has them."""
+    lab = Laboratory(1, 2)
+    lab.engine.shards[1].takes_new = False
+    lab.enqueue()
+    lab.send()
+    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = True, False
+    answers = lab.enqueue(timeout_ms=900)
+    ((shard, batch),) = lab.send()
+    lab.engine.shards[2].takes_new = True
+    lab.arrive(shard, batch, BatchResult(fenced=True))
+    assert not answers
+    lab.ring(901)
+    assert types(answers) == [Unavailable]
 
 
 def test_items_with_keys_wait_for_their_own_shard_only() -> None:

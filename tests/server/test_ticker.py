@@ -1,55 +1,104 @@
-"""The ticker keeps one timer for the engine, and writes its time into the engine."""
+"""One pump a turn and one timer, set to the earliest time that the engine needs."""
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from foqs.clock import Clock
+import pytest
+
 from foqs.leases.deadlines import NEVER_MS
+from foqs.server import ticker
 from foqs.server.ticker import Ticker
+from tests.server.loop import HandLoop
+
+pytestmark = pytest.mark.memory
 
 
-class Ticked:
-    """Stands for the engine: its next work is always due in an hour."""
+class Rig:
+    """`done` has the engine's pumps and ticks, by the time of the host's clock."""
 
     def __init__(self) -> None:
-        self.timer_ms = NEVER_MS
-        self.ticked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.loop = HandLoop()
+        self.done: list[tuple[str, int]] = []
+        self.next_ms = 1 << 60
+        self.engine = SimpleNamespace(
+            dirty={},
+            timer_ms=NEVER_MS,
+            pump=lambda now_ms: self.done.append(("pump", now_ms)),
+            tick=lambda now_ms: self.done.append(("tick", now_ms)),
+            next_ms=lambda now_ms: self.next_ms,
+        )
+        self.timekeeper = SimpleNamespace(look=lambda: self.done.append(("look", self.now_ms)))
+        clock: Any = SimpleNamespace(now_ms=lambda: self.now_ms)
+        self.ticker = Ticker(lambda: self.engine, lambda: self.timekeeper, clock, self.loop)  # type: ignore[arg-type,return-value]
 
-    def next_ms(self, now_ms: int) -> int:
-        return now_ms + 3_600_000
-
-    def tick(self, now_ms: int) -> None:
-        assert self.timer_ms == NEVER_MS, "an alarm that the tick asks for would not be set"
-        self.ticked.set_result(now_ms)
-
-
-async def _run(use: Any) -> None:
-    engine, clock = Ticked(), Clock()
-    ticker = Ticker(lambda: engine, lambda: SimpleNamespace(look=lambda: None), clock, asyncio.get_running_loop())  # type: ignore[arg-type, return-value]
-    try:
-        await use(engine, ticker, clock.now_ms())
-    finally:
-        ticker.stop()
-
-
-def test_only_an_earlier_alarm_moves_the_timer() -> None:
-    async def use(engine: Ticked, ticker: Ticker, now_ms: int) -> None:
-        seen = []
-        for after_ms in (60_000, 70_000, 50_000):
-            ticker.alarm(now_ms + after_ms)
-            seen.append(engine.timer_ms - now_ms)
-        assert seen == [60_000, 60_000, 50_000]
-
-    asyncio.run(_run(use))
+    @property
+    def now_ms(self) -> int:
+        return round(self.loop.now_s * 1_000)
 
 
-def test_a_tick_sets_the_timer_to_the_next_work() -> None:
-    async def use(engine: Ticked, ticker: Ticker, now_ms: int) -> None:
-        ticker.alarm(now_ms)
-        at_ms = await engine.ticked
-        assert engine.timer_ms >= at_ms + 3_600_000
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
 
-    asyncio.run(_run(use))
+
+def test_a_turn_pumps_once_however_often_it_is_woken(rig: Rig) -> None:
+    for _ in range(3):
+        rig.ticker.wake()
+    assert rig.loop.turns == 1
+    rig.loop.run()
+    assert rig.done == [("pump", rig.now_ms)]
+    rig.ticker.wake()
+    assert rig.loop.turns == 1
+
+
+def test_an_earlier_alarm_replaces_a_later_one(rig: Rig) -> None:
+    rig.ticker.alarm(rig.now_ms + 50)
+    rig.ticker.alarm(rig.now_ms + 90)
+    assert rig.loop.set == [50]
+    rig.ticker.alarm(rig.now_ms + 20)
+    assert rig.loop.set == [20]
+
+
+def test_an_alarm_in_the_past_rings_at_once(rig: Rig) -> None:
+    rig.ticker.alarm(rig.now_ms - 500)
+    assert rig.loop.set == [0]
+
+
+def test_a_tick_looks_at_the_clock_first_and_sets_the_next(rig: Rig) -> None:
+    rig.ticker.alarm(rig.now_ms + 50)
+    rig.next_ms = rig.now_ms + 80
+    rig.loop.wait(50)
+    assert rig.done == [("look", rig.now_ms), ("tick", rig.now_ms)]
+    assert rig.loop.set == [30]
+
+
+def test_a_stopped_ticker_rings_no_more(rig: Rig) -> None:
+    rig.ticker.stop()
+    rig.ticker.arm()
+    rig.ticker.stop()
+    assert rig.loop.set == []
+
+
+def test_a_pumped_shard_with_nothing_in_flight_sets_the_timer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    due = {"idle": rig.now_ms + 40, "busy": rig.now_ms + 10}
+    monkeypatch.setattr(ticker.batch_build, "next_ms", lambda shard, now_ms: due[shard.name])
+    idle = SimpleNamespace(name="idle", in_flight=None)
+    busy = SimpleNamespace(name="busy", in_flight=object())
+    rig.engine.dirty = [idle, busy]
+    rig.ticker.wake()
+    rig.loop.run()
+    assert rig.loop.set == [40], "the result of a batch in flight pumps its shard again"
+
+
+def test_the_engine_knows_when_the_timer_rings(rig: Rig) -> None:
+    """It asks for an earlier time only, and for each time while the tick is carried out."""
+    seen: list[int] = []
+    rig.engine.tick = lambda now_ms: seen.append(rig.engine.timer_ms)
+    rig.ticker.alarm(rig.now_ms + 50)
+    assert rig.engine.timer_ms == rig.now_ms + 50
+    rig.next_ms = rig.now_ms + 80
+    rig.loop.wait(50)
+    assert seen == [NEVER_MS]
+    assert rig.engine.timer_ms == rig.next_ms

@@ -1,4 +1,4 @@
-"""Reactions of a host to facts from ZooKeeper, without a ZooKeeper."""
+"""Reactions of a host to facts, without a ZooKeeper: when it takes a shard, when it waits, and when it ends."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_poll_whose_client_is_gone_is_forgotten(member: OneHost) -> None:
     call.lost()
     member.learn(routing_of({1: "b"}))
     member.wait(WAIT_MS)
-    assert not call.answers
+    assert call.tries == 0
 
 
 def test_a_stopping_host_answers_its_polls(member: OneHost) -> None:
@@ -134,7 +134,7 @@ def test_a_watch_whose_host_is_gone_is_forgotten(member: OneHost) -> None:
     call = polling(member, "WatchTopics")
     call.lost()
     put(member, b"x")
-    assert not call.answers
+    assert call.tries == 0
 
 
 def test_a_stopping_host_ends_watches_and_takes_none(member: OneHost) -> None:

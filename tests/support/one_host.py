@@ -53,6 +53,12 @@ class Call(SimulatedCall):
         self.certified: tuple[str, ...] = ()
         self.doubts: list[tuple[int, str]] = []
         self.trusted = False
+        self.tries = 0
+        """Answers that the host gave, those after a loss of the connection included."""
+
+    def reply(self, response: Any) -> bool:
+        self.tries += 1
+        return super().reply(response)
 
     def _take(self, response: Any, error: FoqsError | None) -> None:
         self.answers.append(response if error is None else error)

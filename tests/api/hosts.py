@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support import forked
 from tests.support.waiting import wait_until as until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,15 +38,32 @@ def environment(**settings: str) -> dict[str, str]:
 def foqs(
     *args: str | Path, env: Mapping[str, str] | None = None, stdin: str = "", patience_s: float = PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "foqs", *map(str, args)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(**(env or {})),
-        timeout=patience_s,
-    )
+    """Run a command to its end."""
+    words, settings = [*map(str, args)], environment(**(env or {}))
+    if _starts_an_interpreter(words, env or {}):
+        argv = [sys.executable, "-m", "foqs", *words]
+        return subprocess.run(argv, input=stdin, capture_output=True, text=True, env=settings, timeout=patience_s)
+    done = forked.run(words, settings, stdin.encode(), patience_s)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+_WITH_CHILDREN = {"bench", "spark", "demo", "chaos"}
+"""Commands that start processes by `multiprocessing`, or need imports that no other command does."""
+
+
+def _starts_an_interpreter(args: Sequence[str], env: Mapping[str, str]) -> bool:
+    return args[0] in _WITH_CHILDREN or any(name.startswith("PYTHON") for name in env)
+
+
+def start(
+    args: Sequence[str], stdin: int, stdout: int, stderr: int, env: Mapping[str, str] | None = None, **options: bool
+) -> "subprocess.Popen[bytes] | forked.Forked":
+    """Start `foqs ARGS`: an interpreter if `env` has settings for one or the command needs one, otherwise a fork."""
+    settings = environment(**(env or {}))
+    if not _starts_an_interpreter(args, env or {}):
+        return forked.Forked(args, [stdin, stdout, stderr], settings, **options)
+    argv = [sys.executable, "-m", "foqs", *args]
+    return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=settings, **options)
 
 
 PATIENT = {
@@ -65,24 +83,19 @@ class HostProcess:
     def __init__(self, log: Path, args: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
         self.log = log
         self.lines: list[str] = []
-        with log.open("ab") as stderr:
+        read, write = os.pipe()
+        with log.open("ab") as stderr, open(write, "w") as stdout, open(os.devnull) as nothing:
             self._begun = stderr.tell()  # behind what another process wrote there
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "foqs", *map(str, args)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment(**(env or {})),
-                start_new_session=True,
+            self.process = start(
+                [*map(str, args)], nothing.fileno(), stdout.fileno(), stderr.fileno(), env, start_new_session=True
             )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=[read], daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
+    def _read(self, stdout: int) -> None:
+        with open(stdout) as lines:
+            for line in lines:
+                self.lines.append(line.rstrip("\n"))
 
     @property
     def pid(self) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,7 @@ from typing import NamedTuple
 from foqs.shardmgr.controller import Controller, ControllerSettings
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact
 from foqs.zk.protocol import ZkError
-from tests.api.hosts import ROOT, environment
+from tests.api.hosts import start
 from tests.zk.rig import ZookeeperRig
 
 _AT_ONCE = ControllerSettings(session_timeout_ms=0, settle_ms=0, balance_every_ms=3_600_000)
@@ -91,14 +89,7 @@ class Command:
         os.write(keyboard, stdin.encode())
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "foqs", *map(str, args)],
-                stdin=read,
-                stdout=out,
-                stderr=err,
-                env=environment(),
-                cwd=ROOT,
-            )
+            self.process = start([*map(str, args)], read, out.fileno(), err.fileno())
         os.close(read)
         self._keyboard = keyboard if terminal else None
         if not terminal:

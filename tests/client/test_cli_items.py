@@ -10,6 +10,8 @@ import textwrap
 
 import pytest
 
+from tests.support import forked
+
 APP = textwrap.dedent(
     """
     import typer
@@ -24,13 +26,8 @@ APP = textwrap.dedent(
 @pytest.fixture
 def foqs(peer):
     def run(*args, stdin=b"", address=None):
-        return subprocess.run(
-            [sys.executable, "-c", APP, *args],
-            input=stdin if isinstance(stdin, bytes) else stdin.encode(),
-            capture_output=True,
-            env={"FOQS_ADDRESS": address or peer.address, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""},
-            timeout=120,
-        )
+        given = stdin if isinstance(stdin, bytes) else stdin.encode()
+        return forked.run(args, {"FOQS_ADDRESS": address or peer.address}, given)
 
     return run
 

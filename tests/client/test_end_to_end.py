@@ -30,9 +30,9 @@ from foqs.client import (
     Worker,
 )
 from tests.client.peer import LATER, eventually
+from tests.support import forked
 from tests.support.ports import held_port
 
-FOQS = [sys.executable, "-c", "from foqs.cli.main import app; app()"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": ":".join(filter(None, sys.path)),
@@ -57,12 +57,12 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [*FOQS, "dev", "--data-dir", str(self._data_dir), "--port", self._port, "--shards", "2"],
-            stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        args = ["dev", "--data-dir", str(self._data_dir), "--port", self._port, "--shards", "2"]
+        read, write = os.pipe()
+        with open(os.devnull) as nothing, open(write) as stdout:
+            self.process = forked.Forked(args, [nothing.fileno(), stdout.fileno(), 2], ENVIRONMENT)
+        with open(read) as lines:
+            line = lines.readline()
         assert line.startswith("foqs listening on "), line
         self.address = line.split()[-1]
 
@@ -73,7 +73,7 @@ class Server:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
+            self.process.send_signal(signal.SIGTERM)
             self.process.wait(2 * LATER)
         self._held.close()
 
@@ -116,8 +116,9 @@ def worker_process(server: Server) -> Iterator[Callable[[str], subprocess.Popen[
 
 
 def foqs(server: Server, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [*FOQS, *args, "--address", server.address, "-n", "shop"]
-    return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT, timeout=2 * PATIENT_MS / 1000)
+    return forked.run(
+        [*args, "--address", server.address, "-n", "shop"], ENVIRONMENT, stdin, timeout_s=2 * PATIENT_MS / 1000
+    )
 
 
 def leased(client: Client, topic: str, count: int, lease_ms: int) -> list[Item]:

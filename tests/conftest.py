@@ -25,9 +25,10 @@ from foqs.lab.servers import (
     find_mariadb,
     find_mysql,
     find_zookeeper,
+    process,
     start_database_server,
 )
-from tests.support import real
+from tests.support import forked, real
 from tests.zk.rig import ZookeeperRig
 
 # Before any other folder's tests import them.
@@ -112,6 +113,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _started_versions:
         versions = ", ".join(f"{kind} {version}" for kind, version in sorted(_started_versions.items()))
         terminalreporter.write_line(f"database servers used: {versions}; sqlite {sqlite3.sqlite_version}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_hosts() -> Iterator[None]:
+    """Fork the hosts of clusters and of crash tests, as tests/api/hosts.py does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_spawn", forked.spawning(process._spawn))
+        yield
 
 
 def required() -> bool:

@@ -5,18 +5,23 @@ environment, folder and streams. Tests of the start itself start an interpreter.
 """
 
 import atexit
+import ctypes
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from multiprocessing import reduction
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection, reduction
 from pathlib import Path
 from typing import Any, TextIO
 
 _IMPORTED = {"foqs.cli.process", "foqs.store.schema", "foqs.zk.client"}
+_PR_SET_PDEATHSIG = 1
+# Two threads must not read the status of one process, and `start` reads that of every process.
+_status = threading.Lock()
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.imported"])
 
@@ -36,20 +41,22 @@ class Forked:
         given = (list(args), [_Fd(fd) for fd in streams], dict(environment), str(folder), start_new_session)
         self.args = args
         self._process = _context.Process(target=_run, args=given, daemon=True)  # pytest ends those that still run
-        self._process.start()
+        with _status:
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _status:
+            return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self._process.exitcode
+        connection.wait([self._process.sentinel], timeout)
+        code = self.poll()
         if code is None:
             assert timeout is not None
             raise subprocess.TimeoutExpired(list(self.args), timeout)
@@ -81,6 +88,27 @@ def run(
         return subprocess.CompletedProcess(["foqs", *args], code, out.read(), err.read())
 
 
+Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
+
+
+def spawning(spawn: Spawn) -> Callable[[list[str], Path], subprocess.Popen[bytes] | Forked]:
+    """Return what starts servers for `foqs.lab`: hosts are forked, and `spawn` starts all other programs."""
+    command = [sys.executable, "-m", "foqs"]
+
+    def start(argv: list[str], log: Path) -> subprocess.Popen[bytes] | Forked:
+        if command[0] not in argv:
+            return spawn(argv, log)
+        program = argv[argv.index(command[0]) :]
+        if program[:3] != command:
+            return spawn(argv, log)
+        environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"}
+        with open(os.devnull) as nothing, log.open("ab") as output:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
+            return Forked(program[3:], streams, environment, start_new_session=True)
+
+    return start
+
+
 class _Fd:
     """A file descriptor that the forked process gets."""
 
@@ -96,6 +124,7 @@ class _Fd:
 
 def _run(args: list[str], streams: list[_Fd], environment: dict[str, str], folder: str, new_session: bool) -> None:
     assert sys.modules.keys() >= _IMPORTED, "each fork imports foqs: the import of tests.support.imported failed"
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server ends with pytest
     if new_session:
         os.setsid()
     for number, stream in enumerate(streams):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from foqs.dedup import SLOTS
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, LostReply
 from foqs.idl import idl
 from foqs.peers.exchange import Exchange
 from foqs.peers.ready_subscriber import Done
@@ -13,6 +13,13 @@ from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
 
 HANDOVER_MS = 5_000
+DEADLINE_MS = 60_000
+LOST = LostReply("lost")
+
+
+def ids(*shards: int) -> list[int]:
+    """Return an item's id for each of `shards`."""
+    return [shard << 48 | at for at, shard in enumerate(shards, 1)]
 
 
 class Sent(NamedTuple):

@@ -1,0 +1,168 @@
+"""Forwarded enqueues, with a deduplication key and without."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from foqs.dedup import Duplicate, OwnDuplicate, digest_of
+from foqs.engine.pending import EnqueueCall
+from foqs.errors import (
+    FoqsError,
+    Forbidden,
+    Invalid,
+    LostReply,
+    NotSent,
+    NotServed,
+    OutcomeUnknown,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
+from foqs.idl import idl
+from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
+from foqs.peers.enqueue import ForwardedEnqueue
+from foqs.peers.exchange import AGAIN_MS
+from tests.api.wire import spec
+from tests.peers.exchanges import DEADLINE_MS, HANDOVER_MS, LOST, Rig
+
+
+def keyed(rig: Rig, adopt: Any = None) -> tuple[ForwardedDedupEnqueue, list[Any]]:
+    item = Mock(at=0)
+    item.dedup.digest = digest_of("test", "k")
+    outcomes: list[Any] = []
+    request = SimpleNamespace(ns="test", items=[spec("t", dedup_key="k")], context=None)
+    call = EnqueueCall(1, outcomes.extend)
+    made = ForwardedDedupEnqueue(rig.exchange, call, [item], request, DEADLINE_MS, adopt or Mock())
+    made.route()
+    return made, outcomes
+
+
+def stored(item_id: int, *, duplicate: bool = False) -> Any:
+    return idl.EnqueueResponse([idl.EnqueueOutcome(item_id, None, duplicate or None)])
+
+
+def test_a_keyed_enqueue_is_repeated_after_a_lost_reply() -> None:
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(LOST)
+    rig.wait(AGAIN_MS)
+    rig.answer(stored(7, duplicate=True))
+    assert [(type(outcome), outcome) for outcome in outcomes] == [(OwnDuplicate, 7)]
+
+
+def test_a_duplicate_without_doubt_is_anothers() -> None:
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(stored(7, duplicate=True))
+    assert [type(outcome) for outcome in outcomes] == [Duplicate]
+
+
+@pytest.mark.parametrize("refusal", [Forbidden("older rights"), Unauthenticated("no token"), Invalid("limits")])
+def test_a_keyed_item_in_doubt_is_not_reported_as_refused(refusal: FoqsError) -> None:
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(LOST)
+    rig.wait(AGAIN_MS)
+    rig.answer(refusal)
+    assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown]
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full", 100), Unavailable("down", 100)])
+def test_a_keyed_item_in_doubt_is_asked_for_until_the_hold_ends(refusal: FoqsError) -> None:
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(LOST)
+    while not outcomes:
+        rig.wait(AGAIN_MS)
+        if rig.sent:
+            rig.answer(refusal)
+    assert rig.now_ms >= 1_000 + HANDOVER_MS
+    assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown]
+
+
+def test_an_owner_without_the_slot_is_asked_again() -> None:
+    """The rows of the slot are being moved; the routing stays the same."""
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(NotServed())
+    rig.wait(AGAIN_MS)
+    rig.answer(stored(7))
+    assert outcomes == [7]
+
+
+def test_this_hosts_refusal_does_not_settle_a_doubt() -> None:
+    """This host refuses it: that says nothing of the other host's part."""
+    rig = Rig({2: "b"})
+    _, outcomes = keyed(rig)
+    rig.answer(LOST)
+    rig.exchange.serves = lambda number: True  # type: ignore[method-assign]
+    rig.wait(AGAIN_MS)
+    assert not outcomes
+    rig.wait(HANDOVER_MS)
+    assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown]
+
+
+def test_a_keyed_item_withdrawn_at_its_time_out() -> None:
+    rig = Rig({}, shards=(2,))
+    made, _ = keyed(rig)
+    assert rig.exchange.held
+    assert made.withdraw() == [0]
+    assert not rig.exchange.held
+
+
+def test_a_keyed_item_in_doubt_is_not_withdrawn() -> None:
+    rig = Rig({2: "b"})
+    made, _ = keyed(rig)
+    rig.answer(LOST)
+    assert made.withdraw() == []
+
+
+def plain(rig: Rig, addresses: list[str]) -> list[Any]:
+    outcomes: list[Any] = []
+    request = SimpleNamespace(ns="test", context=None)
+    call = EnqueueCall(2, outcomes.extend)
+    specs = [spec("t", b"1"), spec("t", b"2")]
+    ForwardedEnqueue(rig.exchange, call, [0, 1], specs, request, addresses, DEADLINE_MS).route()
+    return outcomes
+
+
+def test_the_next_host_is_asked_when_none_was_stored() -> None:
+    rig = Rig({1: "b"})
+    outcomes = plain(rig, ["b:1", "c:1", "d:1"])
+    rig.answer(NotSent("no connection"))
+    assert [sent.address for sent in rig.sent] == ["c:1"]
+    rig.answer(idl.EnqueueResponse([idl.EnqueueOutcome(None, idl.ItemError(5, "no healthy shard"))] * 2))
+    assert [sent.address for sent in rig.sent] == ["d:1"]
+    rig.answer(idl.EnqueueResponse([idl.EnqueueOutcome(7), idl.EnqueueOutcome(8)]))
+    assert outcomes == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (LOST, [LostReply] * 2),
+        (Overloaded("full", 5), [Overloaded] * 2),
+        (idl.EnqueueResponse([idl.EnqueueOutcome(7)]), [LostReply] * 2),
+        (idl.EnqueueResponse([idl.EnqueueOutcome(7), idl.EnqueueOutcome()]), [int, OutcomeUnknown]),
+        (
+            idl.EnqueueResponse([idl.EnqueueOutcome(7), idl.EnqueueOutcome(None, idl.ItemError(5, "x"))]),
+            [int, Unavailable],
+        ),
+    ],
+)
+def test_any_other_answer_ends_a_plain_enqueue(answer: Any, expected: list[type]) -> None:
+    rig = Rig({1: "b"})
+    outcomes = plain(rig, ["b:1", "c:1"])
+    rig.answer(answer)
+    assert [type(outcome) for outcome in outcomes] == expected
+    assert not rig.sent
+
+
+def test_a_plain_enqueue_ends_after_the_last_host() -> None:
+    rig = Rig({1: "b"})
+    outcomes = plain(rig, ["b:1"])
+    rig.answer(NotSent("no connection"))
+    assert [type(outcome) for outcome in outcomes] == [NotSent] * 2
+    assert rig.engine.counters.held == 0

@@ -21,9 +21,9 @@ from foqs.lab.crash.payload import pack
 from foqs.lab.crash.rig import HostProcess, make_shards
 from foqs.lab.crash.wire import Wire
 from foqs.lab.servers import Kind, ServerSettings
-from foqs.lab.servers.process import wait_until
 from tests.api.wire import Wire as ServiceWire
 from tests.api.wire import spec
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer
@@ -121,14 +121,15 @@ def test_a_hanging_database_holds_up_its_own_shards_only(
             hung.resume()
         resumed = monotonic()
         asked = {Lease(event.id, event.lease): event.answer for event in acks}
-        served = wait_until(lambda: acked_at_last(wire, log, asked), timeout_ms=60_000)
-        again_s = monotonic() - resumed
-        for prober in probers:
-            prober.stopping.set()
-            prober.join()
-        assert served, "acks for the server that hung are not taken again"
+        try:
+            wait_until(lambda: acked_at_last(wire, log, asked), "acks for the server that hung, taken again")
+            again_s = monotonic() - resumed
+        finally:
+            for prober in probers:
+                prober.stopping.set()
+                prober.join()
         rest = dict.fromkeys([*on_hung, *on_good], Answer.UNKNOWN)
-        assert wait_until(lambda: acked_at_last(wire, log, rest), timeout_ms=60_000), rest
+        wait_until(lambda: acked_at_last(wire, log, rest), lambda: rest)
         assert drain(host.port, tmp_path, lambda: not any(shard.rows() for shard in shards), 120)
         assert host.faults() == []
     assert check(read(tmp_path)) == []
@@ -188,7 +189,7 @@ def test_keys_of_a_hanging_database_are_refused_at_once(kind: Kind, new_server: 
             ask(first, "before")
             return answer(first).error is None
 
-        assert wait_until(stores, timeout_ms=60_000), "the slots of keys are not shared out"
+        wait_until(stores, "an answer of the owners of slots")
         server.pause()
         try:
             ask(first, "sent")
@@ -216,9 +217,9 @@ def hold(wire: Wire, log: Log) -> list[Item]:
         placed.update(shard_of(outcome) for outcome in outcomes if isinstance(outcome, int))
         return len(placed) == 4 and min(placed.values()) >= HELD
 
-    assert wait_until(put_some, timeout_ms=60_000), placed
+    wait_until(put_some, lambda: placed)
     items: list[Item] = []
-    wait_until(lambda: len(items) == placed.total() or bool(items.extend(taken(wire, log))), timeout_ms=60_000)
+    wait_until(lambda: items.extend(taken(wire, log)) or len(items) >= placed.total(), lambda: (len(items), placed))
     assert Counter(shard_of(item.id) for item in items) == placed
     return items
 

@@ -195,13 +195,17 @@ def test_parts_that_wait_share_one_timer() -> None:
 def test_a_call_that_timed_out_is_forgotten() -> None:
     rig = Rig({}, shards=(1,))
     answers: list[list[FoqsError | None]] = []
-    call = ItemsCall(1, answers.append)
     request = SimpleNamespace(items=[idl.AckItem(1 << 48 | 1, 1)], ns=None, context=None)
-    forwarded = ForwardedItems(rig.exchange, call, by_id.ACK, request, ids(1), Mock(), DEADLINE_MS)
-    call.elsewhere = lambda at: forwarded.end() if at is None else forwarded.add(at)
-    call.elsewhere(0)
+    made: list[ForwardedItems] = []
+
+    def elsewhere(call: ItemsCall) -> ForwardedItems:
+        made.append(ForwardedItems(rig.exchange, call, by_id.ACK, request, ids(1), Mock(), DEADLINE_MS))
+        return made[0]
+
+    call = ItemsCall(1, answers.append, None, elsewhere)
+    call.settled(0, NotServed())
     rig.run()
     assert rig.exchange.held
     call.timed_out({})
     assert kinds(answers) == [Unavailable]
-    assert (dict(rig.exchange.held), forwarded.origin) == ({}, None)
+    assert (dict(rig.exchange.held), [one.origin for one in made]) == ({}, [None])

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_build, delivery, shard_open
+from foqs.engine import batch_build, shard_open
 from foqs.engine import shard_driver as steps
-from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
-from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
-from foqs.engine.state import Callbacks, State
+from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.leases.deadlines import NEVER_MS
 from foqs.rows import Opened
@@ -25,9 +23,9 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import available
-from tests.sim.ledger import broken
 from tests.sim.memory_store import MemoryStore
 from tests.sim.slots import Neighbour
+from tests.sim.watched import WatchedEngine
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -36,28 +34,6 @@ if TYPE_CHECKING:
 _HANDOVER_MS = 2_000
 _PROMPT_MS = 100
 """Within this, a host reads the items that it may lease: a few batches."""
-
-
-class WatchedEngine(Engine):
-    """The production engine; its leases are checked as they are made."""
-
-    member: Member
-
-
-def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
-    if not isinstance(state, WatchedEngine):
-        return _serve(state, call, wants, now_ms)
-    member = state.member
-    eligible = [shard for shard in state.serving if member.ready_to_hand_out(shard, now_ms)]
-    skipping = set(state.skipping)
-    served = _serve(state, call, wants, now_ms)
-    if served:
-        member.check_served(call, eligible, skipping)
-    return served
-
-
-_serve = delivery.serve
-delivery.serve = _watched
 
 
 class MemberClock:
@@ -336,44 +312,6 @@ class Member:
         return self.current(shard.number) and shard.unsettled is None and not early
 
     # ------------------------------------------------------------------------------------- the items that it leases
-
-    def ready_to_hand_out(self, shard: Shard, now_ms: int) -> bool:
-        config = shard.config
-        oldest = shard.oldest_unwritten_ms()
-        return (
-            self.in_step(shard)
-            and shard.healthy(now_ms)
-            and now_ms - shard.confirmed_ms <= config.confirm_ms
-            and not shard.in_takeover_grace(now_ms)
-            and (oldest is None or now_ms - oldest <= config.lease_write_delay_ms)
-        )
-
-    def check_served(self, call: DequeueCall, eligible: list[Shard], skipping: set[TopicKey]) -> None:
-        """Promise 5, and what holds for every lease made."""
-        sim = self.sim
-        by_key: dict[TopicKey, list[tuple[int, int, int]]] = {key: [] for key, _ in call.wants}
-        for found in call.found:
-            item = found[1]
-            if self.current(found[0].number):
-                sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
-            by_key[item.lane.topic.key].append(item.key)
-        topics = [key for key, _ in call.wants]
-        order = [topics.index(found[1].lane.topic.key) for found in call.found]
-        if order != sorted(order):
-            broken(5, "topics are not in the order asked for")
-        for key, count in call.wants:
-            given = by_key[key]
-            if given != sorted(given) or len(given) > count:
-                broken(5, f"{key}: {given} is not in order, or more than {count}")
-            if not given or key in skipping:
-                continue
-            for shard in eligible:
-                lane = shard.lanes.get(key)
-                may = available(shard, lane, sim.dbs[shard.number]) if lane is not None else []
-                may = [one for one in may if one not in given]  # their consumer was gone: given back at once
-                if may and may[0] < given[-1]:
-                    broken(5, f"{key}: {given[-1]} was handed out before {may[0]} of shard {shard.number}")
-            sim.ledger.checks["order"] += 1
 
     def ready(self, keys: Sequence[TopicKey]) -> dict[int, int]:
         """Items of topics that this host may hand out, with the number of leases each of them has had.

@@ -17,24 +17,11 @@ from foqs.errors import Invalid
 from foqs.spark.jobs import command
 from foqs.spark.jobs.session import Place, session
 from foqs.spark.jobs.words import many
+from foqs.spark.write_columns import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS = (
-    "topic",
-    "payload",
-    "priority",
-    "deliver_after",
-    "delay_ms",
-    "lease_ms",
-    "ttl_ms",
-    "metadata",
-    "headers",
-    "delivery",
-    "dedup_key",
-)
-"""Options of the writer, by name."""
 _SAMPLE_ROWS = 5
 
 

@@ -110,9 +110,8 @@ def bench(
         _topics(database, driver, shards, topics, items, payload_bytes, as_json)
         return
     # Imported here, because the bench imports the lab's servers, and a plain `foqs` starts fast without them.
-    from foqs.lab.bench.report import show
     from foqs.lab.bench.rig import rig
-    from foqs.lab.bench.run import Plan, measure
+    from foqs.lab.bench.run import Plan, measure, show
     from foqs.lab.bench.workloads import Shape
     from foqs.lab.servers import ServerUnavailable
 

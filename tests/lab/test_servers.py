@@ -155,9 +155,8 @@ def test_a_taken_port_is_given_up_for_another(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_option_is_reported_with_the_log(kind: Kind) -> None:
-    server_class = databases_module.MariaDbServer if kind == "mariadb" else databases_module.MySqlServer
     try:
-        server = server_class(ServerSettings(options=("--no-such-option",)))
+        server = DatabaseServer(kind, ServerSettings(options=("--no-such-option",)))
     except ServerUnavailable as error:
         pytest.skip(error.reason)
     with pytest.raises(ServerUnavailable, match="ended while starting") as caught:

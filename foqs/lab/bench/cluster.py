@@ -19,6 +19,7 @@ from rich.table import Table
 from foqs.client import Client
 from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
+from foqs.lab.bench.load import run_together
 from foqs.lab.cluster import LocalCluster, local_cluster
 from foqs.lab.crash.rig import make_shards
 from foqs.lab.crash.wire import Wire
@@ -96,10 +97,7 @@ def _cost(cluster: LocalCluster, items: int, *, straight: bool) -> float:
         wires = [Wire(host.port, _NAMESPACE, timeout_ms=_TIMEOUT_MS) for host in hosts]
         own = [wires[n % len(wires)]] if straight else wires[n % len(wires) :] + wires[: n % len(wires)]
         workers.append(threading.Thread(target=_cycles, args=(own, f"cost-{n}", items // 6)))
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    run_together(workers)
     return sum(_processor_s(host.pid) for host in hosts) - began
 
 
@@ -147,11 +145,7 @@ def overtaken(cluster: LocalCluster, items: int) -> float:
                 delivered.extend((at, item.priority) for item in got)
                 client.ack_many(got)
 
-        consumers = [threading.Thread(target=consume) for _ in addresses]
-        for consumer in consumers:
-            consumer.start()
-        for consumer in consumers:
-            consumer.join()
+        run_together([threading.Thread(target=consume) for _ in addresses])
     left = Counter(priority for _, priority in delivered)
     late = 0
     for _, priority in sorted(delivered, key=lambda one: one[0]):

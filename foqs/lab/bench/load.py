@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,14 @@ def drive(connections: Sequence[Drives], idle_s: float = _IDLE_S) -> None:
     for connection in connections:
         connection.sock.close()
     selector.close()
+
+
+def run_together(threads: Sequence[threading.Thread]) -> None:
+    """Run threads side by side until the last one ends."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def produce(load: Load) -> Took:

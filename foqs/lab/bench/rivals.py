@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pymysql
 from sqlalchemy import Engine, create_engine, make_url
 
-from foqs.lab.bench.load import drive
+from foqs.lab.bench.load import drive, run_together
 from foqs.lab.bench.workloads import Shape
 from foqs.lab.servers import BeanstalkdServer
 
@@ -57,10 +57,7 @@ def _threads(work: Callable[[str, Shape, int], None], url: str, shape: Shape, co
     share = shape.items // connections
     threads = [threading.Thread(target=work, args=(url, shape, share)) for _ in range(connections)]
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     return began, time.monotonic()
 
 

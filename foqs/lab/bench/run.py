@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from foqs.lab.bench import rivals
 from foqs.lab.bench.raw import raw_bound
 from foqs.lab.bench.rig import Rig
@@ -140,3 +143,20 @@ def _ratios(plan: Plan, figures: Figures) -> None:
     for name, over, under in pairs:
         if over in figures.values and under in figures.values:
             figures.values[name] = figures.ratio(over, under)
+
+
+def show(figures: Figures, console: Console) -> None:
+    """Prints every figure's median, minimum and maximum over the rounds."""
+    table = Table(title=f"foqs bench on {figures.database} {figures.version}, Python {platform.python_version()}")
+    table.add_column("figure")
+    for column in ("median", "min", "max"):
+        table.add_column(column, justify="right")
+    for name, values in figures.values.items():
+        table.add_row(name, *(_number(name, value) for value in (median(values), min(values), max(values))))
+    console.print(table)
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return f"{value / 1e6:,.0f} MB"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -4,7 +4,7 @@ Each runs on a free loopback port with its files in a temporary directory, can b
 restarted in place, and leaves neither a process nor a file behind. When the process that started it is killed
 it dies too (on Linux), and only its temporary files stay.
 
-    with MySqlServer() as server:
+    with DatabaseServer("mysql") as server:
         url = server.url(server.create_database("shard_1"))
         server.kill()
         server.restart()
@@ -14,12 +14,7 @@ Nothing here imports the rest of foqs.
 
 from foqs.lab.servers.beanstalkd import BeanstalkdServer
 from foqs.lab.servers.containers import ContainerServer
-from foqs.lab.servers.databases import (
-    DatabaseServer,
-    MariaDbServer,
-    MySqlServer,
-    start_database_server,
-)
+from foqs.lab.servers.databases import DatabaseServer, start_database_server
 from foqs.lab.servers.endpoint import SqlEndpoint
 from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.options import DEFAULT_SETTINGS, ServerSettings
@@ -41,8 +36,6 @@ __all__ = [
     "DatabaseServer",
     "JavaProgram",
     "Kind",
-    "MariaDbServer",
-    "MySqlServer",
     "Program",
     "ServerSettings",
     "ServerUnavailable",

@@ -9,25 +9,23 @@ from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.options import DEFAULT_SETTINGS, ServerSettings, initialise, serving_argv
 from foqs.lab.servers.private import PrivateServer
 from foqs.lab.servers.process import ServerProcess, free_port, wait_until
-from foqs.lab.servers.programs import Kind, Program, find_mariadb, find_mysql
+from foqs.lab.servers.programs import Kind, find_mariadb, find_mysql
 
 _PORT_ATTEMPTS = 5
 
 
 class DatabaseServer(PrivateServer, SqlEndpoint):
-    """A server process with its data in a temporary directory; `MariaDbServer` or `MySqlServer`.
+    """A MariaDB or MySQL process with its data in a temporary directory.
 
-    A benchmark of commits wants a directory on a real disk.
+    A benchmark of commits wants a directory on a real disk. Raises ServerUnavailable if no program is installed.
     """
 
     _grace_ms = 30_000
 
-    def __init__(
-        self, program: Program, settings: ServerSettings = DEFAULT_SETTINGS, *, parent: Path | None = None
-    ) -> None:
-        PrivateServer.__init__(self, program.kind, parent)
-        SqlEndpoint.__init__(self, program.kind)
-        self.program = program
+    def __init__(self, kind: Kind, settings: ServerSettings = DEFAULT_SETTINGS, *, parent: Path | None = None) -> None:
+        PrivateServer.__init__(self, kind, parent)
+        SqlEndpoint.__init__(self, kind)
+        self.program = find_mariadb() if kind == "mariadb" else find_mysql()
         self.settings = settings
 
     def start(self) -> Self:
@@ -102,43 +100,16 @@ class DatabaseServer(PrivateServer, SqlEndpoint):
         raise ServerUnavailable(f"{self.kind} {self.version} {what}", log_tail=process.log_tail())
 
 
-class MariaDbServer(DatabaseServer):
-    """A private MariaDB, found by `find_mariadb` unless given."""
-
-    def __init__(
-        self,
-        settings: ServerSettings = DEFAULT_SETTINGS,
-        *,
-        program: Program | None = None,
-        parent: Path | None = None,
-    ) -> None:
-        super().__init__(program or find_mariadb(), settings, parent=parent)
-
-
-class MySqlServer(DatabaseServer):
-    """A private MySQL, found by `find_mysql` unless given."""
-
-    def __init__(
-        self,
-        settings: ServerSettings = DEFAULT_SETTINGS,
-        *,
-        program: Program | None = None,
-        parent: Path | None = None,
-    ) -> None:
-        super().__init__(program or find_mysql(), settings, parent=parent)
-
-
 def start_database_server(
     kind: Kind, settings: ServerSettings = DEFAULT_SETTINGS, *, parent: Path | None = None
-) -> "DatabaseServer | ContainerServer":
+) -> DatabaseServer | ContainerServer:
     """A running server: an installed or unpacked program, else a container when Docker answers.
 
     Raises:
         ServerUnavailable: neither way worked; the reason names both.
     """
-    server_class = MariaDbServer if kind == "mariadb" else MySqlServer
     try:
-        return server_class(settings, parent=parent).start()
+        return DatabaseServer(kind, settings, parent=parent).start()
     except ServerUnavailable as no_program:
         try:
             return ContainerServer(kind, options=settings.options).start()

@@ -1,5 +1,6 @@
 """A MySQL or MariaDB server as a client sees it."""
 
+from contextlib import closing
 from typing import Any
 
 import pymysql
@@ -27,13 +28,10 @@ class SqlEndpoint:
         Raises:
             pymysql.MySQLError: it cannot be reached, does not answer within 60 s, or refuses the statement.
         """
-        connection = self._connect(database, timeout_s=_QUERY_TIMEOUT_S)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql, parameters or None)
-                return list(cursor.fetchall())
-        finally:
-            connection.close()
+        with closing(self._connect(database, timeout_s=_QUERY_TIMEOUT_S)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(sql, parameters or None)
+            return list(cursor.fetchall())
 
     def create_database(self, name: str) -> str:
         """Makes an empty database and returns its name. Raises `pymysql.MySQLError` when it exists."""
@@ -52,18 +50,13 @@ class SqlEndpoint:
     def answers(self, *, datadir: str | None = None) -> bool:
         """Whether it serves now; with `datadir`, whether the one that answers is the one with that folder."""
         try:
-            connection = self._connect(None, timeout_s=_CONNECT_TIMEOUT_S)
-        except pymysql.MySQLError:
-            return False
-        try:
-            with connection.cursor() as cursor:
+            with closing(self._connect(None, timeout_s=_CONNECT_TIMEOUT_S)) as connection:
+                cursor = connection.cursor()
                 cursor.execute("SELECT @@datadir")
                 (answer,) = cursor.fetchone() or ("",)
-            return datadir is None or str(answer).rstrip("/") == datadir.rstrip("/")
         except pymysql.MySQLError:
             return False
-        finally:
-            connection.close()
+        return datadir is None or str(answer).rstrip("/") == datadir.rstrip("/")
 
     def _connect(
         self, database: str | None, *, timeout_s: int

@@ -45,8 +45,8 @@ class ZkFactStore:
             folder(paths.folder(OWNERS), view.owners.put, view.owners.drop),
             folder(paths.folder(DRAINED), view.drained.put, view.drained.drop, read=False),
             folder(paths.folder(ELECTION), view.election.put, view.election.drop, read=False),
-            folder(paths.root, view.put_assignment, view.drop_assignment, only=ASSIGNMENT),
-            folder(paths.root, view.put_slots, view.drop_slots, only=SLOTS),
+            folder(paths.root, view.assignment.put, view.assignment.drop, only=ASSIGNMENT),
+            folder(paths.root, view.slots.put, view.slots.drop, only=SLOTS),
         ]
         self._changed: Callable[[Facts], None] = lambda _: None
         self._session: Callable[[Session], None] = lambda _: None

@@ -29,6 +29,7 @@ log = structlog.get_logger("foqs.zk")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+R = TypeVar("R", Assignment, Slots)
 
 
 class Section(Generic[K, V]):
@@ -69,54 +70,47 @@ class Section(Generic[K, V]):
         self._changed()
 
 
+class Record(Generic[R]):
+    """One record with the version of its node. An unreadable one keeps its version, so that a controller can replace
+    it."""
+
+    def __init__(self, node: str, decode: Callable[[bytes, int], R], missing: R, changed: Callable[[], None]) -> None:
+        self.value: R = missing
+        self._node = node
+        self._decode: Callable[[bytes, int], R] = decode
+        self._missing: R = missing
+        self._changed = changed
+        self._data: bytes | None = None
+
+    def put(self, _name: str, data: bytes, version: int) -> None:
+        # A record that was removed and written again has the versions of the previous one.
+        if version == self.value.version and data == self._data:
+            return
+        self._data = data
+        try:
+            self.value = self._decode(data, version)
+        except Invalid as error:
+            log.error("record.not_read", node=self._node, reason=error.message)
+            self.value = replace(self.value, version=version)
+        self._changed()
+
+    def drop(self, _name: str) -> None:
+        if self.value.version >= 0:
+            self.value = self._missing
+            self._changed()
+
+
 class View:
     """`changed` is called at each change; an unchanged record is not a change."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self._assignment = Assignment()
-        self._slots = Slots()
-        # By record: a record that was removed and written again has the versions of the previous one.
-        self._data: dict[str, bytes] = {}
+        self.assignment = Record(ASSIGNMENT, decode_assignment, Assignment(), changed)
+        self.slots = Record(SLOTS, decode_slots, Slots(), changed)
         self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
         self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
         self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)
         self.drained: Section[str, None] = Section("drained", _drained, changed)
         self.election: Section[int, str] = Section("election", _candidate, changed)
-
-    def put_assignment(self, _name: str, data: bytes, version: int) -> None:
-        """Read a record. An unreadable one keeps its version, so that a controller can replace it."""
-        if version == self._assignment.version and data == self._data.get(ASSIGNMENT):
-            return
-        self._data[ASSIGNMENT] = data
-        try:
-            self._assignment = decode_assignment(data, version)
-        except Invalid as error:
-            log.error("record.not_read", node="assignment", reason=error.message)
-            self._assignment = Assignment(version, self._assignment.hosts)
-        self._changed()
-
-    def drop_assignment(self, _name: str) -> None:
-        if self._assignment.version >= 0:
-            self._assignment = Assignment()
-            self._changed()
-
-    def put_slots(self, _name: str, data: bytes, version: int) -> None:
-        """As above."""
-        if version == self._slots.version and data == self._data.get(SLOTS):
-            return
-        self._data[SLOTS] = data
-        try:
-            self._slots = decode_slots(data, version)
-        except Invalid as error:
-            log.error("record.not_read", node="slots", reason=error.message)
-            self._slots = replace(self._slots, version=version)
-        self._changed()
-
-    def drop_slots(self, _name: str) -> None:
-        if self._slots.version >= 0:
-            self._slots = Slots()
-            self._changed()
 
     @property
     def facts(self) -> Facts:
@@ -126,9 +120,9 @@ class View:
             hosts=self.hosts.values,
             owners=self.owners.values,
             drained=frozenset(self.drained.values),
-            assignment=self._assignment,
+            assignment=self.assignment.value,
             controller=candidates[min(candidates)] if candidates else None,
-            slots=self._slots,
+            slots=self.slots.value,
         )
 
 

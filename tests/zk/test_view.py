@@ -11,8 +11,8 @@ def test_a_record_that_was_written_again_is_another_one() -> None:
     view = View(lambda: changes.append(None))
     for host, shard in (("a", 1), ("b", 2)):
         for _ in range(2):
-            view.put_assignment("assignment", encode_assignment({1: host}), 0)
-            view.put_slots("slots", encode_slots(Slots(shards=(shard,) * SLOTS, stamp=shard)), 0)
+            view.assignment.put("assignment", encode_assignment({1: host}), 0)
+            view.slots.put("slots", encode_slots(Slots(shards=(shard,) * SLOTS, stamp=shard)), 0)
         assert view.facts.assignment.hosts == {1: host}
         assert view.facts.slots.shards == (shard,) * SLOTS
     assert len(changes) == 4, "what stands as it was is no change"

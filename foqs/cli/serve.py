@@ -23,7 +23,6 @@ from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
-    from foqs.config.schema import ShardSection
 
 log = structlog.get_logger("foqs.host")
 
@@ -107,7 +106,8 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
             raise Invalid(
                 "--workers: there is no [zookeeper] section, and only hosts of a cluster share a port: add one"
             )
-        _some_shards(settings)
+        if not settings.shards:
+            raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
     elif take_over:
         raise Invalid("--take-over: in a cluster, `foqs shards move` moves a shard to another host: omit --take-over")
     _warn(settings)
@@ -144,11 +144,3 @@ def _with_state(config: Config, file: Path) -> Config:
 def _server(host: str | None, port: int | None) -> dict[str, Any]:
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     return {"server": given} if given else {}
-
-
-def _some_shards(config: Config) -> tuple[ShardSection, ...]:
-    if config.zookeeper is not None:
-        raise Invalid("the configuration has a [zookeeper] section: the shards are in ZooKeeper, not in [[shards]]")
-    if not config.shards:
-        raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
-    return config.shards

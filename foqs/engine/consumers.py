@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from foqs.engine import delivery
+from foqs.engine import delivery, turns
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -72,6 +72,19 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
             state.became_ready(key)
 
 
+def wake_all(state: State, shard: Shard) -> None:
+    """Have every topic with a consumer tried again, as the items of `shard` can be merged or leased again."""
+    turns.begin(state, _wake_all(state, shard, iter(list(state.waiting))))
+
+
+def _wake_all(state: State, shard: Shard, keys: Iterator[TopicKey]) -> Iterator[None]:
+    while part := dict.fromkeys(islice(keys, _SLICE)):
+        shard.woken.update(part)
+        state.touch(shard)
+        if len(part) == _SLICE:
+            yield
+
+
 def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
     """Serves the consumers that wait for these topics: for each topic, first come, first served.
 
@@ -132,7 +145,7 @@ def end_merge_waits(state: State, now_ms: int) -> None:
     """Topics that waited long enough for a late shard go on without it."""
     due: list[TopicKey] = []
     for key, at_ms in state.held_up.items():
-        if at_ms > now_ms:
+        if at_ms > now_ms or len(due) == _SLICE:
             break  # they are in the order of time
         due.append(key)
     for key in due:

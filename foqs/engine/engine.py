@@ -223,7 +223,7 @@ class Engine(State):
         if batch.transaction is not None and batch.transaction.slots is not None:
             self.slots_written()
         if not was_healthy and shard.healthy(now_ms):
-            shard.woken.update(dict.fromkeys(self.waiting))  # its items can be merged again
+            consumers.wake_all(self, shard)
         shard_open.place_again(self, shard, now_ms)
         self.touch(shard)
         consumers.wake(self, shard, now_ms)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give, Keys
 from foqs.buffers.shard_batch import ListRead, ShardBatch
-from foqs.engine import enqueue, turns
+from foqs.engine import consumers, enqueue, turns
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -74,7 +74,7 @@ def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
     """Begin to lease items when the replaced owner can no longer do so."""
     if shard.grace_from_ms is not None and not shard.in_takeover_grace(now_ms):
         shard.grace_from_ms = None
-        shard.woken.update(dict.fromkeys(state.waiting))
+        consumers.wake_all(state, shard)
 
 
 def clock_set(state: State, by_ms: int) -> None:

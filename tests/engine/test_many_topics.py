@@ -246,3 +246,28 @@ def test_topics_are_woken_a_slice_at_a_time() -> None:
         slices.append(len(reported))
     assert slices == [0, consumers._SLICE, 2 * consumers._SLICE, len(keys)]
     assert reported == keys
+
+
+def test_a_shard_that_recovers_wakes_a_slice_of_the_topics() -> None:
+    reported: list[TopicKey] = []
+    lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
+    shard = lab.engine.shards[1]
+    keys = [("ns", f"topic-{number:05}") for number in range(3 * consumers._SLICE)]
+    dequeue(lab, keys, 60_000)
+    consumers.wake_all(lab.engine, shard)
+    assert len(shard.woken) == consumers._SLICE
+    for _ in range(3):
+        lab.engine.pump(lab.now_ms)
+        assert len(shard.woken) <= consumers._SLICE
+    assert reported == keys
+
+
+def test_topics_whose_merge_waited_go_on_a_slice_at_a_time() -> None:
+    lab = Laboratory(1)
+    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._SLICE)]
+    lab.engine.held_up = dict.fromkeys(keys, lab.now_ms)
+    lab.engine.tick(lab.now_ms)
+    assert len(lab.engine.held_up) == consumers._SLICE
+    assert lab.engine.next_ms(lab.now_ms) <= lab.now_ms
+    lab.engine.tick(lab.now_ms)
+    assert not lab.engine.held_up

@@ -11,11 +11,23 @@ import pytest
 
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
-from foqs.engine import batch_apply, batch_build, consumers, dedup, delivery, expiry, item_ops, pages, slot_rows
+from foqs.engine import (
+    batch_apply,
+    batch_build,
+    consumers,
+    dedup,
+    delivery,
+    expiry,
+    item_ops,
+    pages,
+    shard_open,
+    slot_rows,
+)
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.fairness.topics import Topic
 from foqs.item import KNOWN_BYTES, Change, Item
 from foqs.item_states import Phase
 from foqs.leases.checkpoint import Checkpoint
@@ -35,7 +47,13 @@ from tests.sim.simulation import simulate
 
 MANY = 100
 # Found only where shards are taken over.
-RIVALS = ("no_fence", "an_unconfirmed_owner_hands_out", "a_new_owner_hands_out_at_once")
+RIVALS = (
+    "no_fence",
+    "an_unconfirmed_owner_hands_out",
+    "a_new_owner_hands_out_at_once",
+    "a_closed_shards_lanes_stay_in_their_topics",
+    "a_closed_shards_lanes_are_merged",
+)
 # Found only where the clocks of machines are wrong.
 SKEWED = ("the_machines_clock_is_trusted",)
 # Found only with many topics in little memory.
@@ -417,6 +435,32 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
     patch.setattr(Residents, "relieve", lambda residents: None)
     patch.setattr(Residents, "room_bytes", room_bytes)
     patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
+
+
+@mutant
+def a_lane_belongs_to_no_topic(patch: Patch) -> None:
+    """Its items are stored and never delivered."""
+    patch.setattr(Topic, "attach", lambda topic, lane: None)
+
+
+@mutant
+def a_closed_shards_lanes_stay_in_their_topics(patch: Patch) -> None:
+    patch.setattr(shard_open, "_detach", lambda state, lanes: iter(()))
+
+
+@mutant
+def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
+    """They are in their topics until they are detached."""
+
+    def close(shard: Shard) -> shard_open.Abandoned:
+        tenure = shard.tenure
+        left = original(shard)
+        tenure.shard = shard
+        return left
+
+    original = shard_open.close_shard
+    patch.setattr(shard_open, "close_shard", close)
+    patch.setattr(shard_open, "_LANES", 1)
 
 
 def trouble_of(name: str) -> str:

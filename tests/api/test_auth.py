@@ -99,6 +99,7 @@ def test_a_client_without_a_valid_proof_is_refused(desk: Desk) -> None:
 
 def test_a_client_cannot_name_its_principal(desk: Desk) -> None:
     desk.refused(Unauthenticated, "Enqueue", ns="shop", principal="producer")
+    assert "who" not in desk.lines[0], "it is not proven"
     call = desk.call("Enqueue", ns="shop", principal="root", token="producer")
     assert call.request.context.principal == "producer"
 

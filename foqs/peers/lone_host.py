@@ -50,11 +50,11 @@ class LoneForwarder:
     def share_slots(self) -> None:
         """Give slots that no shard has to the shards with the fewest.
 
-        Wait until all shards are open: a closed shard may have the missing slots."""
+        Wait until all shards are open and no slots are being written: a shard may have the missing slots soon."""
         engine = self._engine
         serving = {shard.number: shard.keys.held.bits for shard in engine.serving}
         self._slots, self._routing = slots_of(serving), None
-        if len(serving) < len(engine.shards) or any(shard.keys.wanted is not None for shard in engine.serving):
+        if len(serving) < len(engine.shards) or any(shard.keys.last is not shard.keys.held for shard in engine.serving):
             return
         for number, slots in missing(serving).items():
             shard = engine.shards[number]

@@ -1,0 +1,90 @@
+"""The static facts of a host that has no other hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from foqs.dedup import SLOTS
+from foqs.engine.state import Callbacks
+from foqs.errors import FoqsError, NotSent
+from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
+from foqs.peers.slot_owners import SlotOwner
+from foqs.shardmgr.slots import has
+from tests.engine.laboratory import Laboratory
+
+pytestmark = pytest.mark.memory
+ADDRESS = "here:1"
+
+
+class Rig(Laboratory):
+    def __init__(self, *numbers: int) -> None:
+        self.forwarder: LoneForwarder | None = None
+        super().__init__(*numbers, callbacks=Callbacks(slots_written=self._slots_written))
+        self.lone = self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
+
+    def _slots_written(self) -> None:
+        if self.forwarder is not None:
+            self.forwarder.share_slots()
+
+    def holders(self, slot: int) -> list[int]:
+        """The shards that have the slot, or will have it after their next change."""
+        return [number for number, shard in self.engine.shards.items() if has(shard.keys.last.bits, slot)]
+
+
+def test_the_host_owns_each_shard_that_it_serves() -> None:
+    rig = Rig(1, 2)
+    routing = rig.lone.routing()
+    assert {number: route.address for number, route in routing.owners.items()} == {1: ADDRESS, 2: ADDRESS}
+    assert rig.lone.routing() is routing
+    rig.engine.lose(rig.engine.shards[2], rig.now_ms)
+    rig.lone.changed()
+    assert set(rig.lone.routing().owners) == {1}
+
+
+def test_each_slot_gets_one_shard() -> None:
+    rig = Rig(1, 2, 3)
+    rig.lone.share_slots()
+    rig.settle()
+    slots = rig.lone.slots()
+    assert len(slots) == SLOTS
+    assert set(slots) == {1, 2, 3}
+    assert all(rig.holders(slot) == [slots[slot]] for slot in range(SLOTS))
+
+
+def test_no_slot_is_given_twice_while_others_are_written() -> None:
+    """The transactions that give slots to the shards end one after the other."""
+    rig = Rig(1, 2, 3)
+    rig.lone.share_slots()
+    wanted = {number: shard.keys.wanted for number, shard in rig.engine.shards.items()}
+    first, *others = rig.send()
+    rig.arrive(*first)
+    assert [shard.keys.wanted for shard, _ in others] == [None, None]
+    for shard, batch in others:
+        rig.arrive(shard, batch)
+    assert {number: shard.keys.held for number, shard in rig.engine.shards.items()} == wanted
+
+
+def test_slots_wait_until_all_shards_are_open() -> None:
+    rig = Rig(1, 2)
+    rig.engine.lose(rig.engine.shards[2], rig.now_ms)
+    assert set(rig.lone.slots()) == {0}
+    assert rig.engine.shards[1].keys.wanted is None
+
+
+def test_no_request_leaves_the_host() -> None:
+    rig, errors = Rig(1), []
+
+    def done(response: object, error: FoqsError | None) -> None:
+        errors.append(type(error))
+
+    rig.lone.ask("there:1", "Dequeue", None, 1_000, done)
+    assert errors == [NotSent]
+    lone = rig.lone
+    ways = (lone.enqueue, lone.dequeue, lone.get_item, lone.list_items, lone.was_charged)
+    assert [way() for way in ways] == [False] * len(ways)
+
+
+def test_a_lone_host_has_all_slots_since_its_start() -> None:
+    found: list[tuple[SlotOwner | None, int]] = []
+    LoneSlotOwner(500).find(7, lambda *owner: found.append(owner))
+    assert found == [(SlotOwner(0, 0), 500)]

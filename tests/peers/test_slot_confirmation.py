@@ -72,7 +72,7 @@ def test_a_confirmation_is_over_when_the_shard_is_lost(rig: Rig) -> None:
     assert not rig.shard.confirmed(rig.now_ms)
 
 
-def test_an_owner_is_checked_even_if_it_was_confirmed_lately(rig: Rig) -> None:
+def test_an_owner_confirmed_lately_is_checked_too(rig: Rig) -> None:
     rig.shard.confirmed_ms = rig.now_ms - 1
     rig.check()
     assert rig.answers == []
@@ -80,7 +80,7 @@ def test_an_owner_is_checked_even_if_it_was_confirmed_lately(rig: Rig) -> None:
     assert rig.answers == [True]
 
 
-def test_a_batch_that_was_sent_before_the_question_does_not_count(rig: Rig) -> None:
+def test_a_batch_sent_before_the_question_does_not_count(rig: Rig) -> None:
     """Another owner may have stored more after its answer."""
     rig.enqueue()
     ((shard, batch),) = rig.send()

@@ -69,7 +69,7 @@ def test_a_slot_is_here_since_its_shard_was_first_seen() -> None:
         rig.owners.of(6)
 
 
-def test_a_slot_that_arrives_counts_after_the_confirmation_of_its_source() -> None:
+def test_a_slot_that_arrives_counts_after_a_confirmation() -> None:
     """The owner of the source may be replaced, and not know yet."""
     rig = Rig(Shard(1, 5))
     rig.at(10)
@@ -97,7 +97,7 @@ def test_another_epoch_is_another_owner() -> None:
     assert rig.at(20).of(5) == (SlotOwner(1, 2), 20)
 
 
-def test_a_slot_that_moves_between_shards_of_the_host_begins_again() -> None:
+def test_a_slot_that_moves_within_the_host_begins_again() -> None:
     rig = Rig(Shard(1, 5), Shard(2, 6))
     rig.at(10)
     rig.shards[0].hold()

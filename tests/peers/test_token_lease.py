@@ -72,7 +72,7 @@ def test_a_charge_after_the_question_needs_another(rig: Rig) -> None:
     assert rig.ask().wanted == 1
 
 
-def test_a_charge_after_the_question_is_refused_when_there_is_no_more(rig: Rig) -> None:
+def test_a_charge_beyond_the_answer_is_refused(rig: Rig) -> None:
     rig.waits("a", 2)
     ask = rig.ask()
     rig.waits("late", 1)

@@ -72,7 +72,7 @@ class State:
         self.served = callbacks.served
         self.became_ready = callbacks.became_ready
         self.left_waiting = callbacks.left_waiting
-        self.timer_ms = NEVER_MS  # of the next `tick`, if it is known: only an earlier alarm is set
+        self.timer_ms = NEVER_MS  # time of the next tick, if known: only an earlier alarm is set
         self.slots_written = callbacks.slots_written
         self.shards_elsewhere = shards_elsewhere
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks

@@ -51,7 +51,7 @@ def test_each_slot_gets_one_shard() -> None:
     assert all(rig.holders(slot) == [slots[slot]] for slot in range(SLOTS))
 
 
-def test_no_slot_is_given_twice_while_others_are_written() -> None:
+def test_no_slot_is_given_twice_while_slots_are_written() -> None:
     """The transactions that give slots to the shards end one after the other."""
     rig = Rig(1, 2, 3)
     rig.lone.share_slots()

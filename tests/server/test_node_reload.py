@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from foqs.server.reload import reconfigure
 
 from foqs.config.load import load
 from foqs.limits import Limits
+from foqs.server.node import Node
 from tests.engine.laboratory import Laboratory
 
 pytestmark = pytest.mark.memory
@@ -29,7 +30,7 @@ def test_every_part_gets_the_new_values() -> None:
         host={"lease_write_delay_ms": 100},
         breaker={"hang_ms": 777},
     )  # fmt: skip
-    reconfigure(config, engine=lab.engine, **parts)  # type: ignore[arg-type]
+    Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
     limits = Limits(payload_bytes=7, dedup_window_ms=60_000)
     assert parts["service"].limits == limits
     parts["server"].limit.assert_called_once_with(limits)
@@ -49,5 +50,5 @@ def test_shards_that_are_served_look_for_due_work_again() -> None:
     lab.settle()
     config = load(shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}])
     parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers")}
-    reconfigure(config, engine=lab.engine, **parts)  # type: ignore[arg-type]
+    Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
     assert list(lab.engine.dirty) == [lab.engine.shards[1]]

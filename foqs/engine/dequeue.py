@@ -9,6 +9,7 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item
 from foqs.item_states import To
 from foqs.prefetch import merge
@@ -36,7 +37,11 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     for key, count in wants:
         if room_bytes <= 0:
             return
-        room_bytes = _fill_topic(state, call, able, key, count, room_bytes, now_ms)
+        topic = state.topics.get(key)
+        if topic is None:
+            _wait_for(state, call, key, [], now_ms, found=False)
+        else:
+            room_bytes = _fill_topic(state, call, able, topic, count, room_bytes, now_ms)
 
 
 _Able = dict[Shard, bool | None]
@@ -44,10 +49,17 @@ _Able = dict[Shard, bool | None]
 
 
 def _fill_topic(
-    state: State, call: DequeueCall, able: _Able, key: TopicKey, count: int, room_bytes: int, now_ms: int
+    state: State,
+    call: DequeueCall,
+    able: _Able,
+    topic: Topic[Lane[Item]],
+    count: int,
+    room_bytes: int,
+    now_ms: int,
 ) -> int:
+    key = topic.key
     while True:
-        sources, lacking = _sources(state, able, key, now_ms)
+        sources, lacking = _sources(state, able, topic, now_ms)
         if not sources:
             entries, windows = [], []
             break
@@ -72,17 +84,18 @@ def _fill_topic(
 _Source = tuple[Shard, Lane[Item], Window[Item]]
 
 
-def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[list[_Source], list[_Source]]:
+def _sources(state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int) -> tuple[list[_Source], list[_Source]]:
     """Return the lane on each healthy shard with ready items: lanes to merge, and lanes that cannot give their first
     item yet (no page, no body, not confirmed, leases not written in time)."""
     sources: list[_Source] = []
     lacking: list[_Source] = []
-    topic = state.topics.get(key)
-    after = topic.first if topic is not None else None
+    after = topic.first
     while after is not None:
         lane, after = after, after.next
+        if not lane.ready:
+            continue
         shard: Shard | None = lane.tenure.shard
-        if shard is None or not lane.ready:
+        if shard is None:
             continue
         if shard not in able:
             able[shard] = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
@@ -96,7 +109,7 @@ def _sources(state: State, able: _Able, key: TopicKey, now_ms: int) -> tuple[lis
         source = (shard, lane, window)
         if not may_lease:
             state.touch(shard)
-            shard.stalled[key] = None
+            shard.stalled[topic.key] = None
             lacking.append(source)
         elif not window.entries:
             lacking.append(source)

@@ -62,8 +62,9 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
         lane.total += backlog.items
     for lane in shard.lanes.values():
-        shard.woken[lane.topic.key] = None
-        shard.totals[lane.topic.key[0]] += lane.total
+        key = lane.topic.key
+        shard.woken[key] = None
+        shard.totals[key[0]] += lane.total
         if not lane.total:
             shard.idle_lane(lane, now_ms)
     shard.counters.shards_opened += 1

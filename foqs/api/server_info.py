@@ -11,7 +11,7 @@ from foqs.limits import Limits
 from foqs.rpc.call import Call
 
 _KEPT_MS = 1_000
-"""A count walks all lanes of all shards, and any client may ask for one."""
+"""A count adds up all namespaces of all shards, and any client may ask for one."""
 
 
 class Info:

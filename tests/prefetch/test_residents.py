@@ -53,6 +53,16 @@ def test_windows_within_their_share_keep_everything() -> None:
     assert rig.rows() == [ROWS] * 16
 
 
+def test_windows_of_a_closed_shard_are_left_alone() -> None:
+    """The shard has given their memory back."""
+    rig = Rig(20)
+    for lane in rig.lanes[:15]:
+        lane.tenure.shard = None
+    rig.residents.relieve()
+    assert rig.rows()[:15] == [ROWS] * 15
+    assert len(rig.residents) == sum(lane.window is not None for lane in rig.lanes[15:])
+
+
 def test_idle_windows_go_first_and_whole() -> None:
     rig = Rig(20)
     for lane in rig.lanes[:10]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -58,7 +59,14 @@ def last_work() -> Iterator[None]:
     try:
         yield
     finally:
-        # Blocked first: a pending signal without a handler prints an error.
+        # Blocked first, because a pending signal without a handler prints an error. The mask is this thread's alone: a
+        # signal that another thread receives while its handler changes prints one all the same.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        sys.unraisablehook = _unraisable
         for number in _HEARD:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _unraisable(error: sys.UnraisableHookArgs) -> None:
+    if not isinstance(error.exc_value, OSError) or "ignored due to race condition" not in str(error.exc_value):
+        sys.__unraisablehook__(error)

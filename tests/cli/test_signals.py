@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from foqs.cli import signals
 
 UNDER_WAY = """
 import asyncio, signal, threading, uvloop
@@ -35,3 +38,14 @@ def test_a_signal_wakes_the_loop(run: str) -> None:
         [sys.executable, "-c", UNDER_WAY.replace("{run}", run)], capture_output=True, text=True, env=dict(os.environ)
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "heard\n", "")
+
+
+def test_only_the_error_of_a_late_signal_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread received the signal while its handler was replaced."""
+    shown: list[object] = []
+    monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
+    late = SimpleNamespace(exc_value=OSError("Signal 15 ignored due to race condition"))
+    other = SimpleNamespace(exc_value=OSError("disk"))
+    for error in (late, other):
+        signals._unraisable(error)  # type: ignore[arg-type]
+    assert shown == [other]

@@ -25,7 +25,7 @@ from foqs.errors import FoqsError, Invalid
 from foqs.spark.columns import columns_of
 from foqs.spark.write_columns import check
 from foqs.spark.write_equal import Known, Sent, missing
-from foqs.spark.write_invalid import InvalidRows
+from foqs.spark.write_invalid import InvalidRows, remove_others
 from foqs.spark.write_options import WriteOptions
 from foqs.spark.write_rows import KeyMaker, specs_of
 from foqs.spark.write_sender import Refused, Rejected, Sender, Totals
@@ -87,10 +87,11 @@ class _Writer:
     def finished(self, messages: list[Any], what: str) -> None:
         """Store the rows that only the driver can identify, and report the totals of all tasks. Raises Refused and
         Invalid."""
-        totals = _total(messages)
-        equal = list(
-            missing([message.sent for message in messages if message is not None and message.sent is not None])
-        )
+        totals, written = _total(messages), [message for message in messages if message is not None]
+        if written and self.options.invalid_path is not None:
+            files = {message.invalid_file for message in written if message.invalid_file is not None}
+            remove_others(self.options.invalid_path, written[0].job, files)
+        equal = list(missing([message.sent for message in written if message.sent is not None]))
         if equal:
 
             def rejected(row: int, spec: ItemSpec | None, error: FoqsError) -> None:

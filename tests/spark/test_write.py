@@ -162,6 +162,16 @@ def test_invalid_rows_are_collected(spark: Any, save: Any, client: Client, tmp_p
     assert any("delivery is 'never'" in reason for reason in found)
 
 
+def test_a_repeated_job_replaces_its_files_of_invalid_rows(spark: Any, save: Any, tmp_path: Path) -> None:
+    """It may have fewer partitions than its first attempt."""
+    frame = spark.createDataFrame([("t", str(n), 1) for n in range(6)], "topic string, payload string, lease_ms int")
+    options = {"onInvalid": "collect", "invalidPath": tmp_path, "jobId": "nightly"}
+    for partitions in (3, 1):
+        save(frame.repartition(partitions), **options)
+        assert len(list(tmp_path.glob("*.parquet"))) == partitions
+        assert sorted(int(row.payload) for row in spark.read.parquet(str(tmp_path)).collect()) == list(range(6))
+
+
 def test_a_stream_that_is_restarted_writes_no_row_twice(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from foqs.cli.config import _as_json, _as_toml, explain
+from foqs.cli.errors import report_errors
 from foqs.config.fields import Live, Secret, Section, keys
 from foqs.config.load import Config, Loaded, load
 from foqs.config.sources import Source
@@ -140,7 +141,7 @@ def explained(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def explained(*key: str) -> str:
         with suppress(SystemExit):
-            explain(*key)
+            report_errors(explain)(*key)
         return "".join(capsys.readouterr())
 
     return explained

@@ -97,12 +97,12 @@ class Checks:
                 broken(3, f"item {item_id} is removed, and no client asked for it")
 
     def owner_changed(self, number: int) -> None:
-        """A lease that the last owner has not written is void."""
+        """A lease that the last owner has not written is void. An extension in flight may still shorten a written one."""
         timer = self._dbs[number].timer
         for item_id in [item_id for item_id in self._leases if shard_of(item_id) == number]:
             lease, row = self._leases[item_id], timer.get(item_id)
             if row is not None and row.lease == lease.token:
-                lease.until_ms = row.due_ms
+                lease.until_ms = min(lease.until_ms, row.due_ms)
             else:
                 lease.until_ms = 0
 

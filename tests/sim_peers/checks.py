@@ -97,7 +97,7 @@ class Checks:
                 broken(3, f"item {item_id} is removed, and no client asked for it")
 
     def owner_changed(self, number: int) -> None:
-        """A lease that the last owner has not written is void. An extension in flight may still shorten a written one."""
+        """Void leases that the last owner has not written. An extension in flight may still shorten the rest."""
         timer = self._dbs[number].timer
         for item_id in [item_id for item_id in self._leases if shard_of(item_id) == number]:
             lease, row = self._leases[item_id], timer.get(item_id)

@@ -33,11 +33,11 @@ class Authority:
         issued = self._ca.issue_cert(*names, common_name=common_name, not_after=ends)
         stem = f"{self._name}-{(common_name or names[0]).replace('*', '_')}{'-expired' if expired else ''}"
         pair = Pair(self._directory / f"{stem}.pem", self._directory / f"{stem}.key")
-        for file in (pair.cert_file, pair.key_file):  # a test may have changed its mode
-            file.unlink(missing_ok=True)
+        pair.cert_file.unlink(missing_ok=True)
         for blob in issued.cert_chain_pems:
             blob.write_to_path(str(pair.cert_file), append=True)
         issued.private_key_pem.write_to_path(str(pair.key_file))
+        pair.key_file.chmod(0o600)
         return pair
 
     def section(self, pair: Pair, **keys: Any) -> TlsSection:

@@ -144,7 +144,8 @@ def _run(args: list[str], streams: list[_Fd], environment: dict[str, str], folde
     except KeyboardInterrupt:  # as the interpreter does
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    finally:
+    finally:  # in the interpreter's order
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
 
 

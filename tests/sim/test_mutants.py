@@ -3,25 +3,22 @@
 Every mutant is production code patched for the length of the test; MANY seeds are tried and the first failure ends it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
 from foqs.engine import (
     batch_apply,
     batch_build,
     consumers,
-    dedup,
     delivery,
     expiry,
     item_ops,
     pages,
     shard_open,
-    slot_rows,
 )
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
@@ -31,18 +28,15 @@ from foqs.fairness.topics import Topic
 from foqs.item import KNOWN_BYTES, Change, Item
 from foqs.item_states import Phase
 from foqs.leases.checkpoint import Checkpoint
-from foqs.leases.deadlines import NEVER_MS
-from foqs.peers.slot_migration import SlotMigration
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
-from foqs.server import shard_thread
 from foqs.server.database_clock import DatabaseClock
-from foqs.store.protocol import ShardStore
-from tests.sim.memory_database import MemoryDatabase
+from tests.sim import key_mutants  # noqa: F401 - adds its mutants
 from tests.sim.memory_store import MemoryStore
+from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
 
 MANY = 100
@@ -63,95 +57,6 @@ TOPICS = (
     "a_cut_page_of_lanes_is_taken_for_whole",
     "a_cut_lane_is_taken_for_whole",
 )
-Patch = pytest.MonkeyPatch
-MUTANTS: dict[str, Callable[[Patch], None]] = {}
-
-
-def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    MUTANTS[patch.__name__] = patch
-    return patch
-
-
-@mutant
-def keys_are_not_refused(patch: Patch) -> None:
-    """An item with a key is stored again when its key is enqueued again."""
-    patch.setattr(MemoryDatabase, "has_keys", lambda db, batch: False)
-
-
-@mutant
-def keys_that_are_there_are_taken_for_expired(patch: Patch) -> None:
-    without_known = shard_thread._without_known
-    later = lambda store, batch, now_ms, result: without_known(store, batch, NEVER_MS, result)  # noqa: E731
-    patch.setattr(shard_thread, "_without_known", later)
-
-
-@mutant
-def what_is_known_is_stored_too(patch: Patch) -> None:
-    """The item gets a second one, and its key names the first."""
-
-    def all_of_it(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> Batch:
-        left = without_known(store, batch, now_ms, result)
-        return replace(left, inserts=batch.inserts)
-
-    without_known = shard_thread._without_known
-    patch.setattr(shard_thread, "_without_known", all_of_it)
-
-
-@mutant
-def what_is_known_is_not_settled(patch: Patch) -> None:
-    """Its enqueue is answered as if it had been stored."""
-    patch.setattr(dedup, "settle_known", lambda batch, known: None)
-
-
-@mutant
-def one_key_that_is_there_fails_its_neighbours(patch: Patch) -> None:
-    """As if the whole transaction had been the item."""
-
-    def everything(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> Batch:
-        left = without_known(store, batch, now_ms, result)
-        result.rejected.update((item.id, "a key is there") for item in left.inserts)
-        return left.only(set(left.ids()) - result.rejected.keys(), lanes=True)
-
-    without_known = shard_thread._without_known
-    patch.setattr(shard_thread, "_without_known", everything)
-
-
-@mutant
-def keys_on_their_way_are_not_known(patch: Patch) -> None:
-    """Two enqueues with one key at the same time are stored both."""
-
-    def add(keys: Keys, keyed: Keyed, call: TakesOutcomes) -> bool:
-        keys.pending[keyed.dedup.digest] = keyed
-        return True
-
-    patch.setattr(Keys, "add", add)
-
-
-@mutant
-def withdrawn_keys_stay_queued(patch: Patch) -> None:
-    """The caller got the reply that nothing was changed."""
-
-    def withdraw(request: KeyedRequest) -> Sequence[int]:
-        indices = original(request)
-        if indices:
-            request.done = False
-            request._keys.pending.update({one.dedup.digest: one for one in request._entries})
-        return indices
-
-    original = KeyedRequest.withdraw
-    patch.setattr(KeyedRequest, "withdraw", withdraw)
-
-
-@mutant
-def a_slot_moves_without_its_rows(patch: Patch) -> None:
-    """A key that was stored is new where its slot went."""
-    patch.setattr(SlotMigration, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
-
-
-@mutant
-def a_slot_is_given_away_and_kept(patch: Patch) -> None:
-    """Its owner goes on taking keys of the slot when the rows were read."""
-    patch.setattr(slot_rows, "without", lambda slot, bits: bits)
 
 
 @mutant

@@ -65,17 +65,17 @@ class ReadyPublisher:
         self._soon = soon
         self._later = later
         self._first = self._version = now_ms << 20
-        self._told: dict[TopicKey, int] = {}
+        self._logged: dict[TopicKey, int] = {}
         self._log: list[tuple[int, TopicKey]] = []  # by version; an entry whose topic has a later entry does not count
         self._waiting: dict[WatchCall, None] = {}
         self._due = False
 
     def became_ready(self, key: TopicKey) -> None:
         """Publish the topic if items of it are ready. The caller may be late: they may be leased already."""
-        if key in self._told or not self._ready(key):
+        if key in self._logged or not self._ready(key):
             return
         self._version += 1
-        self._told[key] = self._version
+        self._logged[key] = self._version
         self._log.append((self._version, key))
         if len(self._log) > 2 * MOST_TOPICS:
             self._shorten()
@@ -87,7 +87,7 @@ class ReadyPublisher:
         """Record that another host asked for the topics and received nothing. Return the version of the news at this
         moment: a later publication has a higher one, and may reach that host before this answer."""
         for key in keys:
-            if self._told.pop(key, None) is not None and self._ready(key):
+            if self._logged.pop(key, None) is not None and self._ready(key):
                 self._later(AGAIN_MS, partial(self.became_ready, key))
         return self._version
 
@@ -96,17 +96,17 @@ class ReadyPublisher:
         whole = version is None or not self._first <= version <= self._version
         since = self._first if whole or version is None else version
         topics: list[tuple[TopicKey, int]] = []
-        for told, key in self._log[bisect_right(self._log, since, key=lambda entry: entry[0]) :]:
+        for logged, key in self._log[bisect_right(self._log, since, key=lambda entry: entry[0]) :]:
             if len(topics) == MOST_NEWS:
                 break
-            since = told
-            if self._told.get(key) != told:
+            since = logged
+            if self._logged.get(key) != logged:
                 continue
             ready = self._ready(key)
             if ready:
                 topics.append((key, ready))
             else:
-                del self._told[key]
+                del self._logged[key]
         else:
             since = self._version
         return News(since, whole, topics)
@@ -133,7 +133,7 @@ class ReadyPublisher:
             call.answer()
 
     def _shorten(self) -> None:
-        log = [entry for entry in self._log if self._told.get(entry[1]) == entry[0]]
+        log = [entry for entry in self._log if self._logged.get(entry[1]) == entry[0]]
         self._log = log[-MOST_TOPICS:]
         for _, key in log[:-MOST_TOPICS]:
-            del self._told[key]
+            del self._logged[key]

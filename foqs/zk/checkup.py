@@ -61,7 +61,7 @@ def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: floa
     deadline = time.monotonic() + timeout_s
     with _connect(config, host, port, deadline) as asked:
         asked.sendall(b"srvr")
-        told = _all(asked, deadline)
+        answer = _all(asked, deadline)
     with _connect(config, host, port, deadline) as client:
         order = Connect(0, 0, config.session_timeout_ms, 0, bytes(16), False).serialize()
         client.sendall(_LENGTH.pack(len(order)) + order)
@@ -70,7 +70,7 @@ def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: floa
             raise OSError("the server is not a ZooKeeper")
         reply, _ = Connect.deserialize(_exactly(client, size, deadline), 0)
         client.sendall(_CLOSE)
-    return ServerCheckup(_version(told), reply.time_out)
+    return ServerCheckup(_version(answer), reply.time_out)
 
 
 def _connect(config: ZookeeperSection, host: str, port: int, deadline: float) -> socket.socket:
@@ -181,18 +181,18 @@ def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: lis
             made.unreadable.append(f"ZooKeeper's record {HOSTS}/{name}: {error.message}")
 
 
-def _version(told: bytes) -> str:
+def _version(answer: bytes) -> str:
     """Parse the version; the server may have `srvr` switched off."""
-    _, found, rest = told.partition(b"Zookeeper version: ")
+    _, found, rest = answer.partition(b"Zookeeper version: ")
     return rest.partition(b"-")[0].partition(b",")[0].decode("ascii", "replace")[:20] if found else ""
 
 
 def _all(asked: socket.socket, deadline: float) -> bytes:
-    told = b""
+    answer = b""
     with contextlib.suppress(ConnectionError):
-        while len(told) < _MOST_REPLY_BYTES and (more := _some(asked, _MOST_REPLY_BYTES, deadline)):
-            told += more
-    return told
+        while len(answer) < _MOST_REPLY_BYTES and (more := _some(asked, _MOST_REPLY_BYTES, deadline)):
+            answer += more
+    return answer
 
 
 def _exactly(client: socket.socket, size: int, deadline: float) -> bytes:

@@ -50,7 +50,7 @@ class ZkFactStore:
         ]
         self._changed: Callable[[Facts], None] = lambda _: None
         self._session: Callable[[Session], None] = lambda _: None
-        self._told: Session | None = None
+        self._reported: Session | None = None
         self._connections = 0
         self._telling = False
         self._host: HostFact | None = None
@@ -64,7 +64,7 @@ class ZkFactStore:
 
     def join(self, host: HostFact) -> None:
         self._host = host
-        if self._told is Session.CONNECTED:
+        if self._reported is Session.CONNECTED:
             self._spawn(self._register())
 
     def own(self, owner: OwnerFact, done: Done) -> None:
@@ -87,7 +87,7 @@ class ZkFactStore:
         self._change(self._paths.shard(shard), lambda: self._changes.remove_shard(shard), done)
 
     def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
-        if self._told is Session.CONNECTED:
+        if self._reported is Session.CONNECTED:
             self._spawn(self._recall(shard, done))
         else:
             self._loop.call_soon(done, None, ZkUnavailable("no connection to ZooKeeper"))
@@ -107,7 +107,7 @@ class ZkFactStore:
         self._change(self._paths.drained(host), lambda: self._changes.drain_host(host, drained=drained), done)
 
     def close(self, done: Callable[[], None]) -> None:
-        self._told = None
+        self._reported = None
         if self._again is not None:
             self._again.cancel()
         self._changed, self._session = lambda _: None, lambda _: None
@@ -116,7 +116,7 @@ class ZkFactStore:
     # ------------------------------------------------------------------------------------- changes
 
     def _change(self, line: str, work: Callable[[], Coroutine[Any, Any, None]], done: Done) -> None:
-        if self._told is Session.CONNECTED:
+        if self._reported is Session.CONNECTED:
             self._spawn(self._in_line(line, work, done))
         else:
             self._loop.call_soon(done, ZkUnavailable("no connection to ZooKeeper"))
@@ -151,7 +151,7 @@ class ZkFactStore:
 
     def _register_again(self) -> None:
         self._again = None
-        if self._told is Session.CONNECTED:  # otherwise the next connection registers it
+        if self._reported is Session.CONNECTED:  # otherwise the next connection registers it
             self._spawn(self._register())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -188,13 +188,13 @@ class ZkFactStore:
 
     def _down(self, expired: bool) -> None:
         self._connections += 1
-        if expired and self._told not in (None, Session.EXPIRED):
+        if expired and self._reported not in (None, Session.EXPIRED):
             self._tell_session(Session.EXPIRED)
-        elif not expired and self._told is Session.CONNECTED:
+        elif not expired and self._reported is Session.CONNECTED:
             self._tell_session(Session.SUSPENDED)
 
     def _tell_session(self, session: Session) -> None:
-        self._told = session
+        self._reported = session
         log.info("session.changed", state=session.value)
         self._session(session)
 
@@ -209,5 +209,5 @@ class ZkFactStore:
     def _tell(self) -> None:
         self._telling = False
         # The connection may have been lost since the last record was read.
-        if self._told is Session.CONNECTED and all(folder.loaded for folder in self._folders):
+        if self._reported is Session.CONNECTED and all(folder.loaded for folder in self._folders):
             self._changed(self._view.facts)

@@ -141,7 +141,7 @@ def test_dropped_topics_are_published_again_with_a_new_item(monkeypatch: Any) ->
     at = Room()
     for n in range(25):
         at.put(("n", str(n)))
-    assert len(at.room._told) <= 20
+    assert len(at.room._logged) <= 20
     version = at.room.after(None).version
     at.put(("n", "0"))
     assert at.room.after(version).topics == [(("n", "0"), 2)]

@@ -148,13 +148,13 @@ def _deliveries(port: int, topic: str, rounds: int) -> list[float]:
     return took[_WARM_ROUNDS:]
 
 
-def _consumer(port: int, topic: str, rounds: int, told: Connection) -> None:
+def _consumer(port: int, topic: str, rounds: int, reports: Connection) -> None:
     """Says when it is about to ask, and when each item arrived on the machine's monotonic clock."""
     with Client(f"127.0.0.1:{port}", "bench") as client:
         for _ in range(rounds):
-            told.send(None)
+            reports.send(None)
             (item,) = client.dequeue(topic, count=1, wait_ms=60_000)
-            told.send(time.monotonic())
+            reports.send(time.monotonic())
             client.ack(item)
 
 

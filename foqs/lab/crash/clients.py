@@ -232,11 +232,11 @@ def take(wire: Wire, log: Log, topics: Sequence[str], count: int, *, lease_ms: i
         log.add([Dequeue(began, monotonic_ns(), count * len(topics), answered=refused)])
         return None
     ended = monotonic_ns()
-    told: list[Event] = [Dequeue(began, ended, count * len(topics), answered=True, doubtful=doubtful)]
-    told += [
+    dequeues: list[Event] = [Dequeue(began, ended, count * len(topics), answered=True, doubtful=doubtful)]
+    dequeues += [
         Delivery(began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms) for item in items
     ]
-    log.add(told)
+    log.add(dequeues)
     return items
 
 

@@ -34,14 +34,14 @@ class Screen:
     def phase(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a part of the work. Call the yielded function with the number of finished parts of `total`."""
         bar = self._bars.add_task(name, total=total)
-        told = 0
+        shown_part = 0
 
         def done(count: int) -> None:
-            nonlocal told
+            nonlocal shown_part
             self._bars.update(bar, completed=count)
             part = count * _LINES_A_PHASE // total
-            if self._bars.disable and part > told:
-                told = part
+            if self._bars.disable and part > shown_part:
+                shown_part = part
                 self.say(f"{name}: {count:,} of {total:,}")
 
         yield done

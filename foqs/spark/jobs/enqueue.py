@@ -157,11 +157,11 @@ def enqueue(
             show(found)
             return
         with TemporaryDirectory() as folder:
-            told = Path(folder) / "totals.json"
+            totals_file = Path(folder) / "totals.json"
             # Each core of the cluster runs one task at a time.
-            given |= {"metricsPath": told, "tasks": spark.sparkContext.defaultParallelism}
+            given |= {"metricsPath": totals_file, "tasks": spark.sparkContext.defaultParallelism}
             write(found, {name: str(value) for name, value in given.items() if value is not None})
-            totals = json.loads(told.read_text())
+            totals = json.loads(totals_file.read_text())
     stored = totals["rows"] - totals["duplicates"]
     print(
         f"{many(stored, 'item')} enqueued, {totals['duplicates']} were there before, {totals['invalid']} invalid; "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from foqs.api import responses, validation
+from foqs.api import reply_bytes, responses, validation
 from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
@@ -62,7 +62,10 @@ class ItemLife:
         taken.take(specs)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
-            call.reply(idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.counters)))
+            call.reply(
+                reply_bytes.enqueue_response(outcomes)
+                or idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.counters))
+            )
 
         waiting = EnqueueCall(len(specs), reply)
         for index, error in taken.errors.items():
@@ -105,6 +108,8 @@ class ItemLife:
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             call.on_lost = None  # a circle of references: the garbage collector would have to find it
+            if items and not doubtful and (usual := reply_bytes.dequeue_response(items)) is not None:
+                return call.reply(usual)
             response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
             if forwarded and not (items or doubtful):
                 response.news_version = self._news.found_nothing(key for key, _ in keys)
@@ -180,7 +185,10 @@ class ItemLife:
             validation.name(ns, "ns", self.limits)
 
         def reply(outcomes: list[FoqsError | None]) -> None:
-            call.reply(response(responses.item_outcomes(call, outcomes, self._engine.counters)))
+            call.reply(
+                reply_bytes.items_response(outcomes)
+                or response(responses.item_outcomes(call, outcomes, self._engine.counters))
+            )
 
         now_ms = self._now_ms()
         elsewhere = partial(self._forwarder.items, kind, request, ids, op, now_ms + timeout_ms)

@@ -1,4 +1,4 @@
-"""The engine's outcomes and items as structs of the contract."""
+"""The engine's outcomes and items as structs of the contract. `reply_bytes.py` has the usual replies as bytes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Call:
         self.within: Container[str] | None = None
 
     def reply(self, response: Any) -> bool:
-        """Answers with the struct that the method declares.
+        """Answers with the struct that the method declares, or with its bytes.
 
         False when nothing of it was sent: the connection is gone, or the response does not fit a frame or
         cannot be encoded (then the caller got a RequestError). Raises RuntimeError when an answer was given

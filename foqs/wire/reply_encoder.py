@@ -19,6 +19,7 @@ _BUFFER_BYTES = 64 * 1024
 _KEPT_BYTES = 1024 * 1024
 _SUCCESS = field_head(STRUCT, 0)
 _ERROR = field_head(STRUCT, 1)
+_AROUND_BYTES = 4 + len(_SUCCESS) + 1  # sequence number, head and STOP
 
 
 class TooLarge(Exception):
@@ -37,9 +38,13 @@ class ReplyEncoder:
         self._renew()
 
     def success(self, called: ServedMethod, seqid: int, response: Any) -> bytes:
-        """Raises TooLarge; TypeError when `response` is not what the method answers with; what thriftpy2
-        raises.
-        """
+        """`response` is the struct that the method answers with, or its bytes. Raises TooLarge; TypeError when it is
+        neither; and the errors of thriftpy2."""
+        if type(response) is bytes:
+            size = len(called.reply_head) + _AROUND_BYTES + len(response)
+            if size > self._frame_bytes:
+                raise TooLarge
+            return b"".join((pack_u32(size), called.reply_head, pack_i32(seqid), _SUCCESS, response, b"\0"))
         if not isinstance(response, called.result):
             given = type(response).__name__
             raise TypeError(f"{called.name} answers with {called.result.__name__}, not {given}")

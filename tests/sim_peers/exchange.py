@@ -8,6 +8,9 @@ from collections.abc import Callable, Container
 from copy import copy
 from typing import Any
 
+from thriftpy2.protocol import TCyBinaryProtocol
+from thriftpy2.transport import TCyBufferedTransport, TMemoryBuffer
+
 from foqs.errors import FoqsError, LostReply, NotSent, from_code
 from foqs.idl import idl
 from tests.sim.ledger import broken
@@ -15,6 +18,13 @@ from tests.sim_peers.clock import Clock
 from tests.sim_peers.profile import Exchange as Rates
 
 Done = Callable[[Any, FoqsError | None], None]
+
+
+def response_of(method: str, content: bytes) -> Any:
+    """Return the struct of a method's response from its bytes."""
+    response = getattr(idl, f"{method}Response")()
+    TCyBinaryProtocol(TCyBufferedTransport(TMemoryBuffer(content))).read_struct(response)
+    return response
 
 
 class Call:
@@ -33,7 +43,7 @@ class Call:
         self._answered = self._lost = False
 
     def reply(self, response: Any) -> bool:
-        return self._answer(response, None)
+        return self._answer(response_of(self.method, response) if type(response) is bytes else response, None)
 
     def fail(self, error: FoqsError) -> bool:
         return self._answer(None, from_code(int(error.code), error.message, error.retry_after_ms))

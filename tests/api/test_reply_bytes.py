@@ -1,0 +1,89 @@
+"""Replies as bytes are those that the codec makes of the structs of `responses`; the codec encodes all unusual ones."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.api import reply_bytes, responses
+from foqs.counters import Counters
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError, NotFound, Overloaded
+from foqs.idl import idl
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
+from foqs.wire.struct_writer import encode_struct
+from tests.support.one_host import Call
+
+pytestmark = pytest.mark.memory
+
+I32 = st.integers(-(1 << 31), (1 << 31) - 1)
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TIMES = st.integers(0, 1 << 50)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+LANES = st.builds(lambda ns, topic: SimpleNamespace(topic=SimpleNamespace(key=(ns, topic))), NAMES, NAMES)
+REFUSED: list[FoqsError] = [Overloaded("full", 20), NotFound("gone")]
+
+
+@st.composite
+def items(draw: Any, lanes: Any = LANES, unusual: bool = False) -> Any:
+    extra: tuple[int, bytes | None, bytes | None] = (0, None, None)
+    if unusual:
+        extra = draw(st.sampled_from([(9, None, None), (0, b"m", None), (0, b"", None), (0, None, b'{"a": "b"}')]))
+    expires_at_ms, metadata, headers = extra
+    delivery = draw(st.sampled_from([AT_LEAST_ONCE, AT_MOST_ONCE]))
+    body = Body(
+        draw(I64), 1, draw(I32), draw(TIMES), draw(TIMES), expires_at_ms, 5, delivery, draw(st.binary(max_size=300)),
+        metadata, headers,
+    )  # fmt: skip
+    return SimpleNamespace(
+        id=body.id, body=body, lane=draw(lanes), lease=draw(I64), attempt=draw(I32),
+        deliver_after_ms=draw(TIMES), lease_expires_at_ms=draw(TIMES),
+    )  # fmt: skip
+
+
+@st.composite
+def replies(draw: Any) -> Any:
+    """Items of a few lanes, in any order."""
+    lanes = st.sampled_from(draw(st.lists(LANES, min_size=1, max_size=3)))
+    return draw(st.lists(items(lanes), max_size=12))
+
+
+def by_codec(found: list[Any]) -> bytes:
+    return encode_struct(idl.DequeueResponse([responses.leased(item) for item in found]))
+
+
+@given(st.lists(I64, min_size=1, max_size=300))
+def test_ids_of_an_enqueue_are_the_codecs_bytes(ids: list[int]) -> None:
+    outcomes: list[int | FoqsError] = list(ids)
+    structs = responses.enqueue_outcomes(Call("Enqueue", idl.EnqueueRequest()), outcomes, Counters())
+    assert reply_bytes.enqueue_response(outcomes) == encode_struct(idl.EnqueueResponse(structs))
+
+
+@given(st.lists(I64, max_size=5), st.sampled_from([Duplicate(7), *REFUSED]), st.lists(I64, max_size=5))
+def test_an_unusual_outcome_of_an_enqueue_is_left_to_the_codec(before: list[int], odd: Any, after: list[int]) -> None:
+    assert reply_bytes.enqueue_response([*before, odd, *after]) is None
+
+
+@pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
+@given(count=st.integers(1, 300))
+def test_acked_items_are_the_codecs_bytes(method: str, count: int) -> None:
+    structs = responses.item_outcomes(Call(method, idl.AckRequest()), [None] * count, Counters())
+    response = getattr(idl, f"{method}Response")(structs)
+    assert reply_bytes.items_response([None] * count) == encode_struct(response)
+
+
+@given(st.integers(0, 5), st.sampled_from(REFUSED), st.integers(0, 5))
+def test_a_refused_ack_is_left_to_the_codec(before: int, error: FoqsError, after: int) -> None:
+    assert reply_bytes.items_response([*[None] * before, error, *[None] * after]) is None
+
+
+@given(replies())
+def test_leased_items_are_the_codecs_bytes(found: list[Any]) -> None:
+    assert reply_bytes.dequeue_response(found) == by_codec(found)
+
+
+@given(replies(), items(unusual=True), replies())
+def test_items_with_unusual_fields_are_left_to_the_codec(before: list[Any], odd: Any, after: list[Any]) -> None:
+    assert reply_bytes.dequeue_response([*before, odd, *after]) is None

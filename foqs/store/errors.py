@@ -14,8 +14,10 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from foqs.store.packets import Err
 from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
 from foqs.store.rights import Account, Place, remedy_of
+from foqs.store.transaction import Loss
 
 
 class Kind(Enum):
@@ -54,6 +56,7 @@ _WORDS = {
     1927: "the connection was killed",
     2006: "the connection is gone",
     2013: "the connection was lost",
+    2027: "the server's reply cannot be read",
     3024: "the statement took longer than the server allows",
     3572: "lock wait time-out",
     4092: "the server cannot change the table without copying it",
@@ -72,6 +75,7 @@ _NOT_COMMITTED = {1205, 1213, 1290, 1836, 3101}
 _REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1698, 2059}
 _RIGHT = re.compile(r"([A-Z][A-Z, ]*) command denied to user .* for (?:table|column) .*?[`']?(\w+)[`']?$")
 _ACCOUNT = re.compile(r"'([^']*)'@'([^']*)'")
+_OWN_CODES = 1000  # the first code of a server's own; below are those of operating systems
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_THREAD = 1094
@@ -102,6 +106,7 @@ class Seam:
     """
 
     def __init__(self, dbapi: Any, place: Place | None = None) -> None:
+        self._dbapi = dbapi
         self._data = (dbapi.IntegrityError, dbapi.DataError)
         self._is_sqlite = issubclass(dbapi.Error, sqlite3.Error)
         self._place = place or Place()
@@ -116,6 +121,18 @@ class Seam:
             Kind.LOST: StoreDown, Kind.BUSY: StoreBusy, Kind.FULL: StoreFull, Kind.DATA: RowRejected,
         }  # fmt: skip
         return made[kind](words)
+
+    def error_of(self, failure: Err | Loss) -> Exception:
+        """The error that PyMySQL raises for a `failure` of a transaction, which ran without it."""
+        if isinstance(failure, Loss):
+            lost: Exception = self._dbapi.OperationalError(*failure.value)
+            return lost
+        errors = self._dbapi.err
+        kind = errors.error_map.get(failure.code)
+        if kind is None:
+            kind = errors.InternalError if failure.code < _OWN_CODES else errors.OperationalError
+        refused: Exception = kind(failure.code, failure.message)
+        return refused
 
     def certainly_not_committed(self, error: BaseException) -> bool:
         """Whether a COMMIT that failed with `error` changed nothing; after any other error the outcome is unknown."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -162,8 +163,8 @@ def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> boo
 def _place(url: URL) -> Place:
     if url.get_backend_name() == "sqlite":
         return Place("SQLite", url.database or "")
-    socket = url.query.get("unix_socket")
-    address = str(socket) if socket else f"{url.host or 'localhost'}:{url.port or _PORT}"
+    path = url.query.get("unix_socket")
+    address = str(path) if path else f"{url.host or 'localhost'}:{url.port or _PORT}"
     return Place(_PRODUCTS[url.get_backend_name()], address, url.username or "", url.database or "")
 
 
@@ -197,6 +198,7 @@ class Link:
         # MySQL and MariaDB take the same set-up. The connection learns later which of them it is.
         dialect = SQLITE if database.is_file else MYSQL
         self._one_packet = dialect.one_packet
+        self._in_python = database.reads_in_python
         dbapi: Any = self.connection.connection.dbapi_connection
         self._dbapi = dbapi
         self._cursor: Any = dbapi.cursor()
@@ -214,11 +216,28 @@ class Link:
                 cursor.execute(statement)
                 yield cursor.rowcount
             return
-        for packet in self._packets(statements):
+        for packet in self.packets(statements):
             cursor.execute(packet)
             yield cursor.rowcount
             while cursor.nextset():
                 yield cursor.rowcount
+
+    @property
+    def plain_socket(self) -> socket.socket | None:
+        """The socket that PyMySQL uses without TLS and without blocking, None for any other connection.
+
+        A private attribute: without it transactions run in the shard's thread.
+        """
+        found = getattr(self._dbapi, "_sock", None) if self._in_python else None
+        if type(found) is not socket.socket or found.gettimeout() is None:
+            return None
+        return found
+
+    def shut_down(self) -> None:
+        """End the connection of `plain_socket` at once: `close` says goodbye to the server, and could wait to do so."""
+        if (found := self.plain_socket) is not None:
+            with suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
 
     def execute(self, statement: str) -> None:
         self._cursor.execute(statement)
@@ -253,7 +272,8 @@ class Link:
         except Exception:  # noqa: BLE001 - whatever a broken connection says when it is closed does not matter
             return
 
-    def _packets(self, statements: Sequence[str]) -> Iterator[str]:
+    def packets(self, statements: Sequence[str]) -> Iterator[str]:
+        """The statements as texts that fit in a packet each."""
         size, first = 0, 0
         for at, statement in enumerate(statements):
             if size and size + len(statement) > self.packet_bytes:

@@ -88,7 +88,8 @@ class Replies:
             stop = body + size
             if stop > end:
                 break
-            if data[at + 3] != self._sequence:
+            # A server that ends a connection on its own account counts from 0.
+            if data[at + 3] != self._sequence and (data[at + 3] != 0 or data[body] != _ERR):
                 raise BadReply(f"packet {data[at + 3]} instead of {self._sequence}")
             reply = _reply(data[body:stop])
             made.append(reply)

@@ -8,6 +8,7 @@ could still be begun by a server that hung, after it was taken for lost.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.lanes import refuse_orphans
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
+from foqs.store.packets import query
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -52,6 +54,7 @@ from foqs.store.protocol import (
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.store.statements import Fence, writes
+from foqs.store.transaction import ANOTHER_OWNER, Loss, Plan, State, Transaction
 
 log = structlog.get_logger("foqs.store")
 
@@ -75,6 +78,7 @@ class SqlStore:
         self._url = url
         self._shard = shard
         self._connect_timeout_s = connect_timeout_s
+        self.io_timeout_s = io_timeout_s
         self._database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
         self._dialect = SQLITE if self._database.is_file else MYSQL
         self._errors = self._database.seam_errors
@@ -227,19 +231,11 @@ class SqlStore:
 
     def commit(self, batch: Batch) -> None:
         link = self._connected()
-        statements = writes(batch, self._dialect, self._max_statement_bytes)
-        next_number = max(self._next_number, batch.next_number)
-        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots)
-        fence = Fence(self._epoch, self._seq + 1, next_number, *saved)
+        plan = self._plan(batch)
         try:
-            counts = link.run([self._dialect.begin, fence.text(), *[statement.text for statement in statements]])
-            next(counts)
-            if next(counts) != 1:
-                raise self._fence("another owner has the shard")
-            missed = 0
-            for statement, count in zip(statements, counts, strict=True):
-                if statement.rows is not None and count != statement.rows:
-                    missed += abs(statement.rows - count)
+            missed = plan.missed(link.run(plan.texts))
+        except Fenced as fenced:
+            raise self._fence(str(fenced)) from None
         except self._errors.error as error:
             raise self._roll_back(link, error) from error
         except BaseException:
@@ -253,8 +249,48 @@ class SqlStore:
             self._unsettled = True
             self._drop()
             raise
+        self._committed(plan, missed)
+
+    @property
+    def plain_socket(self) -> socket.socket | None:
+        """The connection's socket, if an event loop can run `begin`'s transactions on it."""
+        return self._link.plain_socket if self._link is not None else None
+
+    def begin(self, batch: Batch) -> Transaction:
+        """Return `batch` as a transaction that an event loop runs on `plain_socket`, and that `conclude` ends.
+
+        Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
+        link = self._connected()
+        plan = self._plan(batch)
+        return Transaction(plan, [query(text) for text in link.packets(plan.texts)])
+
+    def conclude(self, transaction: Transaction) -> None:
+        """Take the end of a transaction of `begin`: returns or raises as `commit` of its batch does."""
+        if transaction.state is State.COMMITTED:
+            self._committed(transaction.plan, transaction.missed)
+            return
+        link = self._connected()
+        if transaction.state is State.FENCED:
+            raise self._fence(ANOTHER_OWNER)
+        assert transaction.failure is not None, "the transaction has not ended"
+        error = self._errors.error_of(transaction.failure)
+        if isinstance(transaction.failure, Loss):
+            link.shut_down()
+        if transaction.state is State.FAILED:
+            raise self._roll_back(link, error) from error
+        raise self._not_committed(link, error) from error
+
+    def _plan(self, batch: Batch) -> Plan:
+        statements = writes(batch, self._dialect, self._max_statement_bytes)
+        next_number = max(self._next_number, batch.next_number)
+        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots)
+        fence = Fence(self._epoch, self._seq + 1, next_number, *saved)
+        texts = [self._dialect.begin, fence.text(), *[statement.text for statement in statements]]
+        return Plan(texts, [None, 1, *[statement.rows for statement in statements]], next_number)
+
+    def _committed(self, plan: Plan, missed: int) -> None:
         self._seq += 1
-        self._next_number = next_number
+        self._next_number = plan.next_number
         if missed:
             self.mismatches += missed
             log.error("store.mismatch", shard=self._shard, rows=missed, seq=self._seq)

@@ -54,7 +54,7 @@ class ListRead:
 
 @dataclass(slots=True)
 class ShardBatch:
-    """The work for the shard's thread. A batch with `reconnect` has nothing else."""
+    """The work for the shard's store. A batch with `reconnect` has nothing else."""
 
     reconnect: bool = False
     transaction: Batch | None = None
@@ -75,8 +75,15 @@ class ShardBatch:
     copies: list[Copy] = field(default_factory=list)
     confirm: bool = False
     rows: int = 0
+    size_bytes: int = 0  # of the bodies in `chunks`
     begun_ms: int = 0
     keys_ms: int = 0  # a deduplication key that expires after this is remembered
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads anything, apart from the rows of a slot that it gives away."""
+        ready = self.pages or self.lanes_pages or self.bodies
+        return bool(ready or self.look or self.due or self.expiring or self.lists or self.dedup_expired or self.confirm)
 
 
 class Outcome(Enum):

@@ -44,7 +44,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     if transaction is not None:
         batch.transaction = transaction
     _add_reads(shard, batch, now_ms)
-    if transaction is None and not _reads_anything(batch):
+    if transaction is None and not batch.reads:
         return None
     return _begin(shard, batch, now_ms)
 
@@ -54,11 +54,6 @@ def _begin(shard: Shard, batch: ShardBatch, now_ms: int) -> ShardBatch:
     batch.keys_ms = now_ms - shard.late_ms
     shard.in_flight = batch
     return batch
-
-
-def _reads_anything(r: ShardBatch) -> bool:
-    ready = r.pages or r.lanes_pages or r.bodies
-    return bool(ready or r.look or r.due or r.expiring or r.lists or r.dedup_expired or r.confirm)
 
 
 def next_ms(shard: Shard, now_ms: int) -> int:
@@ -152,6 +147,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             transaction.dedup_new += dedup.rows_of(shard, chunk, now_ms)
     shard.next_number = number
     batch.rows = len(transaction.inserts)
+    batch.size_bytes = shard.max_batch_bytes - room_bytes
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:

@@ -1,4 +1,4 @@
-"""Carry out the steps of the shard driver and the engine's batches: a thread and a store for each open shard."""
+"""Carry out the steps of the shard driver and the engine's batches: a worker and a store for each open shard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.marks import Marker, Marks
 from foqs.server.open_log import OpenLog
-from foqs.server.shard_thread import ShardThread
+from foqs.server.shard_worker import ShardWorker
 from foqs.server.ticker import Ticker
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, explained
@@ -44,7 +44,7 @@ class _Opening:
 
 
 class ShardRunner:
-    """The engine, its timer and the threads of its shards. All methods run on the event loop.
+    """The engine, its timer and the workers of its shards. All methods run on the event loop.
 
     `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from those of its timer.
     `changed()` is called when a shard came, went or changed its state; `served()` when a shard was opened; `serves()`
@@ -86,7 +86,7 @@ class ShardRunner:
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock)
         self._open_log = OpenLog(self.engine.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
-        self._threads: dict[int, ShardThread] = {}
+        self._workers: dict[int, ShardWorker] = {}
         self._do: dict[type[steps.Step], Callable[[Any], None]] = {
             steps.Prepare: self._prepare,
             steps.Open: self._open,
@@ -156,7 +156,8 @@ class ShardRunner:
     def _open(self, step: steps.Open) -> None:
         number, attempt, opening = step.number, step.attempt, self._opening[step.number]
         opening.begun_ms = self._clock.now_ms()
-        thread = self._threads[number] = ShardThread(opening.store, f"shard-{number}", self._deliver)
+        worker = ShardWorker(opening.store, f"shard-{number}", self._loop, self._deliver)
+        self._workers[number] = worker
 
         def done(outcome: Opened | StoreError) -> None:
             if isinstance(outcome, Opened):
@@ -167,7 +168,7 @@ class ShardRunner:
             self._set_ready()
             self._ticker.arm()
 
-        thread.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
+        worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
 
     def _set_ready(self) -> None:
         if self.engine.serving:
@@ -219,8 +220,8 @@ class ShardRunner:
 
     def _close(self, step: steps.Close) -> None:
         number, attempt = step.number, step.attempt
-        thread = self._threads.pop(number, None)
-        if thread is None:
+        worker = self._workers.pop(number, None)
+        if worker is None:
             return  # no store was opened, or `end` has closed it
 
         def done() -> None:
@@ -228,10 +229,10 @@ class ShardRunner:
             self._perform(self.driver.closed(number, attempt))
 
         self.closing.add(number)
-        thread.close(done, clean=step.clean)
+        worker.close(done, clean=step.clean)
 
     def _discard(self, step: steps.Discard) -> None:
-        self._threads.pop(step.number).close()
+        self._workers.pop(step.number).close()
 
     def _retry(self, step: steps.Retry) -> None:
         self._later(step.after_ms, lambda: self._perform(self.driver.retry(step.number, step.attempt)))
@@ -243,15 +244,15 @@ class ShardRunner:
     # ------------------------------------------------------------------------------------- batches of the engine
 
     def _submit(self, shard: Shard, batch: ShardBatch) -> None:
-        thread = self._threads[shard.number]
+        worker = self._workers[shard.number]
 
         def crashed(error: Exception) -> None:
             log.error("shard.crashed", shard=shard.number, exc_info=error)
-            self._finished(shard, thread, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
+            self._finished(shard, worker, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
 
-        thread.submit(batch, partial(self._finished, shard, thread, batch), crashed)
+        worker.submit(batch, partial(self._finished, shard, worker, batch), crashed)
 
-    def _finished(self, shard: Shard, thread: ShardThread, batch: ShardBatch, result: BatchResult) -> None:
+    def _finished(self, shard: Shard, worker: ShardWorker, batch: ShardBatch, result: BatchResult) -> None:
         if result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
         if result.db_now_ms:
@@ -262,7 +263,7 @@ class ShardRunner:
             self._changed()
         if result.saved and batch.transaction is not None:
             self.marker.committed(shard.number, batch.transaction.next_number)
-        if shard.state is ShardState.CLOSED and self._threads.get(shard.number) is thread:
+        if shard.state is ShardState.CLOSED and self._workers.get(shard.number) is worker:
             self._lost(shard.number, result.error)
 
     def _lost(self, number: int, reason: str) -> None:

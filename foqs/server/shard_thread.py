@@ -1,4 +1,4 @@
-"""One thread and one connection for each shard: run shard batches as SQL.
+"""One thread and one connection for each shard: run shard batches as SQL that blocks.
 
 This module touches no state of the host: a batch comes in, a result goes out.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
 from foqs.dedup import bounds_of
@@ -28,17 +29,23 @@ from foqs.store.protocol import (
 )
 
 
-def run(store: ShardStore, shard_batch: ShardBatch) -> BatchResult:
-    """Run `shard_batch`: the transaction, then the reads. Never raises a StoreError."""
-    began = time.perf_counter()
+class Begun(NamedTuple):
+    """A transaction that ran on the event loop. `conclude` returns or raises as the store's `commit` would have."""
+
+    at_s: float
+    conclude: Callable[[], None]
+
+
+def run(store: ShardStore, shard_batch: ShardBatch, begun: Begun | None = None) -> BatchResult:
+    """Run `shard_batch`: the transaction, if it is not `begun`, then the reads. Never raises a StoreError."""
+    began_s = time.perf_counter() if begun is None else begun.at_s
     result = BatchResult()
     try:
         if shard_batch.reconnect:
             result.settled = store.reconnect()
         if shard_batch.transaction is not None:
-            begun = time.perf_counter()
-            _commit(store, shard_batch.transaction, shard_batch.keys_ms, result)
-            result.transaction_ms = (time.perf_counter() - begun) * 1000
+            _commit(store, shard_batch, shard_batch.transaction, result, begun)
+            result.transaction_ms = (time.perf_counter() - began_s) * 1000
         if result.outcome in (Outcome.NONE, Outcome.COMMITTED) and not result.down:
             _read(store, shard_batch, result)
     except Fenced as error:
@@ -49,18 +56,21 @@ def run(store: ShardStore, shard_batch: ShardBatch) -> BatchResult:
             result.outcome = Outcome.FAILED
     except (StoreBusy, RowRejected) as error:  # a refused read, which the engine asks for again
         result.error = str(error)
-    result.latency_ms = (time.perf_counter() - began) * 1000
+    result.latency_ms = (time.perf_counter() - began_s) * 1000
     return result
 
 
-def _commit(store: ShardStore, batch: Batch, now_ms: int, result: BatchResult) -> None:
+def _commit(store: ShardStore, shard_batch: ShardBatch, batch: Batch, result: BatchResult, begun: Begun | None) -> None:
     try:
         try:
-            store.commit(batch)
+            if begun is None:
+                store.commit(batch)
+            else:
+                begun.conclude()
         except RowRejected:
             if not batch.dedup_new:
                 raise
-            batch = _without_known(store, batch, now_ms, result)
+            batch = _without_known(store, batch, shard_batch.keys_ms, result)
             store.commit(batch)
         result.outcome = Outcome.COMMITTED
     except RowRejected as error:
@@ -230,11 +240,15 @@ class ShardThread:
         self._jobs.put(job)
 
     def submit(
-        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
+        self,
+        shard_batch: ShardBatch,
+        done: Callable[[BatchResult], None],
+        crashed: Callable[[Exception], None],
+        begun: Begun | None = None,
     ) -> None:
         def job() -> None:
             try:
-                result = run(self._store, shard_batch)
+                result = run(self._store, shard_batch, begun)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
                 fault = error
                 self._deliver(lambda: crashed(fault))

@@ -47,7 +47,7 @@ def test_a_shard_that_could_not_be_opened_is_held_no_longer(
 
     assert cluster.on_loop(take)
     cluster.until(lambda: 9 not in a.engine.shards, "the shard to be given up")
-    assert cluster.on_loop(lambda: set(a.runner._threads)) == {1}
+    assert cluster.on_loop(lambda: set(a.runner._workers)) == {1}
 
 
 # ------------------------------------------------------------------------------------------------ held

@@ -58,13 +58,14 @@ class ServerShard:
         url = make_url(self.url)
         assert url.port is not None
         proxy = Proxy(url.port)
-        store = SqlStore(
-            url.set(port=proxy.port).render_as_string(hide_password=False),
-            shard=NUMBER,
-            **{**self._timeouts, **timeouts},
+        store = self.make(
+            url.set(port=proxy.port).render_as_string(hide_password=False), **{**self._timeouts, **timeouts}
         )
         self._proxies[id(store)] = proxy
         return store
+
+    def make(self, url: str, **timeouts: float) -> SqlStore:
+        return SqlStore(url, shard=NUMBER, **timeouts)
 
     def proxy(self, store: ShardStore) -> Proxy:
         return self._proxies[id(store)]

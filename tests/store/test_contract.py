@@ -1,7 +1,27 @@
-"""The store's contract on SQLite, MariaDB and MySQL."""
+"""The store's contract on SQLite, MariaDB and MySQL, and with transactions on an event loop."""
 
+from collections.abc import Iterator
+
+import pytest
+
+from foqs.store.protocol import ShardStore
+from tests.conftest import SHARD_KINDS
 from tests.store.contract import StoreContract
+from tests.store.loop_store import LoopShard, LoopStore
 
 
 class TestSqlStore(StoreContract):
     pass
+
+
+@pytest.mark.parametrize("shard_kind", SHARD_KINDS[1:], indirect=True)
+class TestTransactionsOnTheLoop(StoreContract):
+    @pytest.fixture
+    def shard(self, shard_kind: str, shard_url: str) -> Iterator[LoopShard]:
+        made = LoopShard(shard_url)
+        yield made
+        made.close()
+
+    def test_they_run_on_the_loop(self, store: ShardStore) -> None:
+        assert isinstance(store, LoopStore)
+        assert store.ran > 0, "the fixture's own transaction"

@@ -1,0 +1,134 @@
+"""Run the batches of a shard, one at a time: plain transactions on the event loop, all other work on a thread.
+
+The thread reads, opens and closes; it also ends each transaction that did not commit, which may block and repeat it
+in parts. It has SQLite, TLS and mysqlclient to itself. The loop's and the thread's use of a store never overlap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.marks import Mark
+from foqs.rows import Batch, Opened
+from foqs.server.loop_transactions import LoopTransactions
+from foqs.server.shard_thread import Begun, ShardThread, run
+from foqs.store.protocol import ShardStore, StoreError
+from foqs.store.sql import SqlStore
+from foqs.store.transaction import State, Transaction
+
+LOOP_ROWS = 512
+LOOP_BYTES = 256 << 10
+"""Larger transactions go to the thread: building their text would hold the loop up for more than about 1 ms."""
+
+
+def loop_takes(shard_batch: ShardBatch) -> bool:
+    """Whether the batch is a transaction alone, without rows of slots that move, and small."""
+    batch = shard_batch.transaction
+    if batch is None or shard_batch.rows > LOOP_ROWS or shard_batch.size_bytes > LOOP_BYTES:
+        return False
+    if shard_batch.reads or shard_batch.copies or shard_batch.give is not None:
+        return False
+    return not batch.metadata_new or _metadata_bytes(batch) + shard_batch.size_bytes <= LOOP_BYTES
+
+
+def _metadata_bytes(batch: Batch) -> int:
+    return sum([len(metadata) for _, metadata in batch.metadata_new])
+
+
+class ShardWorker:
+    """`deliver(fn)` runs `fn` on the event loop, in order; it is called from the thread."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._deliver = deliver
+        self._thread = ShardThread(store, name, deliver)
+        self._store = store if isinstance(store, SqlStore) else None
+        self._on_loop = LoopTransactions(loop, self._store.io_timeout_s if self._store is not None else 0.0)
+        self._close: Callable[[], None] | None = None
+
+    def open(
+        self,
+        owner: str,
+        *,
+        take_over: bool,
+        epoch_above: int = 0,
+        mark: Mark | None = None,
+        done: Callable[[Opened | StoreError], None],
+    ) -> None:
+        self._thread.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark, done=done)
+
+    def submit(
+        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
+    ) -> None:
+        """Run a batch. `done` gets its result; `crashed` gets an unexpected exception in place of that."""
+        if self._store is not None and loop_takes(shard_batch):
+            try:
+                if self._begin(self._store, shard_batch, done, crashed):
+                    return
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
+                self._on_loop.close()
+                self._deliver(partial(crashed, error))
+                return
+        self._on_loop.detach()
+        self._thread.submit(shard_batch, done, crashed)
+
+    def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
+        """Close the store after the batch in flight, and end the thread. `submit` must not be called any more."""
+        if self._on_loop.busy:
+            self._close = partial(self.close, done, clean=clean)
+            return
+        self._on_loop.close()
+        self._thread.close(done, clean=clean)
+
+    def _begin(
+        self,
+        store: SqlStore,
+        shard_batch: ShardBatch,
+        done: Callable[[BatchResult], None],
+        crashed: Callable[[Exception], None],
+    ) -> bool:
+        """Begin the batch's transaction on the loop, if that is possible."""
+        connection = store.plain_socket
+        if connection is None or shard_batch.transaction is None:
+            return False
+        at_s = time.perf_counter()
+        try:
+            transaction = store.begin(shard_batch.transaction)
+        except StoreError:
+            return False  # the thread gets the same error, and handles it
+        begun = Begun(at_s, partial(store.conclude, transaction))
+        ended = partial(self._ended, store, shard_batch, transaction, begun, done, crashed)
+        self._on_loop.run(connection, transaction, ended)
+        return True
+
+    def _ended(
+        self,
+        store: SqlStore,
+        shard_batch: ShardBatch,
+        transaction: Transaction,
+        begun: Begun,
+        done: Callable[[BatchResult], None],
+        crashed: Callable[[Exception], None],
+        error: Exception | None,
+    ) -> None:
+        try:
+            if error is not None:
+                crashed(error)
+            elif transaction.state is State.COMMITTED:
+                done(run(store, shard_batch, begun))
+            else:
+                self._on_loop.detach()
+                self._thread.submit(shard_batch, done, crashed, begun)
+        finally:
+            if self._close is not None:
+                close, self._close = self._close, None
+                close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from foqs.buffers.inserts import Chunk
@@ -12,7 +11,11 @@ from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey
 from foqs.rows import NewItem
+from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.lifecycle import ShardState
 
+# Members of enums, bound once for the hot path.
+_SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 _CHUNK_ROWS = 1_000
 _GATHER_ROWS = 32
 _GATHER_MS = 10
@@ -40,7 +43,7 @@ def place_all(
         call.chunks.append(chunk)
         place(state, chunk, now_ms)
         return
-    most_bytes = min((shard.max_batch_bytes for shard in state.serving), default=1 << 20) // 2
+    most_bytes = min([shard.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
     for start, end, size in cut(sizes, most_bytes):
         chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size)
         call.chunks.append(chunk)
@@ -51,25 +54,45 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     """Give `chunk` to one of the healthy shards, or refuse it."""
     if chunk.request.done:
         return
-    healthy: list[Shard] = []
-    room: list[Shard] = []
-    for shard in state.serving:
-        if shard.takes_new and shard.healthy(now_ms):
-            healthy.append(shard)
-            if shard.takes(chunk):
-                room.append(shard)
-    if not healthy:
-        chunk.request.refused(chunk.indices, _nowhere(state, now_ms))
+    shard = choose(state, chunk, now_ms)
+    host = state.config.host
+    if shard is None or not state.budget.fits(0, host.input_share + 0.3):
+        healthy = [shard for shard in state.serving if shard.takes_new and shard.healthy(now_ms)]
+        chunk.request.refused(chunk.indices, _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms))
         return
-    if not room or not state.budget.fits(0, state.config.host.input_share + 0.3):
-        chunk.request.refused(chunk.indices, _no_room(healthy, chunk))
-        return
-    shard = _choose(room, state.rng, now_ms)
     shard.chunks.append(chunk)
     shard.chunk_rows += len(chunk.items)
     if not state.dirty:  # `touch`
         state.wake()
     state.dirty[shard] = None
+
+
+def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
+    """Return a healthy shard with room whose next transaction is small and waits for one in flight; else the less
+    loaded of two random ones (Mitzenmacher 2001). Each transaction costs a flush. None: no shard has room for `chunk`.
+
+    Every enqueue asks this of each shard, so `Shard.healthy` is written out."""
+    room: list[Shard] = []
+    gathering, most_rows = None, -1
+    for shard in state.serving:
+        if not shard.takes_new or shard.state is not _SERVING or shard.breaker.state is not _CLOSED or shard.lost:
+            continue
+        batch, rows, config = shard.in_flight, shard.chunk_rows, shard.config
+        if batch is not None and now_ms - batch.begun_ms > shard.hang_ms:
+            continue
+        if rows + len(shard.changes) >= config.pending_rows:
+            continue
+        if len(shard.lanes) >= config.lanes and not shard.takes_lanes(chunk):
+            continue
+        room.append(shard)
+        # Not where a database begins to hang.
+        if most_rows < rows < _GATHER_ROWS and batch is not None and now_ms - batch.begun_ms <= _GATHER_MS:
+            gathering, most_rows = shard, rows
+    if gathering is not None or not room:
+        return gathering
+    random, count = state.rng.random, len(room)
+    shard, other = room[int(random() * count)], room[int(random() * count)]
+    return other if other.load < shard.load else shard
 
 
 def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> None:
@@ -115,22 +138,6 @@ def _nowhere(state: State, now_ms: int) -> Unavailable:
     why = f": {DISK_FULL}" if any(shard.disk_full for shard in state.serving) else ""
     retry_ms = min((again_ms(shard, now_ms) for shard in state.serving), default=RETRY_MS)
     return Unavailable(f"no shard can take items now{why}", retry_ms)
-
-
-def _choose(room: list[Shard], rng: random.Random, now_ms: int) -> Shard:
-    """Return a shard whose next transaction is small and waits for one in flight; else the less loaded of two random
-    shards (Mitzenmacher 2001). Each transaction costs a flush and two hops between threads."""
-    gathering = [
-        shard
-        for shard in room
-        if shard.chunk_rows < _GATHER_ROWS
-        and shard.in_flight is not None
-        and now_ms - shard.in_flight.begun_ms <= _GATHER_MS  # not where a database begins to hang
-    ]
-    if gathering:
-        return max(gathering, key=lambda shard: shard.chunk_rows)
-    shard, other = rng.choice(room), rng.choice(room)
-    return other if other.load < shard.load else shard
 
 
 def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:

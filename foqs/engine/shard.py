@@ -151,13 +151,8 @@ class Shard(ShardMemory):
 
     # ------------------------------------------------------------------------------------- waiting work
 
-    def takes(self, chunk: Chunk) -> bool:
-        """Whether there is room for `chunk`: for its rows, and for its lanes."""
-        if self.chunk_rows + len(self.changes) >= self.config.pending_rows:
-            return False
-        return len(self.lanes) < self.config.lanes or self.takes_lanes(chunk)
-
     def takes_lanes(self, chunk: Chunk) -> bool:
+        """Whether there is room for the lanes of `chunk`."""
         few = len(self.lanes) < self.config.lanes
         return few or self.replaces_lanes() or all(key in self.lanes for key in chunk.keys)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +58,19 @@ def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> 
         merge.take(windows, entries[-1])
         taken += keys_of(entries)
     assert taken == union
+
+
+@given(st.integers(1, 6), st.integers(1, 400), st.integers(1, 120), st.randoms(use_true_random=False))
+def test_the_first_of_long_windows(shards: int, items: int, count: int, rng: random.Random) -> None:
+    """Items come in batches, each on one shard. A batch of one is a single enqueue."""
+    parts: list[list[Key]] = [[] for _ in range(shards)]
+    at = 0
+    while at < items:
+        part, batch = rng.choice(parts), rng.choice([1, 1, 1, 10, 100])
+        part += [(rng.choice([0, 0, 0, 1]), at, item_id) for item_id in range(at + 1, at + batch + 1)]
+        at += batch
+    windows = [window_of(part) for part in parts]
+    assert keys_of(merge.first(windows, count, None)) == sorted(key for part in parts for key in part)[:count]
 
 
 @given(shards, st.data())

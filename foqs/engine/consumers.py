@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from foqs.engine import delivery, turns
+from foqs.engine import delivery, dequeue, turns
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -113,13 +113,17 @@ def _slice(keys: dict[TopicKey, None]) -> dict[TopicKey, None]:
 
 
 def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey]:
-    """Try the first consumer of each topic. Return the topics whose next consumer is tried after it."""
+    """Try the first consumers of each topic. Return the topics whose next consumer is tried after them."""
     first: dict[DequeueCall, list[TopicKey]] = {}
+    again: list[TopicKey] = []
     for key in keys:
         waiting = state.waiting.get(key)
-        if waiting is not None:
+        if waiting is None:
+            continue
+        if len(waiting) > 1 and _serve_first(state, key, waiting, now_ms):
+            again.append(key)
+        else:
             first.setdefault(waiting[0], []).append(key)
-    again: list[TopicKey] = []
     for call, its_keys in first.items():
         if call.done:  # another call's reply may have ended it
             continue
@@ -129,6 +133,24 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
         else:
             _left_waiting(state, its_keys)
     return again
+
+
+def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms: int) -> bool:
+    """Serve the consumers of a topic that wait longest from one merge, if several wait for this topic alone. Return
+    whether any was served."""
+    calls: list[DequeueCall] = []
+    for call in waiting[: ready(state, key)]:
+        if len(call.wants) > 1:
+            break
+        calls.append(call)
+    if len(calls) < 2 or state.draining:
+        return False
+    served = calls[: dequeue.fill_waiting(state, calls, key, now_ms)]
+    for call in served:
+        stop_waiting(state, call)
+    for call in served:
+        delivery.send(state, call, now_ms)
+    return bool(served)
 
 
 def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:

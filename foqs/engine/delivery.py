@@ -10,7 +10,7 @@ from foqs.engine.pending import Committing, DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
-from foqs.item import Item
+from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Place
 
 
@@ -21,26 +21,28 @@ def serve(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]]
     dequeue.fill(state, call, wants, now_ms)
     if not call.found:
         return False
+    send(state, call, now_ms)
+    return True
+
+
+def send(state: State, call: DequeueCall, now_ms: int) -> None:
+    """Reply to `call` with the items that were leased for it, as soon as they may be delivered."""
     call.done = True
     write_ms = now_ms + state.config.host.lease_write_delay_ms // 2
     if write_ms < state.timer_ms:
         state.alarm(write_ms)
-    committing: Committing | None = None
+    if not call.commits:
+        _deliver(state, call, call.found)
+        return
+    committing = Committing(call, partial(_committed, state), partial(_give_back, state))
     for index, (shard, item, _) in enumerate(call.found):
+        item.awaited = True
         if item.at_most_once:
-            if committing is None:
-                committing = Committing(call, partial(_committed, state), partial(_give_back, state))
             committing.open.add(index)
             item_ops.lease_first(shard, item, (committing, index), now_ms)
             state.touch(shard)
-    if committing is not None and committing.open:
-        state.committing.push(now_ms + state.config.host.confirm_ms, committing)
-        state.alarm(now_ms + state.config.host.confirm_ms)
-        for _, item, _ in call.found:
-            item.awaited = True
-    else:
-        _deliver(state, call, call.found)
-    return True
+    state.committing.push(now_ms + state.config.host.confirm_ms, committing)
+    state.alarm(now_ms + state.config.host.confirm_ms)
 
 
 def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
@@ -63,16 +65,22 @@ def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
 
 
 def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
-    if call.reply([item for _, item, _ in found], call.doubtful):
-        if found:
-            found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
-        for shard, item, _ in found:
-            if item.attempt > 1:
-                state.counters.redelivered += 1
-            shard.drop_body(item)
+    if not call.reply([item for _, item, _ in found], call.doubtful):
+        for shard, item, lease in found:
+            _give_back(state, shard, item, lease)
         return
-    for shard, item, lease in found:
-        _give_back(state, shard, item, lease)
+    if found:
+        found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
+    redelivered = held_bytes = 0
+    for _, item, _ in found:
+        redelivered += item.attempt > 1
+        item.body = None  # `ShardMemory.drop_body`, with one sum for all items
+        if item.held > KNOWN_BYTES:
+            held_bytes += item.held - KNOWN_BYTES
+            item.held = KNOWN_BYTES
+    state.counters.redelivered += redelivered
+    if held_bytes:
+        state.budget.give(held_bytes)
 
 
 def _give_back(state: State, shard: Shard, item: Item, lease: int) -> None:

@@ -16,7 +16,11 @@ from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key
+from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.lifecycle import ShardState
 
+# Members of enums, bound once for the hot path.
+_SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 ITEM_OVERHEAD_BYTES = 192
 """What an item costs in an answer beside its body and names."""
 
@@ -37,57 +41,74 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     for key, count in wants:
         if room_bytes <= 0:
             return
-        topic = state.topics.get(key)
-        if topic is None:
-            _wait_for(state, call, key, [], now_ms, found=False)
-        else:
-            room_bytes = _fill_topic(state, call, able, topic, count, room_bytes, now_ms)
+        lanes, paged, lacking, entries = _merge(state, able, key, count, now_ms)
+        last: Entry[Item] | None = None
+        if entries:
+            last, room_bytes = _lease(state, call, entries, room_bytes, now_ms)
+            if last is not None:
+                merge.take(lanes, last)
+        if paged or lacking or state.held_up or state.skipping:
+            call.lacks = call.lacks or bool(lacking)
+            _follow_up(state, key, paged, lacking, now_ms, found=last is not None)
+
+
+def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
+    """Lease items of one merge for `calls`, which name the topic `key` alone: first come, first served. Return the
+    number of calls that got items; those behind them may get some in another merge."""
+    count = sum([call.wants[0][1] for call in calls])
+    lanes, paged, lacking, entries = _merge(state, {}, key, count, now_ms)
+    last: Entry[Item] | None = None
+    served = at = 0
+    for call in calls:
+        part = entries[at : at + call.wants[0][1]]
+        upto = _lease(state, call, part, call.max_bytes, now_ms)[0] if part else None
+        if upto is None:
+            break
+        last = upto
+        at += len(call.found)
+        served += 1
+    if last is not None:
+        merge.take(lanes, last)
+    if paged or lacking or state.held_up or state.skipping:
+        _follow_up(state, key, paged, lacking, now_ms, found=served > 0)
+    return served
 
 
 _Able = dict[Shard, bool | None]
 """Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
-
-
-def _fill_topic(
-    state: State,
-    call: DequeueCall,
-    able: _Able,
-    topic: Topic[Lane[Item]],
-    count: int,
-    room_bytes: int,
-    now_ms: int,
-) -> int:
-    key = topic.key
-    while True:
-        sources, lacking = _sources(state, able, topic, now_ms)
-        if not sources:
-            entries, windows = [], []
-            break
-        windows = [window for _, _, window in sources]
-        bound = _bound(windows, [] if key in state.skipping else lacking)
-        entries = merge.first(windows, count, bound)
-        if not _drop_expired(state, entries, now_ms):
-            break
-    last = None
-    if entries:
-        last, room_bytes = _lease(state, call, entries, room_bytes, now_ms)
-        if last is not None:
-            merge.take(windows, last)
-    for shard, lane, window in (*sources, *lacking):
-        if window.more and window.wants_page(shard.config.window_rows):
-            shard.pages_wanted[lane] = None
-            state.touch(shard)
-    _wait_for(state, call, key, lacking, now_ms, found=last is not None)
-    return room_bytes
-
-
 _Source = tuple[Shard, Lane[Item], Window[Item]]
+_Merged = tuple[Sequence[Lane[Item]], Sequence[_Source], Sequence[_Source], Sequence[Entry[Item]]]
+"""(lanes, paged, lacking, entries): `entries` are the first of `lanes`. Of these, `paged` have more rows behind their
+window. Lanes that are `lacking` cannot give their first item yet."""
+_NOTHING: _Merged = ((), (), (), ())
 
 
-def _sources(state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int) -> tuple[list[_Source], list[_Source]]:
-    """Return the lane on each healthy shard with ready items: lanes to merge, and lanes that cannot give their first
-    item yet (no page, no body, not confirmed, leases not written in time)."""
-    sources: list[_Source] = []
+def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
+    """Return the first `count` items of a topic that may be leased."""
+    topic = state.topics.get(key)
+    if topic is None:
+        return _NOTHING
+    while True:
+        lanes, windows, paged, lacking = _sources(state, able, topic, now_ms)
+        if not windows:
+            return (), (), lacking, ()
+        bound: Key | None = None
+        if paged or lacking:
+            bound = _bound(paged, () if key in state.skipping else lacking)
+        entries = merge.first(windows, count, bound)
+        expired = [entry[3] for entry in entries if 0 < entry[3].expires_at_ms <= now_ms]
+        if not expired or not _drop(state, expired, now_ms):
+            return lanes, paged, lacking, entries
+
+
+def _sources(
+    state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int
+) -> tuple[list[Lane[Item]], list[Window[Item]], list[_Source], list[_Source]]:
+    """Return the topic's lanes to merge with their windows, those of them with more rows, and the lanes that cannot
+    give their first item yet (no page, no body, not confirmed, leases not written in time)."""
+    lanes: list[Lane[Item]] = []
+    windows: list[Window[Item]] = []
+    paged: list[_Source] = []
     lacking: list[_Source] = []
     after = topic.first
     while after is not None:
@@ -98,7 +119,7 @@ def _sources(state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int) -
         if shard is None:
             continue
         if shard not in able:
-            able[shard] = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
+            able[shard] = leases(shard, now_ms)
         may_lease = able[shard]
         if may_lease is None:
             continue
@@ -106,49 +127,79 @@ def _sources(state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int) -
         if window is None:
             window = shard.open_window(lane)
         window.used_ms = now_ms
-        source = (shard, lane, window)
         if not may_lease:
             state.touch(shard)
             shard.stalled[topic.key] = None
-            lacking.append(source)
+            lacking.append((shard, lane, window))
         elif not window.entries:
-            lacking.append(source)
+            lacking.append((shard, lane, window))
         elif window.entries[0][3].body is None:
             _want_bodies(state, shard, window)
-            lacking.append(source)
+            lacking.append((shard, lane, window))
         else:
-            sources.append(source)
-    return sources, lacking
+            lanes.append(lane)
+            windows.append(window)
+            if window.more:
+                paged.append((shard, lane, window))
+    return lanes, windows, paged, lacking
 
 
-def _bound(windows: list[Window[Item]], lacking: list[_Source]) -> Key | None:
+def leases(shard: Shard, now_ms: int) -> bool | None:
+    """Return `Shard.may_lease`, None if the shard is not `Shard.healthy`. Each dequeue asks this of each shard, so both
+    are written out for a shard that leases items."""
+    batch = shard.in_flight
+    if (
+        shard.state is not _SERVING
+        or shard.breaker.state is not _CLOSED
+        or shard.lost
+        or (batch is not None and now_ms - batch.begun_ms > shard.hang_ms)
+    ):
+        return None
+    config, unwritten = shard.config, shard.unwritten
+    if (
+        shard.grace_from_ms is None
+        and 0 <= now_ms - shard.confirmed_ms <= config.confirm_ms
+        and (not unwritten or now_ms - unwritten[0][0] <= config.lease_write_delay_ms)
+    ):
+        return True
+    return shard.may_lease(now_ms)
+
+
+def _bound(paged: Sequence[_Source], lacking: Sequence[_Source]) -> Key | None:
     """Return the key behind which no item may be taken: the first item of a lacking shard may stand there."""
-    bound = merge.bound_of(windows)
+    bound = merge.bound_of([window for _, _, window in paged])
     for _, _, window in lacking:
         first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
         bound = first if bound is None else min(bound, first)
     return bound
 
 
-def _wait_for(
-    state: State, call: DequeueCall, key: TopicKey, lacking: list[_Source], now_ms: int, *, found: bool
+def _follow_up(
+    state: State,
+    key: TopicKey,
+    paged: Sequence[_Source],
+    lacking: Sequence[_Source],
+    now_ms: int,
+    *,
+    found: bool,
 ) -> None:
-    """Wait for a lacking lane once, for a bounded time; then the merge goes on without it."""
+    """Ask for the pages that windows need. Wait for a lacking lane once, for a bounded time; then the merge goes on
+    without it."""
+    for shard, lane, window in (*paged, *lacking):
+        if window.more and window.wants_page(shard.config.window_rows):
+            shard.pages_wanted[lane] = None
+            state.touch(shard)
     if not lacking:
         state.held_up.pop(key, None)
         state.skipping.pop(key, None)
-        return
-    call.lacks = True
-    if key in state.skipping:
+    elif key in state.skipping:
         state.counters.merge_skips += found
-        return
-    if key in state.held_up:
-        return
-    at_ms = now_ms + state.config.host.merge_wait_ms
-    if not state.held_up:  # else an earlier alarm is set
-        state.alarm(at_ms)
-    state.held_up[key] = at_ms
-    state.counters.merge_waits += 1
+    elif key not in state.held_up:
+        at_ms = now_ms + state.config.host.merge_wait_ms
+        if not state.held_up:  # else an earlier alarm is set
+            state.alarm(at_ms)
+        state.held_up[key] = at_ms
+        state.counters.merge_waits += 1
 
 
 def _want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
@@ -158,9 +209,8 @@ def _want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
     state.touch(shard)
 
 
-def _drop_expired(state: State, entries: list[Entry[Item]], now_ms: int) -> bool:
-    """Remove expired entries now, before a scan finds them; return whether there were any to remove."""
-    expired = [entry[3] for entry in entries if 0 < entry[3].expires_at_ms <= now_ms]
+def _drop(state: State, expired: list[Item], now_ms: int) -> bool:
+    """Remove expired items now, before a scan finds them; return whether there were any to remove."""
     dropped = False
     for item in expired:
         shard = state.shards[item.id >> 48]
@@ -173,32 +223,32 @@ def _drop_expired(state: State, entries: list[Entry[Item]], now_ms: int) -> bool
 
 
 def _lease(
-    state: State, call: DequeueCall, entries: list[Entry[Item]], room_bytes: int, now_ms: int
+    state: State, call: DequeueCall, entries: Sequence[Entry[Item]], room_bytes: int, now_ms: int
 ) -> tuple[Entry[Item] | None, int]:
     """Leases a prefix of `entries`; returns its last entry (None: nothing was taken) and the bytes left."""
     last = None
-    found, rng = call.found, state.rng
-    default_ms = state.config.limits.lease_default_ms
+    shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
+    overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
+    wanted_ms, default_ms = call.lease_ms, state.config.limits.lease_default_ms
     for entry in entries:
         item = entry[3]
         body = item.body
         if body is None:
             break
-        size = item.bytes + call.item_overhead_bytes
-        if found and (size > room_bytes or item.bytes > call.bodies_bytes):
+        size = item.bytes
+        if found and (size + overhead_bytes > room_bytes or size > bodies_bytes):
             room_bytes = 0
             break
-        shard = state.shards[item.id >> 48]
-        lane = item.lane
-        lane.remove_ready(item.deliver_after_ms)
-        lane.leased += 1
-        lease = rng.getrandbits(62) + 1
-        item.give_lease(lease, call.lease_ms or body.lease_ms or default_ms, now_ms)
+        shard, lease = shards[item.id >> 48], getrandbits(62) + 1
+        item.give_lease(lease, wanted_ms or body.lease_ms or default_ms, now_ms)
         shard.unwritten.append((now_ms, item, lease))
         found.append((shard, item, lease))
-        room_bytes -= size
-        call.bodies_bytes -= item.bytes
+        if item.at_most_once:
+            call.commits = True
+        room_bytes -= size + overhead_bytes
+        bodies_bytes -= size
         last = entry
+    call.bodies_bytes = bodies_bytes
     return last, room_bytes
 
 

@@ -183,6 +183,7 @@ class DequeueCall:
     __slots__ = (
         "away",
         "bodies_bytes",
+        "commits",
         "done",
         "doubtful",
         "elsewhere",
@@ -216,6 +217,7 @@ class DequeueCall:
         self.elsewhere = elsewhere
         self.found: list[tuple[Shard, Item, int]] = []
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
+        self.commits = False  # some of the leases must be committed before the reply
         self.lacks = False  # some of its ready items are not in memory yet
         self.places: dict[TopicKey, int] = {}  # of topics in `wants`, when they were asked for
         self.away = False  # on another host; its answer would be lost if no consumer waited for it

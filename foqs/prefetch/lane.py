@@ -11,7 +11,7 @@ from typing import Generic
 from foqs.counters import Namespace
 from foqs.fairness.keys import LaneKey
 from foqs.fairness.topics import Tenure, Topic
-from foqs.prefetch.window import T, Window
+from foqs.prefetch.window import Entry, T, Window
 from foqs.rows import BACKLOG_SHIFT
 
 _MAX_BUCKETS = 1024
@@ -88,6 +88,15 @@ class Lane(Generic[T]):
             if len(buckets) == 1:
                 (last,), self._buckets = buckets, None
                 self._in_bucket_ms = last << BACKLOG_SHIFT
+
+    def lease(self, entries: list[Entry[T]]) -> None:
+        """Items of the lane that were ready are leased."""
+        self.leased += len(entries)
+        if self._buckets is None:
+            self.ready -= len(entries)
+            return
+        for entry in entries:
+            self.remove_ready(entry[1])
 
     def oldest_ready_at_ms(self) -> int:
         """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, T, Window
 from foqs.rows import Key
 
@@ -61,8 +62,9 @@ def _key_of(entry: Entry[T]) -> Key:
     return entry[:3]
 
 
-def take(windows: Sequence[Window[T]], last: Entry[T]) -> None:
-    """Removes all entries up to and including `last`."""
-    for window in windows:
-        if window.entries and window.entries[0] <= last:
-            del window.entries[: window.upto(last)]
+def take(lanes: Sequence[Lane[T]], last: Entry[T]) -> None:
+    """Removes all entries up to and including `last` from the lanes' windows: they are leased."""
+    for lane in lanes:
+        window = lane.window
+        if window is not None and window.entries and window.entries[0] <= last:
+            lane.lease(window.take(last))

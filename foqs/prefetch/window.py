@@ -84,9 +84,12 @@ class Window(Generic[T]):
         low = min(self.page_rows, capacity) // 2
         return self.more and not self.asked_ms and len(self.entries) <= low
 
-    def upto(self, last: Entry[T]) -> int:
-        """How many entries stand at or before `last`."""
-        return bisect_right(self.entries, last)
+    def take(self, last: Entry[T]) -> list[Entry[T]]:
+        """Remove and return the entries at or before `last`."""
+        at = bisect_right(self.entries, last)
+        taken = self.entries[:at]
+        del self.entries[:at]
+        return taken
 
     def __len__(self) -> int:
         return len(self.entries)

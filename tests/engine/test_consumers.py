@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult
-from foqs.engine import consumers, item_ops
+from foqs.engine import consumers, dequeue, item_ops
 from foqs.engine.pending import DequeueCall
 from foqs.engine.state import Callbacks
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
+from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory
 
 OTHER: LaneKey = ("ns", "other")
@@ -36,6 +39,75 @@ def test_the_consumer_that_waits_longest_is_served_first() -> None:
     assert waiting == [[[ids[0]]], [[ids[1]]], []]
     ids += lab.stored()
     assert waiting[2] == [[ids[2]]]
+
+
+def merges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows with each merge of a topic's windows."""
+    made: list[Any] = []
+    original = dequeue._merge
+
+    def merge(*args: Any) -> Any:
+        made.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(dequeue, "_merge", merge)
+    return made
+
+
+def test_consumers_that_wait_for_one_topic_share_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Laboratory(1, 2)
+    lab.engine.shards[1].takes_new = False
+    waiting = [lab.dequeue(wait_ms=5_000, count=2) for _ in range(50)]
+    made = merges(monkeypatch)
+    ids = lab.stored(*[lab.item(priority=n // 2) for n in range(80)])
+    assert waiting[:40] == [[ids[2 * n : 2 * n + 2]] for n in range(40)]
+    assert waiting[40:] == [[]] * 10
+    assert len(made) == 2, "one for all, and one that finds nothing for the next consumer"
+
+
+def test_a_consumer_of_several_topics_keeps_its_place() -> None:
+    lab = Laboratory(1)
+    waiting = [lab.dequeue(wait_ms=5_000, count=1) for _ in range(2)]
+    waiting.append(lab.dequeue(wait_ms=5_000, count=1, keys=[OTHER, KEY]))
+    waiting += [lab.dequeue(wait_ms=5_000, count=1) for _ in range(2)]
+    ids = lab.stored(*[lab.item(priority=n) for n in range(4)])
+    assert waiting == [[[ids[0]]], [[ids[1]]], [[ids[2]]], [[ids[3]]], []]
+    assert [len(calls) for calls in lab.engine.waiting.values()] == [1]
+
+
+def test_each_consumer_of_a_merge_has_its_own_bound() -> None:
+    lab = Laboratory(1)
+    got: list[list[int]] = []
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        got.append([item.id for item in items])
+        return True
+
+    for most_bytes in (1, 1 << 20, 250):
+        lab.engine.dequeue(DequeueCall([(KEY, 3)], 60_000, most_bytes, 0, reply), lab.now_ms, 5_000)
+    ids = lab.stored(*[lab.item(b"x" * 100, priority=n) for n in range(6)])
+    assert got == [ids[:1], ids[1:4], ids[4:6]]
+
+
+def test_an_item_that_its_consumer_did_not_get_goes_to_the_next() -> None:
+    """The consumers share a merge, and the connection of the first was closed when its reply was sent."""
+    lab = Laboratory(1)
+    gone = lab.dequeue(wait_ms=5_000, count=1, delivers=lambda: False)
+    waiting = [lab.dequeue(wait_ms=5_000, count=1) for _ in range(2)]
+    first, second = lab.stored(lab.item(priority=1), lab.item(priority=2))
+    assert gone == [[first]]
+    assert waiting == [[[second]], [[first]]]
+
+
+def test_consumers_of_at_most_once_items_share_a_merge() -> None:
+    lab = Laboratory(1)
+    waiting = [lab.dequeue(wait_ms=5_000, count=1) for _ in range(2)]
+    lab.put(lab.item(priority=1, delivery=AT_MOST_ONCE), lab.item(priority=2))
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch)
+    assert [len(answers) for answers in waiting] == [0, 1], "the lease of the first is not committed"
+    lab.settle()
+    assert [len(answers) for answers in waiting] == [1, 1]
 
 
 def test_a_wait_ends_with_one_empty_reply() -> None:

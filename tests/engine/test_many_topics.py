@@ -110,13 +110,13 @@ def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPat
     lab = Laboratory(1)
     answers = [dequeue(lab, TOPICS, 60_000) for _ in range(20)]
     tried: list[Any] = []
-    original = engine_dequeue._fill_topic
+    original = engine_dequeue._merge
 
     def count(*args: Any) -> int:
         tried.append(args)
         return original(*args)
 
-    monkeypatch.setattr(engine_dequeue, "_fill_topic", count)
+    monkeypatch.setattr(engine_dequeue, "_merge", count)
     fill(lab, [TOPICS[7]])
     assert [len(got) for got in answers] == [1] + [0] * 19
     assert len(tried) <= 3
@@ -129,13 +129,13 @@ def test_a_page_wakes_each_of_its_topics_once(monkeypatch: pytest.MonkeyPatch) -
     reopen(lab)
     answers = dequeue(lab, TOPICS, 60_000)
     tried: list[Any] = []
-    original = engine_dequeue._fill_topic
+    original = engine_dequeue._merge
 
     def count(*args: Any) -> int:
         tried.append(args)
         return original(*args)
 
-    monkeypatch.setattr(engine_dequeue, "_fill_topic", count)
+    monkeypatch.setattr(engine_dequeue, "_merge", count)
     lab.settle()
     assert len(answers) == 1
     assert len(tried) <= 2 * len(TOPICS)

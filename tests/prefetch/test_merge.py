@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from foqs.item import Item
 from foqs.prefetch import merge
+from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key
 from tests.support.lanes import lone_lane
@@ -23,6 +24,14 @@ def window_of(found: list[Key]) -> Window[Item]:
     for priority, at, item_id in found:
         window.add(Item(item_id, LANE, priority, at, 0, 0, 0, None).entry)
     return window
+
+
+def lane_with(window: Window[Item]) -> Lane[Item]:
+    lane = lone_lane()
+    for _, at, _, _ in window.entries:
+        lane.add_ready(at)
+    lane.window = window
+    return lane
 
 
 def distinct(found: list[list[Key]]) -> list[list[Key]]:
@@ -49,15 +58,17 @@ def test_the_first_are_those_of_the_sorted_union(found: list[list[Key]], count: 
 def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> None:
     parts = distinct(found)
     windows = [window_of(part) for part in parts]
+    lanes = [lane_with(window) for window in windows]
     union = sorted(key for part in parts for key in part)
     taken: list[Key] = []
     while True:
         entries = merge.first(windows, count, None)
         if not entries:
             break
-        merge.take(windows, entries[-1])
+        merge.take(lanes, entries[-1])
         taken += keys_of(entries)
     assert taken == union
+    assert [lane.leased for lane in lanes] == [len(part) for part in parts]
 
 
 @given(st.integers(1, 6), st.integers(1, 400), st.integers(1, 120), st.randoms(use_true_random=False))

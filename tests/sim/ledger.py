@@ -251,9 +251,6 @@ class Ledger:
     def leased(self, item: Item, now_ms: int, *, delayed_ok: bool) -> None:
         """The host chose the item for a consumer."""
         record = self.records[item.id]
-        if item.lease == 0:  # its consumer was gone, and it was given back at once
-            record.deliveries.append(Delivery(-1, 0, 0))
-            return
         if record.delivery(item.lease) is None:
             record.deliveries.append(Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms))
         body = self._db(item.id).items.get(item.id)

@@ -39,7 +39,7 @@ from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
 
-MANY = 100
+MANY = 300
 # Found only where shards are taken over.
 RIVALS = (
     "no_fence",

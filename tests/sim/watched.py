@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from foqs.engine import delivery
+from foqs.engine import dequeue
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
@@ -24,20 +24,34 @@ class WatchedEngine(Engine):
     member: Member
 
 
-def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
+def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
     if not isinstance(state, WatchedEngine):
-        return _serve(state, call, wants, now_ms)
-    member = state.member
-    eligible = [shard for shard in state.serving if ready_to_hand_out(member, shard, now_ms)]
-    skipping = set(state.skipping)
-    served = _serve(state, call, wants, now_ms)
+        _fill(state, call, wants, now_ms)
+        return
+    eligible, skipping = _before(state, now_ms)
+    _fill(state, call, wants, now_ms)
+    if call.found:
+        check_served(state.member, [call], eligible, skipping)
+
+
+def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
+    if not isinstance(state, WatchedEngine):
+        return _fill_waiting(state, calls, key, now_ms)
+    eligible, skipping = _before(state, now_ms)
+    served = _fill_waiting(state, calls, key, now_ms)
     if served:
-        check_served(member, call, eligible, skipping)
+        check_served(state.member, calls[:served], eligible, skipping)
+        state.member.sim.ledger.checks["served together"] += served
     return served
 
 
-_serve = delivery.serve
-delivery.serve = _watched
+def _before(state: WatchedEngine, now_ms: int) -> tuple[list[Shard], set[TopicKey]]:
+    eligible = [shard for shard in state.serving if ready_to_hand_out(state.member, shard, now_ms)]
+    return eligible, set(state.skipping)
+
+
+_fill, _fill_waiting = dequeue.fill, dequeue.fill_waiting
+dequeue.fill, dequeue.fill_waiting = _watched_fill, _watched_fill_waiting
 
 
 def ready_to_hand_out(member: Member, shard: Shard, now_ms: int) -> bool:
@@ -53,29 +67,31 @@ def ready_to_hand_out(member: Member, shard: Shard, now_ms: int) -> bool:
     )
 
 
-def check_served(member: Member, call: DequeueCall, eligible: list[Shard], skipping: set[TopicKey]) -> None:
-    """Check promise 5, and each lease."""
+def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Shard], skipping: set[TopicKey]) -> None:
+    """Check each lease, and promise 5: `calls` together got the first items, each before the next."""
     sim = member.sim
-    by_key: dict[TopicKey, list[tuple[int, int, int]]] = {key: [] for key, _ in call.wants}
-    for found in call.found:
-        item = found[1]
-        if member.current(found[0].number):
-            sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
-        by_key[item.lane.topic.key].append(item.key)
-    topics = [key for key, _ in call.wants]
-    order = [topics.index(found[1].lane.topic.key) for found in call.found]
-    if order != sorted(order):
-        broken(5, "topics are not in the order asked for")
-    for key, count in call.wants:
-        given = by_key[key]
-        if given != sorted(given) or len(given) > count:
-            broken(5, f"{key}: {given} is not in order, or more than {count}")
-        if not given or key in skipping:
+    wanted: dict[TopicKey, int] = {}
+    given: dict[TopicKey, list[tuple[int, int, int]]] = {}
+    for call in calls:
+        for key, count in call.wants:
+            wanted[key] = wanted.get(key, 0) + count
+        topics = [key for key, _ in call.wants]
+        order = [topics.index(found[1].lane.topic.key) for found in call.found]
+        if order != sorted(order):
+            broken(5, "topics are not in the order asked for")
+        for shard, item, _ in call.found:
+            if member.current(shard.number):
+                sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
+            given.setdefault(item.lane.topic.key, []).append(item.key)
+    for key, count in wanted.items():
+        keys = given.get(key, [])
+        if keys != sorted(keys) or len(keys) > count:
+            broken(5, f"{key}: {keys} is not in order, or more than {count}")
+        if not keys or key in skipping:
             continue
         for shard in eligible:
             lane = shard.lanes.get(key)
             may = available(shard, lane, sim.dbs[shard.number]) if lane is not None else []
-            may = [one for one in may if one not in given]  # their consumer was gone: given back at once
-            if may and may[0] < given[-1]:
-                broken(5, f"{key}: {given[-1]} was handed out before {may[0]} of shard {shard.number}")
+            if may and may[0] < keys[-1]:
+                broken(5, f"{key}: {keys[-1]} was handed out before {may[0]} of shard {shard.number}")
         sim.ledger.checks["order"] += 1

@@ -11,7 +11,7 @@ from foqs.api.handlers import Handlers
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
-from foqs.engine import batch_build, delivery
+from foqs.engine import batch_build, dequeue
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
@@ -45,17 +45,27 @@ class _Engine(Engine):
     host: Host
 
 
-def _watched(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
-    served = _serve(state, call, wants, now_ms)
-    if served and isinstance(state, _Engine):
-        for shard, item, _ in call.found:
-            if item.lease and state.host.current(shard):
-                state.host.sim.checks.leased(item, shard.number, now_ms)
+def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
+    _fill(state, call, wants, now_ms)
+    _leased(state, call, now_ms)
+
+
+def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
+    served = _fill_waiting(state, calls, key, now_ms)
+    for call in calls[:served]:
+        _leased(state, call, now_ms)
     return served
 
 
-_serve = delivery.serve
-delivery.serve = _watched
+def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
+    if isinstance(state, _Engine):
+        for shard, item, _ in call.found:
+            if state.host.current(shard):
+                state.host.sim.checks.leased(item, shard.number, now_ms)
+
+
+_fill, _fill_waiting = dequeue.fill, dequeue.fill_waiting
+dequeue.fill, dequeue.fill_waiting = _watched_fill, _watched_fill_waiting
 
 
 class _Quotas(QuotaClient):

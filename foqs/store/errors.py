@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from foqs.store.packets import Err
 from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
 from foqs.store.rights import Account, Place, remedy_of
-from foqs.store.transaction import Loss
+from foqs.store.transaction import NULL_REFUSED, Loss
 
 
 class Kind(Enum):
@@ -76,6 +76,7 @@ _REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1698, 2059}
 _RIGHT = re.compile(r"([A-Z][A-Z, ]*) command denied to user .* for (?:table|column) .*?[`']?(\w+)[`']?$")
 _ACCOUNT = re.compile(r"'([^']*)'@'([^']*)'")
 _OWN_CODES = 1000  # the first code of a server's own; below are those of operating systems
+_SERVER_CODES = (range(1000, 2000), range(3000, 5000))
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_THREAD = 1094
@@ -147,6 +148,16 @@ class Seam:
 
     def kind(self, error: BaseException) -> Kind:
         return self._read(error)[1]
+
+    def is_answer(self, error: BaseException) -> bool:
+        """Whether a server said so, and not a driver that has lost the connection."""
+        return any(_code(error) in codes for codes in _SERVER_CODES)
+
+    def is_refused_null(self, error: BaseException) -> bool:
+        """Whether a column that is NOT NULL was set to NULL."""
+        if self._is_sqlite:
+            return getattr(_origin(error), "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_NOTNULL
+        return _code(error) == NULL_REFUSED
 
     def is_missing_table(self, error: BaseException) -> bool:
         if self._is_sqlite:

@@ -194,6 +194,7 @@ class Link:
 
     def __init__(self, database: Database) -> None:
         self.connection = database.connect()
+        self.errors = database.seam_errors
         self.packet_bytes = PACKET_BYTES
         # MySQL and MariaDB take the same set-up. The connection learns later which of them it is.
         dialect = SQLITE if database.is_file else MYSQL

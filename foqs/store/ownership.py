@@ -19,7 +19,7 @@ from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
-from foqs.store.protocol import Fenced, StoreDown
+from foqs.store.protocol import Fenced, ShardRefused, StoreDown
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -180,8 +180,8 @@ def start_of(
 def take_epoch(
     link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int, mark: Mark | None
 ) -> tuple[ShardRow, Start]:
-    """Makes `owner` the owner, in a transaction. Returns the row as it was, and what the owner begins with. Raises the
-    driver's errors, with that transaction left open."""
+    """Makes `owner` the owner, in a transaction. Returns the row as it was, and what the owner begins with. Raises
+    ShardRefused and the driver's errors, with that transaction left open."""
     link.execute(dialect.begin)
     columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
     query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
@@ -189,6 +189,7 @@ def take_epoch(
     stored = ShardRow(*values)
     moved = bool(last_server) and bytes(last_server) != server
     start = start_of(stored, _highest_number(link, shard), epoch_above=epoch_above, mark=mark, moved=moved)
+    _refuse_without_fence(link)
     link.execute(
         f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, "
         f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
@@ -206,8 +207,9 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
     """Takes the lock on a new connection and returns the `seq` that is committed.
 
     A connection of ours that the server has not missed yet is ended first: it may hold the lock, and rows. The read
-    of `seq` locks, so it sees the end of every transaction that was begun before. Raises Fenced, StoreDown, and the
-    driver's errors with a transaction left open.
+    of `seq` locks, so it sees the end of every transaction that was begun before. One that an old connection begins
+    later is stopped by its fence, which names that connection. Raises Fenced, StoreDown, ShardRefused, and the driver's
+    errors with a transaction left open.
     """
     if not lock.take(link):
         holder = lock.holder(link)
@@ -222,9 +224,24 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
     if _epoch(rows) != epoch:
         link.rollback()
         raise Fenced("another owner has the shard")
+    _refuse_without_fence(link)
     link.execute(f"UPDATE shard SET connection_id = {link.id:d} WHERE one = 1")
     link.execute("COMMIT")
     return int(rows[0][1])
+
+
+def _refuse_without_fence(link: Link) -> None:
+    """Raise ShardRefused where a fence that does not hold would let the transaction go on.
+
+    That is so where the column takes NULL, and in an SQL mode that makes a zero of it.
+    """
+    try:
+        link.execute("UPDATE shard SET seq = NULL WHERE one = 1")
+    except link.errors.error as error:
+        if link.errors.is_refused_null(error):
+            return
+        raise
+    raise ShardRefused("the database stores NULL in shard.seq: run `foqs shards check`")
 
 
 def _epoch(rows: Sequence[Any]) -> int:

@@ -1,9 +1,13 @@
 """A shard in MySQL, MariaDB or SQLite: transactions behind the fence, and reads.
 
-Never in here: what to write, and when. A transaction is BEGIN, the fence and the batch in as few packets as they
-need, then, when the fence has matched, COMMIT in one of its own. So a COMMIT that was sent holds the lock on the
-shard's row until it is decided, and a locking read on another connection tells how; a transaction sent as a whole
-could still be begun by a server that hung, after it was taken for lost.
+Never in here: what to write, and when. A transaction is BEGIN, the fence, the batch and COMMIT. A short one is one
+packet, which saves a trip; COMMIT of a longer one has a packet of its own. The fence and every other statement that
+fails end their packet, so COMMIT runs only after all of them.
+
+A server may hang with a packet that it was sent, and its client gives the connection up. Settling takes the lock and
+reads `seq` on a new connection. A transaction that was begun holds the lock on the shard's row until it is decided, and
+that read waits for it. One that was not begun never will be: the new connection is in the row then, and the fence of
+the packet names the old one.
 """
 
 from __future__ import annotations
@@ -53,8 +57,8 @@ from foqs.store.protocol import (
 )
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.statements import Fence, writes
-from foqs.store.transaction import ANOTHER_OWNER, Loss, Plan, State, Transaction
+from foqs.store.statements import ONE_PACKET_BYTES, Fence, writes
+from foqs.store.transaction import ANOTHER_OWNER, COMMIT, Loss, Plan, State, Transaction
 
 log = structlog.get_logger("foqs.store")
 
@@ -86,6 +90,7 @@ class SqlStore:
         self._link: Link | None = None
         self._own_connections: deque[int] = deque(maxlen=16)
         self._max_statement_bytes = PACKET_BYTES
+        self._one_packet_bytes = 0
         self._reads = Reads(self._dialect)
         self._epoch = 0
         self._seq = 0
@@ -134,6 +139,7 @@ class SqlStore:
         self._own_connections.append(link.id)
         self._max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, self._max_statement_bytes)
+        self._one_packet_bytes = min(ONE_PACKET_BYTES, link.packet_bytes // 2) if self._dialect.one_packet else 0
         if self._database.reads_in_python:
             raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
@@ -231,20 +237,20 @@ class SqlStore:
 
     def commit(self, batch: Batch) -> None:
         link = self._connected()
-        plan = self._plan(batch)
+        plan = self._plan(link, batch)
+        counts: list[int] = []
         try:
-            missed = plan.missed(link.run(plan.texts))
+            counts.extend(link.run(plan.texts))  # up to the one that fails
+            missed = plan.missed(counts)
+            if not plan.with_commit:
+                link.execute(COMMIT)
         except Fenced as fenced:
             raise self._fence(str(fenced)) from None
         except self._errors.error as error:
-            raise self._roll_back(link, error) from error
-        except BaseException:
-            self._drop()
-            raise
-        try:
-            link.execute("COMMIT")
-        except self._errors.error as error:
-            raise self._not_committed(link, error) from error
+            committing = plan.with_commit or len(counts) == len(plan.rows)
+            answered, null = self._errors.is_answer(error), self._errors.is_refused_null(error)
+            state = plan.end_of(len(counts), committing=committing, answered=answered, null=null)
+            raise self._ended(link, state, error) from error
         except BaseException:
             self._unsettled = True
             self._drop()
@@ -261,7 +267,7 @@ class SqlStore:
 
         Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
         link = self._connected()
-        plan = self._plan(batch)
+        plan = self._plan(link, batch)
         return Transaction(plan, [query(text) for text in link.packets(plan.texts)])
 
     def conclude(self, transaction: Transaction) -> None:
@@ -270,23 +276,27 @@ class SqlStore:
             self._committed(transaction.plan, transaction.missed)
             return
         link = self._connected()
-        if transaction.state is State.FENCED:
-            raise self._fence(ANOTHER_OWNER)
-        assert transaction.failure is not None, "the transaction has not ended"
-        error = self._errors.error_of(transaction.failure)
+        error = self._errors.error_of(transaction.failure) if transaction.failure is not None else None
         if isinstance(transaction.failure, Loss):
             link.shut_down()
-        if transaction.state is State.FAILED:
-            raise self._roll_back(link, error) from error
-        raise self._not_committed(link, error) from error
+        raise self._ended(link, transaction.state, error) from error
 
-    def _plan(self, batch: Batch) -> Plan:
+    def _ended(self, link: Link, state: State, error: Exception | None) -> StoreError:
+        if state is State.FENCED:
+            return self._fence(ANOTHER_OWNER)
+        assert error is not None, "the transaction has not ended"
+        return self._roll_back(link, error) if state is State.FAILED else self._not_committed(link, error)
+
+    def _plan(self, link: Link, batch: Batch) -> Plan:
         statements = writes(batch, self._dialect, self._max_statement_bytes)
         next_number = max(self._next_number, batch.next_number)
         saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots)
-        fence = Fence(self._epoch, self._seq + 1, next_number, *saved)
+        fence = Fence(self._epoch, link.id, self._seq + 1, next_number, *saved)
         texts = [self._dialect.begin, fence.text(), *[statement.text for statement in statements]]
-        return Plan(texts, [None, 1, *[statement.rows for statement in statements]], next_number)
+        with_commit = sum(map(len, texts)) <= self._one_packet_bytes
+        if with_commit:
+            texts.append(COMMIT)
+        return Plan(texts, [None, 1, *[statement.rows for statement in statements]], next_number, with_commit)
 
     def _committed(self, plan: Plan, missed: int) -> None:
         self._seq += 1

@@ -3,17 +3,21 @@
 Pure: an event loop passes on bytes, the end of the connection and deadlines. `SqlStore.conclude` turns the end of a
 transaction into the errors of `ShardStore.commit`.
 
-| state      | event                             | next      | sends           |
-| ---------- | --------------------------------- | --------- | --------------- |
-| SENDING    | the last reply to a packet        | SENDING   | the next packet |
-| SENDING    | the last reply to the last packet | COMMITTING | COMMIT         |
-| SENDING    | the fence matched no row          | FENCED    |                 |
-| SENDING    | an error, or the connection fails | FAILED    |                 |
-| COMMITTING | OK                                | COMMITTED |                 |
-| COMMITTING | an error, or the connection fails | IN_DOUBT  |                 |
+| state      | event                             | next       | sends           |
+| ---------- | --------------------------------- | ---------- | --------------- |
+| SENDING    | the last reply to a packet        | SENDING    | the next packet |
+| SENDING    | the last reply to the last packet | COMMITTING | COMMIT          |
+| SENDING    | the connection fails              | FAILED     |                 |
+| COMMITTING | all replies are OK                | COMMITTED  |                 |
+| COMMITTING | an error of COMMIT                | IN_DOUBT   |                 |
+| COMMITTING | the connection fails              | IN_DOUBT   |                 |
+| either     | an error of the fence             | FENCED     |                 |
+| either     | an error of another statement     | FAILED     |                 |
 
-A packet is sent after all replies to the one before it. Commands that travel together would not stop at an error, and
-a deadlock ends the transaction: the server would run and keep each statement behind it by itself.
+A transaction whose COMMIT is in its first packet begins as COMMITTING. An error ends the packet, so COMMIT is run after
+all other statements only. A packet is sent after all replies to the one before it. Commands that travel together would
+not stop at an error, and a deadlock ends the transaction: the server would run and keep each statement behind it by
+itself.
 """
 
 from __future__ import annotations
@@ -26,23 +30,38 @@ from foqs.store.packets import BadReply, Err, Replies, query
 from foqs.store.protocol import Fenced
 
 ANOTHER_OWNER = "another owner has the shard"
+NULL_REFUSED = 1048
+"""The error of a fence that does not hold."""
+COMMIT = "COMMIT"
+_COMMIT_PACKET = query(COMMIT)
 _FENCE = 1
-_COMMIT = query("COMMIT")
 
 
 class Plan(NamedTuple):
     """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
 
-    None stands for any number of rows. `next_number` is the one that the fence saves."""
+    None stands for any number of rows. `next_number` is the one that the fence saves. `with_commit`: COMMIT is the last
+    of `texts`; else it is sent after the replies to them."""
 
     texts: list[str]
     rows: list[int | None]
     next_number: int
+    with_commit: bool = False
+
+    def end_of(self, replies: int, *, committing: bool, answered: bool, null: bool) -> State:
+        """The end of a transaction that failed after `replies`.
+
+        `committing`: COMMIT was sent. `answered`: the server said so, and the connection was not lost. `null`: because
+        of a NULL."""
+        if replies == _FENCE and null:
+            return State.FENCED
+        in_doubt = committing and (not answered or replies >= len(self.rows))
+        return State.IN_DOUBT if in_doubt else State.FAILED
 
     def missed(self, counts: Iterable[int]) -> int:
         """Return how many rows the statements missed that they should have matched. Raises Fenced."""
         missed = 0
-        for at, (wanted, count) in enumerate(zip(self.rows, counts, strict=True)):
+        for at, (wanted, count) in enumerate(zip(self.rows, counts, strict=False)):
             if wanted is not None and count != wanted:
                 if at == _FENCE:
                     raise Fenced(ANOTHER_OWNER)
@@ -55,7 +74,7 @@ class State(Enum):
     COMMITTING = "committing"
     COMMITTED = "committed"
     FENCED = "fenced"
-    FAILED = "failed"  # certainly not committed: COMMIT was not sent
+    FAILED = "failed"  # certainly not committed: COMMIT was not run
     IN_DOUBT = "in doubt"
 
 
@@ -71,7 +90,7 @@ class Loss(Enum):
 class Transaction:
     """Send `begin()`, then what `received` returns, until the transaction has `ended`.
 
-    `packets` are the plan's statements before COMMIT. `failure` says why it FAILED, or is IN_DOUBT."""
+    `packets` are the plan's texts. `failure` says why it FAILED, or is IN_DOUBT."""
 
     __slots__ = ("_counts", "_packets", "_replies", "_sent", "failure", "missed", "plan", "state")
 
@@ -92,6 +111,8 @@ class Transaction:
     def begin(self) -> bytes:
         """Return the first packet."""
         self._sent = 1
+        if self.plan.with_commit:
+            self.state = State.COMMITTING
         return self._packets[0]
 
     def received(self, data: bytes) -> bytes:
@@ -118,31 +139,29 @@ class Transaction:
     def lost(self, why: Loss) -> None:
         """End the transaction because the connection cannot be used any more."""
         self.failure = why
-        self.state = State.IN_DOUBT if self.state is State.COMMITTING else State.FAILED
+        self._fail(answered=False, null=False)
+
+    def _fail(self, *, answered: bool, null: bool) -> None:
+        committing = self.state is State.COMMITTING
+        self.state = self.plan.end_of(len(self._counts), committing=committing, answered=answered, null=null)
 
     def _replied(self) -> bytes:
         """All replies to a packet are read."""
-        if self.state is State.COMMITTING:
-            if self.failure is not None:
-                self.state = State.IN_DOUBT
-            elif len(self._counts) > 1:
-                self.lost(Loss.BAD_REPLY)
-            else:
-                self.state = State.COMMITTED
-            return b""
         counts, rows = self._counts, self.plan.rows
+        committing = self.state is State.COMMITTING
         if len(counts) > _FENCE and counts[_FENCE] != rows[_FENCE]:
             self.state, self.failure = State.FENCED, None
         elif self.failure is not None:
-            self.state = State.FAILED
+            self._fail(answered=True, null=isinstance(self.failure, Err) and self.failure.code == NULL_REFUSED)
         elif self._sent < len(self._packets):
             self._sent += 1
             return self._packets[self._sent - 1]
-        elif len(counts) != len(rows):
+        elif len(counts) != len(rows) + committing:
             self.lost(Loss.BAD_REPLY)
-        else:
+        elif committing:
             self.missed = self.plan.missed(counts)
-            self._counts = []
+            self.state = State.COMMITTED
+        else:
             self.state = State.COMMITTING
-            return _COMMIT
+            return _COMMIT_PACKET
         return b""

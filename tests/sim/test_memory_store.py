@@ -41,6 +41,8 @@ class MemoryShard:
             Moment.BEFORE_COMMIT: "down",
             Moment.COMMIT_LOST: "not applied",
             Moment.REPLY_LOST: "applied",
+            Moment.PACKET_LOST: "not applied",
+            Moment.PACKET_REPLY_LOST: "applied",
         }[moment]
 
     def refused(self, stored: NewItem) -> NewItem:

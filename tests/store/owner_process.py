@@ -20,7 +20,7 @@ def main(url: str, number: str, what: str) -> None:
     link = store._link
     assert link is not None
     if what == "open":
-        fence = Fence(store._epoch, store._seq + 1, 10, 0, 0)
+        fence = Fence(store._epoch, link.id, store._seq + 1, 10, 0, 0)
         statements = writes(Batch(lanes_new=[LANE], inserts=[new_item(5)]), store._dialect, 1 << 20)
         assert list(link.run([store._dialect.begin, fence.text(), *[each.text for each in statements]]))[1] == 1
     print("ready", flush=True)

@@ -20,11 +20,17 @@ NOW_MS = 1_700_000_000_000
 
 
 class Moment(Enum):
-    """When the connection of a store's next transaction is lost."""
+    """When the connection of a store's next transaction is lost, one that fits a packet in the last two."""
 
     BEFORE_COMMIT = "before COMMIT was sent"
     COMMIT_LOST = "the database never got the COMMIT"
     REPLY_LOST = "the database committed and its reply was lost"
+    PACKET_LOST = "the database never got the packet with COMMIT"
+    PACKET_REPLY_LOST = "the database committed the packet and its reply was lost"
+
+    @property
+    def committed(self) -> bool:
+        return self in (Moment.REPLY_LOST, Moment.PACKET_REPLY_LOST)
 
 
 class Shard(Protocol):
@@ -74,11 +80,15 @@ class ServerShard:
         self.proxy(store).cut()
 
     def lose_next(self, store: ShardStore, moment: Moment) -> None:
+        if moment not in (Moment.PACKET_LOST, Moment.PACKET_REPLY_LOST):
+            send_commit_apart(store)
         self.proxy(store).arm(
             {
                 Moment.BEFORE_COMMIT: Break("BEGIN", arrives=True),
                 Moment.COMMIT_LOST: Break("COMMIT"),
                 Moment.REPLY_LOST: Break("COMMIT", arrives=True),
+                Moment.PACKET_LOST: Break("BEGIN"),
+                Moment.PACKET_REPLY_LOST: Break("BEGIN", arrives=True),
             }[moment]
         )
 
@@ -88,6 +98,12 @@ class ServerShard:
     def close(self) -> None:
         for proxy in self._proxies.values():
             proxy.close()
+
+
+def send_commit_apart(store: ShardStore) -> None:
+    """Have the store treat every transaction as a long one."""
+    assert isinstance(store, SqlStore)
+    store._one_packet_bytes = 0
 
 
 class SqliteShard:
@@ -127,7 +143,7 @@ class _FailingCursor:
         if self._moment is Moment.BEFORE_COMMIT and statement.startswith("INSERT"):
             raise _disk_error()
         if statement == "COMMIT":
-            if self._moment is Moment.REPLY_LOST:
+            if self._moment.committed:
                 self._cursor.execute(statement)
             raise _disk_error()
         self._cursor.execute(statement)

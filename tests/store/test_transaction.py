@@ -15,6 +15,7 @@ from tests.store.replies import err, ok, packet, pieces_of, reply
 
 COMMIT = query("COMMIT")
 BUSY = err(1213, b"Deadlock found")
+NULL = err(1048, b"Column 'seq' cannot be null")
 LOSSES = st.sampled_from(Loss)
 CUTS = st.lists(st.integers(0, 1 << 16), max_size=8)
 
@@ -23,6 +24,14 @@ def transaction(*rows: int | None, packets: int = 1) -> Transaction:
     """BEGIN, the fence and writes that must match `rows`."""
     plan = Plan(["BEGIN", "UPDATE shard", *[f"WRITE {at}" for at in range(len(rows))]], [None, 1, *rows], 9)
     return Transaction(plan, [query(f"packet {at}") for at in range(packets)])
+
+
+def short(*rows: int | None) -> Transaction:
+    """A transaction that travels with its COMMIT, and whose packet is sent."""
+    texts = ["BEGIN", "UPDATE shard", *[f"WRITE {at}" for at in range(len(rows))], "COMMIT"]
+    made = Transaction(Plan(texts, [None, 1, *rows], 9, with_commit=True), [query(";".join(texts))])
+    assert made.begin() == query(";".join(texts))
+    return made
 
 
 def end_of(made: Transaction) -> tuple[State, Err | Loss | None, int]:
@@ -77,6 +86,7 @@ def test_rows_that_are_missed_are_counted() -> None:
     made = transaction(3, None, 2, 5)
     made.begin()
     assert feed(made, reply(0, 1, 1, 9, 4, 5) + b"") == COMMIT
+    made.received(reply(0))
     assert made.missed == 4
     assert made.plan.missed([0, 1, 1, 9, 4, 5]) == 4
     with pytest.raises(Fenced):
@@ -117,6 +127,47 @@ def test_other_replies_to_the_commit_leave_it_in_doubt(answer: bytes) -> None:
     feed(made, reply(0, 1, 1))
     assert feed(made, answer) == b""
     assert end_of(made) == (State.IN_DOUBT, Loss.BAD_REPLY, 0)
+
+
+@pytest.mark.parametrize("packets", [1, 2])
+def test_a_fence_that_fails(packets: int) -> None:
+    made = transaction(1, packets=packets)
+    made.begin()
+    assert feed(made, reply(0, failed=NULL)) == b""
+    assert end_of(made)[0] is State.FENCED
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "missed"),
+    [
+        (reply(0, 1, 3, 77, 2, 0), State.COMMITTED, 0),
+        (reply(0, 1, 1, 77, 3, 0), State.COMMITTED, 3),
+        (reply(failed=BUSY), State.FAILED, 0),
+        (reply(0, failed=NULL), State.FENCED, 0),
+        (reply(0, failed=BUSY), State.FAILED, 0),
+        (reply(0, 1, failed=NULL), State.FAILED, 0),
+        (reply(0, 1, 3, 77, failed=BUSY), State.FAILED, 0),
+        (reply(0, 1, 3, 77, 2, failed=BUSY), State.IN_DOUBT, 0),  # an error of COMMIT
+        (reply(0, 0, 3, 77, 2, 0), State.FENCED, 0),  # the row is missing
+        (reply(0, 1, 3, 77, 2), State.IN_DOUBT, 0),
+        (reply(0, 1, 3, 77, 2, 0, 0), State.IN_DOUBT, 0),
+        (reply(0, 1, 3, 77, 2, 0) + b"\1", State.IN_DOUBT, 0),
+    ],
+    ids=str,
+)
+def test_a_transaction_with_its_commit(answer: bytes, state: State, missed: int) -> None:
+    made = short(3, None, 2)
+    assert feed(made, answer) == b""
+    assert (made.ended, made.state, made.missed) == (True, state, missed)
+
+
+@given(LOSSES, st.data())
+def test_a_connection_lost_with_its_commit(why: Loss, data: st.DataObject) -> None:
+    made = short(1, 1)
+    whole = reply(0, 1, 1, 1, 0)
+    assert made.received(whole[: data.draw(st.integers(0, len(whole) - 1))]) == b""
+    made.lost(why)
+    assert end_of(made) == (State.IN_DOUBT, why, 0)
 
 
 @given(LOSSES, st.data())

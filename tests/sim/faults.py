@@ -68,8 +68,15 @@ class Faults:
         """May raise StoreDown or StoreBusy."""
 
     def committing(self) -> str:
-        """ "" for a good commit; "down", "busy", "full"; "applied" or "not applied" when its outcome is lost."""
+        """ "" for a good commit; "down", "busy", "full"; "applied" or "not applied" when its outcome is lost.
+
+        "late": the session hangs before it begins, and goes on at some later time.
+        """
         return ""
+
+    def waking(self) -> bool:
+        """Whether a session that hung goes on now."""
+        return True
 
 
 class RandomFaults(Faults):
@@ -102,12 +109,16 @@ class RandomFaults(Faults):
             (rates.commit_busy, "busy"),
             (rates.commit_full, "full"),
             (rates.commit_lost / 2, "applied"),
-            (rates.commit_lost / 2, "not applied"),
+            (rates.commit_lost / 4, "not applied"),
+            (rates.commit_lost / 4, "late"),
         ):
             if at < rate:
                 return fault
             at -= rate
         return ""
+
+    def waking(self) -> bool:
+        return self._rng.random() < 0.3
 
     def trip_ms(self) -> int:
         """How long the next trip takes."""

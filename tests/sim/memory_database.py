@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from foqs.rows import (
     Batch,
@@ -33,6 +33,15 @@ class DatabaseRuleBroken(AssertionError):
 def _rule(holds: bool, message: str, *about: Any) -> None:
     if not holds:
         raise DatabaseRuleBroken(message.format(*about))
+
+
+class Packet(NamedTuple):
+    """A transaction with its COMMIT that a session has not begun, and what its fence says."""
+
+    epoch: int
+    connection: int
+    seq: int
+    batch: Batch
 
 
 class Holder(Protocol):
@@ -71,8 +80,37 @@ class MemoryDatabase:
         self.dedup_from_ms = 0
         self.slots = Holding()
         self.holder: Holder | None = None
+        self.connection = 0  # that of the last owner to open or to reconnect
+        self.connections = 0
+        self.late: list[Packet] = []
         self.observers: list[Callable[[int, Batch], None]] = []
         self.commits = 0
+
+    def connect(self) -> int:
+        """The number of a new connection."""
+        self.connections += 1
+        return self.connections
+
+    def stops(self, packet: Packet) -> bool:
+        """Whether the fence of `packet` ends it."""
+        return (self.epoch, self.connection, self.seq) != (packet.epoch, packet.connection, packet.seq)
+
+    def run(self, packet: Packet) -> None:
+        """Carry out the transaction of `packet`, whose fence holds."""
+        self.apply(packet.epoch, packet.batch)
+        self.seq += 1
+
+    def begin_late(self) -> None:
+        """The sessions that hung with a packet go on; their replies are lost."""
+        late, self.late = self.late, []
+        for packet in late:
+            if not self.stops(packet) and not self.refuses(packet.batch):
+                self.run(packet)
+
+    def refuses(self, batch: Batch) -> bool:
+        """Whether a row of `batch` cannot be stored."""
+        bad = [item.payload for item in batch.inserts] + [metadata for _, metadata in batch.metadata_new]
+        return any(data.startswith(POISON) for data in bad) or self.has_keys(batch)
 
     def apply(self, epoch: int, batch: Batch) -> None:
         """Carries out `batch` for the owner of `epoch`, checking everything."""

@@ -33,7 +33,7 @@ from foqs.store.protocol import (
     StoreFull,
 )
 from tests.sim.faults import Faults
-from tests.sim.memory_database import POISON, MemoryDatabase
+from tests.sim.memory_database import MemoryDatabase, Packet
 
 
 class MemoryStore:
@@ -44,6 +44,7 @@ class MemoryStore:
         self._faults = faults or Faults()
         self._epoch = 0
         self._seq = 0
+        self._connection = 0
         self._connected = False
         self._unknown = False
         self._over = False  # it was fenced
@@ -55,6 +56,7 @@ class MemoryStore:
     def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
         db = self._db
         self._faults.connecting()
+        self._begin_late()
         if db.holder is not None and db.holder is not self:
             if not take_over:
                 raise ShardRefused("another connection holds the shard", held=True)
@@ -63,6 +65,7 @@ class MemoryStore:
         replaced = bool(db.owner)
         db.holder, db.owner = self, owner
         db.epoch = self._epoch = max(db.epoch, epoch_above) + 1
+        db.connection = self._connection = db.connect()
         self._seq = db.seq
         self._connected, self._unknown = True, False
         leased = Counter(row.lane for row in db.timer.values() if row.lease)
@@ -96,14 +99,21 @@ class MemoryStore:
         if not self._connected:
             raise StoreDown("no connection")
 
-    def _fence(self) -> None:
-        """What `UPDATE shard ... WHERE epoch = :e AND seq = :n - 1` checks."""
-        if self._db.epoch != self._epoch or self._db.seq != self._seq:
+    def _fence(self, packet: Packet) -> None:
+        if self._db.stops(packet):
             self._over = True
             raise Fenced(f"epoch {self._epoch} is over")
 
+    def _packet(self, batch: Batch) -> Packet:
+        return Packet(self._epoch, self._connection, self._seq, batch)
+
+    def _begin_late(self) -> None:
+        if self._db.late and self._faults.waking():
+            self._db.begin_late()
+
     def commit(self, batch: Batch) -> None:
         self._alive()
+        self._begin_late()
         fault = self._faults.committing()
         if fault == "down":
             self.cut()
@@ -112,13 +122,15 @@ class MemoryStore:
             raise StoreBusy("lock wait")
         if fault == "full":
             raise StoreFull("the disk is full")
-        self._fence()
-        bad = [item.payload for item in batch.inserts] + [metadata for _, metadata in batch.metadata_new]
-        if any(data.startswith(POISON) for data in bad) or self._db.has_keys(batch):
-            raise RowRejected("a row cannot be stored")
-        if fault != "not applied":
-            self._db.apply(self._epoch, batch)
-            self._db.seq += 1
+        packet = self._packet(batch)
+        if fault == "late":
+            self._db.late.append(packet)
+        else:
+            self._fence(packet)
+            if self._db.refuses(batch):
+                raise RowRejected("a row cannot be stored")
+            if fault != "not applied":
+                self._db.run(packet)
         if fault:
             self.cut()
             self._unknown = True
@@ -127,22 +139,25 @@ class MemoryStore:
 
     def reconnect(self) -> bool:
         self._faults.connecting()
+        self._begin_late()
         db = self._db
         if db.epoch != self._epoch:
             self._over = True
             raise Fenced(f"epoch {self._epoch} is over")
         db.holder, self._connected = self, True
+        db.connection = self._connection = db.connect()
         committed = self._unknown and db.seq == self._seq + 1
         self._seq, self._unknown = db.seq, False
         return committed
 
     def confirm(self) -> Confirmation:
         self._read()
-        self._fence()
+        self._fence(self._packet(Batch()))
         return Confirmation(self._db.now_ms())
 
     def _read(self) -> None:
         self._alive()
+        self._begin_late()
         try:
             self._faults.reading()
         except StoreDown:

@@ -189,7 +189,7 @@ class Simulation:
             if self.rng.random() < 0.4:
                 old.cut_off.add(number)
             # Often while the old owner, or the new one, does not know the outcome of its last transaction.
-            self.faults[number].next_commit = self.rng.choice(["", "applied", "not applied", "down"])
+            self.faults[number].next_commit = self.rng.choice(["", "applied", "not applied", "late", "down"])
         if self.rng.random() < 0.2:
             self._crash(self.rng.choice(self.members))
         self._trouble()

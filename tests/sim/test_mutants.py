@@ -34,7 +34,7 @@ from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
-from tests.sim import key_mutants  # noqa: F401 - adds its mutants
+from tests.sim import fence_mutants, key_mutants  # noqa: F401 - they add their mutants
 from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
@@ -57,12 +57,6 @@ TOPICS = (
     "a_cut_page_of_lanes_is_taken_for_whole",
     "a_cut_lane_is_taken_for_whole",
 )
-
-
-@mutant
-def no_fence(patch: Patch) -> None:
-    """An owner that was replaced goes on writing."""
-    patch.setattr(MemoryStore, "_fence", lambda store: None)
 
 
 @mutant

@@ -18,6 +18,7 @@ from foqs.lab.servers.databases import DatabaseServer, start_database_server
 from foqs.lab.servers.endpoint import SqlEndpoint
 from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.options import DEFAULT_SETTINGS, ServerSettings
+from foqs.lab.servers.postgresql import PostgresqlServer
 from foqs.lab.servers.programs import (
     JavaProgram,
     Kind,
@@ -25,8 +26,13 @@ from foqs.lab.servers.programs import (
     find_beanstalkd,
     find_mariadb,
     find_mysql,
+    find_node,
+    find_postgresql,
+    find_redis,
+    find_rival_package,
     find_zookeeper,
 )
+from foqs.lab.servers.redis import RedisServer
 from foqs.lab.servers.zookeeper import ZookeeperServer
 
 __all__ = [
@@ -36,7 +42,9 @@ __all__ = [
     "DatabaseServer",
     "JavaProgram",
     "Kind",
+    "PostgresqlServer",
     "Program",
+    "RedisServer",
     "ServerSettings",
     "ServerUnavailable",
     "SqlEndpoint",
@@ -44,6 +52,10 @@ __all__ = [
     "find_beanstalkd",
     "find_mariadb",
     "find_mysql",
+    "find_node",
+    "find_postgresql",
+    "find_redis",
+    "find_rival_package",
     "find_zookeeper",
     "start_database_server",
 ]

@@ -94,6 +94,53 @@ def find_beanstalkd() -> str:
     return paths[0]
 
 
+def find_redis() -> str:
+    """The path of `redis-server`. Raises ServerUnavailable if it is not installed."""
+    return _rival("redis-server", _which("redis-server"))
+
+
+def find_postgresql() -> Path:
+    """The folder with PostgreSQL's programs: `FOQS_POSTGRESQL` if set, else the newest installed one.
+
+    Raises:
+        ServerUnavailable: there is none.
+    """
+    named = os.environ.get("FOQS_POSTGRESQL")
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_number, reverse=True)
+    paths = [f"{named}/postgres"] if named else [*map(str, debian), *_which("postgres")]
+    usable = [path for path in paths if Path(path).with_name("initdb").exists()]
+    return Path(_rival("postgresql", usable)).parent
+
+
+def find_node() -> str:
+    """The path of `node`. Raises ServerUnavailable if it is not installed."""
+    return _rival("node", _which("node"))
+
+
+def find_rival_package(folder: str, package: str) -> Path:
+    """Where `script/rivals` has put a package: `folder` is node or one for each version of Python.
+
+    Raises:
+        ServerUnavailable: it is not there.
+    """
+    path = cache_folder() / "rivals" / folder / package
+    return Path(_rival(package.rpartition("/")[2], [str(path)] if path.exists() else []))
+
+
+def _rival(name: str, found: list[str]) -> str:
+    if not found:
+        raise ServerUnavailable(f"no {name} found (script/setup rivals gets it)")
+    return found[0]
+
+
+def _number(program: Path) -> float:
+    """The version of Debian's folders: /usr/lib/postgresql/15/bin/postgres."""
+    try:
+        return float(program.parts[-3])
+    except ValueError:
+        return 0.0
+
+
 def find_zookeeper() -> JavaProgram:
     """The ZooKeeper to use: the jars in `FOQS_ZOOKEEPER_JARS` if set, else those kept by `script/zookeeper`.
 
@@ -113,7 +160,7 @@ def find_zookeeper() -> JavaProgram:
 
 
 def cache_folder() -> Path:
-    """Where `script/mysql` and `script/zookeeper` keep what they unpacked, for all clones of one user."""
+    """Where `script/mysql`, `zookeeper` and `rivals` keep what they unpacked, for all clones of one user."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "foqs"
 

@@ -24,18 +24,18 @@ Spark's asynchronous progress tracking is not supported: with it, Spark names an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from foqs.client.client import Client
-from foqs.client.items import Delivery, Item
 from foqs.spark.columns import read_as
 from foqs.spark.consume_driver import Consumer
 from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.consume_state import split
+from foqs.spark.consume_rows import COLUMNS, parts_of, unpacked
 
 try:
     from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
@@ -46,26 +46,17 @@ except ImportError:  # before PySpark 4.2: one batch for each run with Trigger.A
         pass
 
 
-COLUMNS = {
-    "id": "bigint", "namespace": "string", "topic": "string", "priority": "int", "payload": "binary",
-    "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
-    "enqueued_at": "timestamp", "delivery": "string",
-}  # fmt: skip
-"""Names and types in Spark's spelling, in the order of `_row`. `metadata` and `headers` may be null; `delivery` is
-AT_LEAST_ONCE or AT_MOST_ONCE."""
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-
-Row = tuple[Any, ...]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEQ = "seq"
+_POOL_SIZE = 16
 
 
 class ConsumePartition(InputPartition):
-    """A part of a batch with its rows. Every read returns the same rows, on any machine."""
+    """A part of a batch with its rows, packed. Every read returns the same rows, on any machine."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        super().__init__(len(rows))
-        self.rows = rows
+    def __init__(self, part: bytes) -> None:
+        super().__init__(len(part))
+        self.part = part
 
 
 class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
@@ -76,8 +67,8 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         """Connect to nothing: Spark pickles the reader for the tasks. `schema` is a StructType of any of the columns,
         in any order. Raises Invalid."""
         self._options = ConsumeOptions.parse(options)
-        at = {name: place for place, name in enumerate(COLUMNS)}
-        self._places = [at[name] for name in read_as(schema, COLUMNS)]
+        self._columns = read_as(schema, COLUMNS)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
         self._consumer: Consumer | None = None
 
     def initialOffset(self) -> dict[str, int]:
@@ -96,13 +87,14 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return {_SEQ: self._driver.latest(None if start is None else start[_SEQ], max_rows)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        rows: list[Row] = [_row(item) for item in self._driver.batch(start[_SEQ], end[_SEQ])]
-        if self._places != [*range(len(COLUMNS))]:
-            rows = [tuple([row[place] for place in self._places]) for row in rows]
-        return [ConsumePartition(part) for part in split(rows, self._options.partitions)]
+        table = self._driver.batch(start[_SEQ], end[_SEQ])
+        return [ConsumePartition(part) for part in parts_of(table, self._columns, self._options.partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[Row]:
-        return iter(partition.rows)
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in unpacked(partition.part):
+            # Spark compares names, in their case, and types with all that they allow to be null.
+            columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def commit(self, end: dict[str, int]) -> None:
         self._driver.committed(end[_SEQ])
@@ -122,17 +114,7 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
                 token=options.token,
                 tls=options.tls,
                 timeout_ms=options.timeout_ms,
+                pool_size=_POOL_SIZE + 2 * options.connections,
             )
             self._consumer = Consumer(client, options)
         return self._consumer
-
-
-def _row(item: Item) -> Row:
-    return (
-        item.id, item.ns, item.topic, item.priority, item.payload, item.metadata, item.headers, item.attempt,
-        _time(item.deliver_after_ms), _time(item.enqueued_at_ms), Delivery(item.delivery).name,
-    )  # fmt: skip
-
-
-def _time(at_ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=at_ms)

@@ -1,50 +1,48 @@
 """The driver's part of a consuming stream: leases batches, extends their leases, and acks batches that reached their
-sink."""
+sink.
+
+Calls of the service overlap with Spark's work: while Spark runs a batch, one thread acks the batch before it, and
+another leases the next batch if the running one was full. Each spreads its calls over several connections. Only the
+caller's thread changes the ledger.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from math import inf
-from time import monotonic, sleep
-from typing import Protocol
+from time import monotonic
+from typing import Any, Protocol
 
 from foqs.client.client import Client
 from foqs.client.held import Held
-from foqs.client.items import Item
-from foqs.client.leases import EXTEND_AFTER, Leases
-from foqs.client.worker import shares
-from foqs.errors import FoqsError, NotFound, OutcomeUnknown, Overloaded, StaleLease, Unavailable
+from foqs.client.leases import Leases
+from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_folder import StateFolder
-from foqs.spark.consume_state import only_new, without_body
+from foqs.spark.consume_lease import NOW_IMPOSSIBLE, Leaser, LeaseSettings, Taken
+from foqs.spark.consume_rows import joined, leases_of, without_body
+from foqs.spark.consume_state import ready_ms, split
 
 log = logging.getLogger("foqs.spark")
 
 UNSETTLED_BATCHES = 4
 """Batches with unsettled acks at which the driver leases no more items."""
-_PASSES = 8
 _AVAILABLE_NOW_WAIT_MS = 500
 _ACK_AGAIN_AFTER = 1 / 10
-_LOOK_AGAIN_S = 0.05
-_NOW_IMPOSSIBLE = (Overloaded, Unavailable, OutcomeUnknown)
+_ACKS_OF_A_CALL = 250
+"""Acks below which another connection is not worth its request."""
 
 
-class ConsumeSettings(Protocol):
+class ConsumeSettings(LeaseSettings, Protocol):
     """Settings of a consumer; see `ConsumeOptions`."""
 
     namespace: str
     state_dir: str
-    lease_ms: int
     max_items_per_batch: int
-    max_bytes_per_batch: int
     wait_ms: int
-    timeout_ms: int
-
-    @property
-    def topics(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True)
@@ -58,11 +56,23 @@ class Counts:
     stale: int = 0
 
 
+@dataclass(slots=True)
+class _Leased:
+    """A batch with its file. `since_ms`: when it was leased, and `ready_ms`: when its first item became ready (Unix
+    epoch, by the server's clock)."""
+
+    seq: int
+    held: list[Held]
+    full: bool
+    since_ms: int
+    ready_ms: int
+
+
 class Consumer:
     """Leases, keeps and acks the batches of one query, called by one thread at a time.
 
-    Every method opens the folder first, and raises the errors of `StateFolder.open`. At most one leased batch is not
-    yet committed by Spark, and at most `UNSETTLED_BATCHES` wait for their acks.
+    Every method opens the folder first, and raises the errors of `StateFolder.open`. At most two leased batches are not
+    yet committed by Spark: the one that it runs and the next. At most `UNSETTLED_BATCHES` wait for their acks.
     """
 
     def __init__(self, client: Client, settings: ConsumeSettings) -> None:
@@ -74,8 +84,14 @@ class Consumer:
         self._leases = Leases(client, settings.lease_ms, bound)
         self._held: dict[int, list[Held]] = {}
         self._opened = False
-        self._answered = False  # True after the first answer of the service
-        self._turn = 0
+        self._lease_calls = ThreadPoolExecutor(settings.connections, thread_name_prefix="foqs-lease")
+        self._ack_calls = ThreadPoolExecutor(settings.connections, thread_name_prefix="foqs-ack")
+        self._ahead_thread = ThreadPoolExecutor(1, thread_name_prefix="foqs-ahead")
+        self._leaser = Leaser(client, settings, self._lease_calls)
+        self._acks: dict[int, list[Future[list[FoqsError | None]]]] = {}
+        self._ahead: Future[_Leased | None] | None = None
+        self._full = 0  # number of the last batch that was full
+        self._count = settings.max_items_per_batch
         self._ack_again_at = 0.0
         self._planned = 0
         self._ran = 0
@@ -95,43 +111,29 @@ class Consumer:
         self._ends_when_empty = True
 
     def latest(self, start: int | None, max_items: int) -> int:
-        """Ack everything up to `start`, then lease the next batch. Without `start`, ack up to the batch that ran last.
+        """Begin to ack everything up to `start`, then return the number of the next batch, or `start` if there is none.
+        Without `start`, ack up to the batch that ran last. Without a new batch, all acks have been tried.
 
-        Return the number of the new batch, or `start` if there is none. A batch that is in the folder and was not
-        planned is returned again under its number. Raises FoqsError if the service refuses, if it never answered, and
-        in the mode `only_what_is_there` at the first missing answer; otherwise a missing answer means no items now.
+        A batch that is in the folder and was not planned is returned again under its number. Raises FoqsError if the
+        service refuses, if it never answered, and in the mode `only_what_is_there` at the first missing answer;
+        otherwise a missing answer means no items now.
         """
         self._open()
         # Before PySpark 4.2 Spark passes no start offset. It asks for more when the batch that ran is done.
         known = max(self._folder.ledger.committed, self._ran) if start is None else start
-        self._folder.commit(known)
         self._settle()
+        self._folder.commit(known)
+        self._ack()
+        self._count = min(max_items, self._settings.max_items_per_batch)
         position = max(known, self._planned) if start is None else known
-        ledger = self._folder.ledger
-        if position + 1 in ledger.batches:
-            return position + 1
-        if len(ledger.unsettled) >= UNSETTLED_BATCHES:
-            if self._ends_when_empty:
-                raise Unavailable(f"the service could not take the acks of {len(ledger.unsettled)} batches")
-            return position
-        if self._ended:
-            return position
-        count = min(max_items, self._settings.max_items_per_batch)
-        items = self._take(count)
-        if not items and self._ends_when_empty:
-            items = self._take_what_is_ready(count)
-        if not items:
-            return position
-        if self._ends_when_empty and self._all_new(items):
-            self._ended = True
-            self._client.release_many(items)
-            return position
-        self._keep(position + 1, items)
-        return position + 1
+        end = self._next(position)
+        if end == position:
+            self._settle()
+        return end
 
-    def batch(self, start: int, end: int) -> list[Item]:
-        """Ack everything up to `start`. Return the items of the batches after `start` up to `end`: the same at every
-        call.
+    def batch(self, start: int, end: int) -> Any:
+        """Begin to ack everything up to `start`. Return the items of the batches after `start` up to `end` as a table:
+        the same at every call.
 
         Raises Invalid if the folder lacks them, or if they are damaged.
         """
@@ -139,25 +141,29 @@ class Consumer:
         self._planned = max(self._planned, end)
         # An empty range is the last offset that Spark planned: its batch may not have reached the sink.
         if start == end:
-            return []
+            return joined([])
         self._folder.commit(start)
-        self._settle()
-        items = [item for seq in self._folder.ledger.wanted(start, end) for item in self._folder.read(seq)]
+        self._ack()
+        table = joined([self._folder.read(seq) for seq in self._folder.ledger.wanted(start, end)])
         self._ran = end
-        return items
+        self._lease_ahead(end)
+        return table
 
     def committed(self, end: int) -> None:
         """Commit everything up to `end`: it has reached its sink."""
         self._open()
         if end > self._folder.ledger.committed:
             self._folder.commit(end)
-        self._settle()
+        self._ack()
 
     def close(self) -> None:
         """Stop without acks: the last batch may not have reached its sink. Its leases run out unless the query starts
         again before."""
-        self._leases.abandon()
         self._client.close()
+        # A thread that leases may write to the folder until it ends.
+        for threads in (self._ahead_thread, self._lease_calls, self._ack_calls):
+            threads.shutdown()
+        self._leases.abandon()
         self._folder.close()
         self._opened = False
 
@@ -167,124 +173,134 @@ class Consumer:
         self._folder.open(self._settings.timeout_ms / 1000)
         try:
             for seq in self._folder.ledger.batches:
-                self._hold(seq, self._folder.read(seq), overdue=True)
+                self._held[seq] = self._leases.add(leases_of(self._folder.read(seq)), overdue=True)
         except BaseException:
             self._leases.abandon()
             self._folder.close()
             raise
         self._opened = True
 
-    def _hold(self, seq: int, items: Sequence[Item], *, overdue: bool = False) -> None:
-        self._held[seq] = self._leases.add([without_body(item) for item in items], overdue=overdue)
+    # ------------------------------------------------------------------------------------- leases
 
-    def _keep(self, seq: int, items: list[Item]) -> None:
-        self._hold(seq, items)
+    def _next(self, position: int) -> int:
+        """Return the number of the batch after `position`, leased now or before, or `position` if there is none."""
+        if position + 1 in self._folder.ledger.batches:
+            return position + 1
+        leased = self._leased_ahead()
+        if leased is None:
+            if self._ended or not self._acks_allow_more():
+                return position
+            leased = self._lease(position + 1)
+        if leased is None:
+            return position
+        self._held[leased.seq] = leased.held
+        self._folder.add(leased.seq)
+        if self._ends_when_empty:
+            if self._began_ms == inf:
+                self._began_ms = leased.since_ms
+            elif leased.ready_ms > self._began_ms:
+                self._ended = True
+                self._give_back(leased)
+                return position
+        self.counts.leased += len(leased.held)
+        if leased.full:
+            self._full = leased.seq
+        return leased.seq
+
+    def _acks_allow_more(self) -> bool:
+        if len(self._folder.ledger.unsettled) < UNSETTLED_BATCHES:
+            return True
+        self._settle()
+        unsettled = len(self._folder.ledger.unsettled)
+        if self._ends_when_empty and unsettled >= UNSETTLED_BATCHES:
+            raise Unavailable(f"the service could not take the acks of {unsettled} batches")
+        return unsettled < UNSETTLED_BATCHES
+
+    def _lease(self, seq: int) -> _Leased | None:
+        count, wait_ms = self._count, self._settings.wait_ms
+        if self._ends_when_empty:
+            return self._keep(seq, self._leaser.take_what_is_ready(count, max(wait_ms, _AVAILABLE_NOW_WAIT_MS)))
+        return self._keep(seq, self._leaser.take(count, wait_ms))
+
+    def _lease_ahead(self, position: int) -> None:
+        """Lease the batch after `position` while Spark runs a full one: there is probably more."""
+        ledger, count = self._folder.ledger, self._count
+        if self._ahead is not None or self._full != position or position + 1 in ledger.batches:
+            return
+        if not self._ended and len(ledger.unsettled) < UNSETTLED_BATCHES:
+            self._ahead = self._ahead_thread.submit(lambda: self._keep(position + 1, self._leaser.take(count, 0)))
+
+    def _leased_ahead(self) -> _Leased | None:
+        """Return the batch that was leased ahead, if there is one."""
+        if self._ahead is None:
+            return None
+        leased, self._ahead = self._ahead, None
         try:
-            self._folder.add(seq, items)
+            return leased.result()
+        except FoqsError as error:  # the next attempt decides
+            log.warning("could not lease a batch ahead: %s", error.message)
+            return None
+
+    def _keep(self, seq: int, taken: Taken) -> _Leased | None:
+        """Write leased items to the folder, and extend their leases from now on."""
+        items = taken.items
+        if not items:
+            return None
+        held = self._leases.add(list(map(without_body, items)))
+        try:
+            self._folder.write(seq, items)
         except BaseException:
-            self._leases.remove(self._held.pop(seq))
+            self._leases.remove(held)
             with suppress(FoqsError, OSError):
-                self._folder.remove(seq)  # counted first: the file may exist already, and would be delivered again
+                self._folder.erase(seq)  # the file may exist already, and would be delivered again
                 self._client.release_many(items)
             raise
-        self.counts.leased += len(items)
+        since_ms = min(item.lease_expires_at_ms for item in items) - self._settings.lease_ms
+        return _Leased(seq, held, taken.full, since_ms, min(map(ready_ms, items)))
 
-    def _all_new(self, items: Sequence[Item]) -> bool:
-        if self._began_ms == inf:
-            self._began_ms = min(item.lease_expires_at_ms for item in items) - self._settings.lease_ms
-            return False
-        return only_new(items, int(self._began_ms))
+    def _give_back(self, leased: _Leased) -> None:
+        self._leases.remove(self._held.pop(leased.seq))
+        self._folder.remove(leased.seq)
+        self._client.release_many([one.item for one in leased.held])
 
-    def _take(self, count: int) -> list[Item]:
-        """Lease items until the batch is full; one answer has the items of one host only."""
-        items: list[Item] = []
-        wait_ms = self._settings.wait_ms
-        if self._ends_when_empty:
-            wait_ms = max(wait_ms, _AVAILABLE_NOW_WAIT_MS)
-        left_bytes = self._settings.max_bytes_per_batch
-        timeout_ms = None
-        until = inf
-        for _ in range(_PASSES):
-            if items:  # nothing extends these leases yet
-                until = min(until, monotonic() + self._settings.lease_ms / 1000 * EXTEND_AFTER)
-                timeout_ms = min(self._settings.timeout_ms, int((until - monotonic()) * 1000))
-                if timeout_ms <= 0:
-                    break
-            try:
-                more = self._dequeue(count - len(items), left_bytes, 0 if items else wait_ms, timeout_ms)
-            except FoqsError as error:
-                if items:
-                    break  # the items are leased, so a failure to get more must not lose the batch
-                if self._ends_when_empty or not self._answered or not isinstance(error, _NOW_IMPOSSIBLE):
-                    raise
-                log.warning("no items now: %s", error.message)
-                break
-            self._answered = True
-            items += more
-            left_bytes -= sum(map(_size_bytes, more))
-            if not more or len(items) >= count or left_bytes <= 0:
-                break
-        return items
+    # ------------------------------------------------------------------------------------- acks
 
-    def _take_what_is_ready(self, count: int) -> list[Item]:
-        """Return whether the topics are empty. One empty answer proves nothing: its host may not know yet that another
-        host has ready items, a shard's database may have been slow, or another topic had its turn."""
-        deadline = monotonic() + self._settings.timeout_ms / 1000
-        while self._something_ready():
-            items = self._take(count)
-            if items:
-                return items
-            if monotonic() >= deadline:
-                log.warning(
-                    "the topics have ready items, but none could be leased within %d ms: the run ends without them",
-                    self._settings.timeout_ms,
-                )
-                break
-            sleep(_LOOK_AGAIN_S)  # a stopping host ends waits at once
-        return []
-
-    def _something_ready(self) -> bool:
-        topics = set(self._settings.topics)
-        last = max(topics)  # in priority order
-        active = takewhile(lambda topic: topic <= last, (found.topic for found in self._client.active_topics()))
-        return any(topic in topics for topic in active)
-
-    def _dequeue(self, count: int, max_bytes: int, wait_ms: int, timeout_ms: int | None) -> list[Item]:
-        self._turn += 1
-        return self._client.dequeue(
-            shares(self._settings.topics, count, self._turn),
-            wait_ms=wait_ms,
-            lease_ms=self._settings.lease_ms,
-            max_bytes=max_bytes,
-            timeout_ms=timeout_ms,
-        )
-
-    def _settle(self) -> None:
-        """Ack the batches that reached their sink. Acks that the service cannot take now are repeated at a later
-        call."""
+    def _ack(self) -> None:
+        """Begin to ack the batches that reached their sink. Acks that the service cannot take now are repeated at a
+        later call."""
         if monotonic() < self._ack_again_at:
             return
         self._ack_again_at = 0.0
         for seq in self._folder.ledger.unsettled:
-            held = self._held.get(seq, [])
-            for one in held:
-                one.settling = True
-            outcomes = self._client.ack_many([one.item for one in held])
-            ended = [one for one, error in zip(held, outcomes, strict=True) if not isinstance(error, _NOW_IMPOSSIBLE)]
-            left = [one for one, error in zip(held, outcomes, strict=True) if isinstance(error, _NOW_IMPOSSIBLE)]
-            refused = self._count(outcomes)
+            if seq not in self._acks:
+                held = self._held.get(seq, [])
+                calls = max(1, min(self._settings.connections, len(held) // _ACKS_OF_A_CALL))
+                self._acks[seq] = [self._ack_calls.submit(self._ack_some, run) for run in split(held, calls)]
+
+    def _ack_some(self, held: Sequence[Held]) -> list[FoqsError | None]:
+        for one in held:
+            one.settling = True
+        outcomes = self._client.ack_many([one.item for one in held])
+        self._leases.remove(one for one, error in zip(held, outcomes, strict=True) if not _later(error))
+        return outcomes
+
+    def _settle(self) -> None:
+        """Wait for the acks that were begun, and settle their batches."""
+        for seq in list(self._acks):
+            outcomes = [error for call in self._acks.pop(seq) for error in call.result()]
+            refused = self._count_outcomes(outcomes)
             if refused is not None:
                 raise refused
-            self._leases.remove(ended)
+            held = self._held.pop(seq, [])
+            left = [one for one, error in zip(held, outcomes, strict=True) if _later(error)]
             if left:
                 self._held[seq] = left
                 log.warning("%d acks of batch %d could not be settled; trying again", len(left), seq)
                 self._ack_again_at = monotonic() + self._settings.lease_ms / 1000 * _ACK_AGAIN_AFTER
             else:
-                self._held.pop(seq, None)
                 self._folder.remove(seq)
 
-    def _count(self, outcomes: Sequence[FoqsError | None]) -> FoqsError | None:
+    def _count_outcomes(self, outcomes: Sequence[FoqsError | None]) -> FoqsError | None:
         """Return an error that a retry cannot solve, if there is one."""
         refused = None
         stale = 0
@@ -295,7 +311,7 @@ class Consumer:
                 self.counts.gone += 1
             elif isinstance(error, StaleLease):
                 stale += 1
-            elif not isinstance(error, _NOW_IMPOSSIBLE):
+            elif not _later(error):
                 refused = error
         if stale:
             self.counts.stale += stale
@@ -303,6 +319,5 @@ class Consumer:
         return refused
 
 
-def _size_bytes(item: Item) -> int:
-    headers = sum(len(key) + len(value) for key, value in (item.headers or {}).items())
-    return len(item.payload) + len(item.metadata or b"") + headers
+def _later(error: FoqsError | None) -> bool:
+    return isinstance(error, NOW_IMPOSSIBLE)

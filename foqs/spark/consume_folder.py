@@ -8,10 +8,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from foqs.client.items import Item
 from foqs.errors import Invalid, Unavailable
-from foqs.spark.consume_state import Ledger, batch_text, read_batch, read_state, state_text
+from foqs.spark.consume_rows import batch_text, read_batch
+from foqs.spark.consume_state import Ledger, read_state, state_text
 
 _LOOK_AGAIN_S = 0.05
 _SUFFIX = ".batch"
@@ -19,7 +21,7 @@ _SUFFIX = ".batch"
 
 class StateFolder:
     """Files: `lock`, `state`, and `<number>.batch` for each batch of the ledger. Every method may also raise
-    OSError."""
+    OSError. One thread may use `write` and `erase` while another uses the other methods."""
 
     def __init__(self, path: str, namespace: str) -> None:
         self.path = Path(path)
@@ -50,22 +52,33 @@ class StateFolder:
             self._write("state", state_text(seq, self._namespace))
             self.ledger = ledger
 
-    def add(self, seq: int, items: Sequence[Item]) -> None:
-        self._write(f"{seq}{_SUFFIX}", batch_text(seq, items))
+    def write(self, seq: int, items: Sequence[Item]) -> None:
+        """Write a batch that is not yet in the ledger."""
+        self._write(self._name(seq), batch_text(seq, items))
+
+    def erase(self, seq: int) -> None:
+        """Undo `write`."""
+        (self.path / self._name(seq)).unlink(missing_ok=True)
+
+    def add(self, seq: int) -> None:
+        """Add a written batch to the ledger."""
         self.ledger = self.ledger.added(seq)
 
-    def read(self, seq: int) -> list[Item]:
-        """Raises Invalid when the file is damaged."""
-        path = self.path / f"{seq}{_SUFFIX}"
+    def read(self, seq: int) -> Any:
+        """Return the table of a batch. Raises Invalid when the file is damaged."""
+        path = self.path / self._name(seq)
         try:
             return read_batch(path.read_bytes(), seq)
         except Invalid as error:
             raise Invalid(f"{path}: {error.message}") from None
 
     def remove(self, seq: int) -> None:
-        """Remove the batch: its acks are settled."""
-        (self.path / f"{seq}{_SUFFIX}").unlink(missing_ok=True)
+        """Remove the batch: its acks are settled, or its items were given back."""
+        self.erase(seq)
         self.ledger = self.ledger.settled(seq)
+
+    def _name(self, seq: int) -> str:
+        return f"{seq}{_SUFFIX}"
 
     def _take_lock(self, deadline: float) -> None:
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -25,9 +25,11 @@ class ConsumeOptions(Options):
     tls                 as for the client: `on`, or `ca_file=...,cert_file=...,key_file=...,server_name=...`
     lease_ms            lease time of the items, 100 ms to 12 h; extended after a third of it
     max_items_per_batch 1 to 10,000
-    max_bytes_per_batch bytes of payloads, metadata and headers; the last item may exceed the bound. The partitions
-                        contain the rows, so the driver holds a few copies of a batch while Spark plans it
+    max_bytes_per_batch bytes of payloads, metadata and headers; the last item of each connection may exceed its share.
+                        The partitions contain the rows, so the driver holds a few copies of a batch while Spark plans
+                        it, and one of the next batch
     partitions          tasks that share a batch, 1 to 1,000
+    connections         requests to the service at a time, for leases and again for acks, 1 to 64
     wait_ms             longest wait of a trigger for a first item, 0 to 60,000; stopping the query waits for it too
     timeout_ms          time-out of each call of the service, 1 to 600,000
     """
@@ -42,6 +44,7 @@ class ConsumeOptions(Options):
     max_items_per_batch: int = Field(default=1_000, ge=1, le=_LIMITS.request_items)
     max_bytes_per_batch: int = Field(default=16 << 20, ge=1, le=1 << 30)
     partitions: int = Field(default=2, ge=1, le=1_000)
+    connections: int = Field(default=4, ge=1, le=64)
     wait_ms: int = Field(default=500, ge=0, le=60_000)
     timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
 

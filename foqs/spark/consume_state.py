@@ -6,7 +6,6 @@ items until its acks are settled. Batches up to `committed` have reached their s
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,70 +76,35 @@ def split(rows: Sequence[Any], parts: int) -> list[Sequence[Any]]:
     return [rows[low:high] for low, high in pairwise(cuts) if low < high]
 
 
-def only_new(items: Sequence[Item], since_ms: int) -> bool:
-    """Return whether all items became ready after `since_ms` (Unix epoch, by the server's clock)."""
-    return all(max(item.enqueued_at_ms, item.deliver_after_ms) > since_ms for item in items)
+def ready_ms(item: Item) -> int:
+    """Return when an item became ready (Unix epoch, by the server's clock)."""
+    return max(item.enqueued_at_ms, item.deliver_after_ms)
 
 
 def state_text(committed: int, namespace: str) -> bytes:
-    return _sealed({"format": _FORMAT, "committed": committed, "namespace": namespace})
+    state = {"format": _FORMAT, "committed": committed, "namespace": namespace}
+    return sealed(json.dumps(state, separators=(",", ":")).encode())
 
 
 def read_state(text: bytes, namespace: str) -> int:
-    """Return the number of the last committed batch. Raises Invalid if the text belongs to another namespace or is
-    damaged."""
-    state = _opened(text)
+    """Return the number of the last committed batch. Raises Invalid if the text belongs to another namespace, is
+    damaged or has an unknown format."""
+    state = json.loads(opened(text))
+    if state["format"] != _FORMAT:
+        raise Invalid(f"its format {state['format']} is not known to this version")
     if state["namespace"] != namespace:
         raise Invalid(f"stateDir is that of a query over the namespace {state['namespace']!r}, not {namespace!r}")
     return int(state["committed"])
 
 
-def batch_text(seq: int, items: Sequence[Item]) -> bytes:
-    return _sealed({"format": _FORMAT, "seq": seq, "items": [_fields(item) for item in items]})
-
-
-def read_batch(text: bytes, seq: int) -> list[Item]:
-    """Return the items with their leases. Raises Invalid if the text is damaged or belongs to another batch."""
-    batch = _opened(text)
-    if batch["seq"] != seq:
-        raise Invalid(f"it holds batch {batch['seq']}")
-    return [_item(fields) for fields in batch["items"]]
-
-
-def without_body(item: Item) -> Item:
-    """The part of a leased item that stays in memory."""
-    return Item(id=item.id, lease=item.lease, attempt=item.attempt, topic=item.topic, priority=item.priority)
-
-
-def _fields(item: Item) -> list[Any]:
-    return [
-        item.id, item.lease, item.attempt, item.ns, item.topic, item.priority, _text(item.payload),
-        None if item.metadata is None else _text(item.metadata), item.headers, item.delivery,
-        item.deliver_after_ms, item.enqueued_at_ms,
-    ]  # fmt: skip
-
-
-def _item(fields: list[Any]) -> Item:
-    number, lease, attempt, ns, topic, priority, payload, metadata, *others = fields
-    metadata = None if metadata is None else base64.b64decode(metadata)
-    return Item(number, lease, attempt, ns, topic, priority, base64.b64decode(payload), metadata, *others)
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _sealed(value: dict[str, Any]) -> bytes:
-    """One line with the checksum of the other."""
-    body = json.dumps(value, separators=(",", ":")).encode()
+def sealed(body: bytes) -> bytes:
+    """Return `body` after a line with its checksum."""
     return sha256(body).hexdigest().encode() + b"\n" + body
 
 
-def _opened(text: bytes) -> dict[str, Any]:
+def opened(text: bytes) -> bytes:
+    """Return the body of what `sealed` made. Raises Invalid if it is damaged."""
     seal, _, body = text.partition(b"\n")
     if sha256(body).hexdigest().encode() != seal:
         raise Invalid("its checksum is wrong: it is damaged")
-    value: dict[str, Any] = json.loads(body)
-    if value["format"] != _FORMAT:
-        raise Invalid(f"its format {value['format']} is not known to this version")
-    return value
+    return body

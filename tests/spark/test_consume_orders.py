@@ -42,18 +42,18 @@ def test_a_batch_whose_file_stays_is_not_given_back(
     consumer = begin()
     consumer.first()
     folder = consumer._folder
-    add = folder.add
+    write = folder.write
 
     def broken(*_: Any) -> None:
         raise OSError("the disk")
 
     def written(seq: int, items: list[Item]) -> None:
-        add(seq, items)
+        write(seq, items)
         broken()
 
     with monkeypatch.context() as patched:
-        patched.setattr(folder, "add", written)
-        patched.setattr(folder, "remove", broken)
+        patched.setattr(folder, "write", written)
+        patched.setattr(folder, "erase", broken)
         with pytest.raises(OSError, match="the disk"):
             consumer.latest(0, 10)
     assert service.ready == []

@@ -8,31 +8,20 @@ from foqs.client.items import Item
 from foqs.errors import Invalid, Unavailable
 from foqs.spark.consume_folder import StateFolder
 from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.consume_state import Ledger, batch_text, only_new, read_batch, read_state, split, state_text
+from foqs.spark.consume_state import Ledger, read_state, ready_ms, split, state_text
 
-ITEM = Item(
-    id=1 << 62, lease=-(1 << 63), attempt=3, ns="n", topic="t", priority=-7, payload=b"\x00\xff", metadata=b"",
-    headers={"é": "ü"}, delivery=2, deliver_after_ms=5, enqueued_at_ms=4,
-)  # fmt: skip
+ITEM = Item(id=7, lease=8, topic="t", delivery=2)
 GIVEN = {"endpoints": "a:1,b:2", "namespace": "n", "topic": "t, u", "stateDir": "/state"}
 
 
-def test_a_batch_comes_back_as_it_was() -> None:
-    bare = Item(id=2, lease=9, ns="n", topic="t", delivery=1)
-    for read, written in zip(read_batch(batch_text(4, [ITEM, bare]), 4), (ITEM, bare), strict=True):
-        assert [getattr(read, name) for name in Item.__slots__] == [getattr(written, name) for name in Item.__slots__]
-
-
-def test_damaged_and_foreign_files_are_refused() -> None:
-    text = batch_text(4, [ITEM])
-    for wrong in (b"", text[:-1], text[:70], text.replace(b'"t"', b'"u"')):
+def test_damaged_and_foreign_states_are_refused() -> None:
+    text = state_text(3, "n")
+    assert read_state(text, "n") == 3
+    for wrong in (b"", text[:-1], text[:70]):
         with pytest.raises(Invalid, match="damaged"):
-            read_batch(wrong, 4)
-    with pytest.raises(Invalid, match="holds batch 4"):
-        read_batch(text, 5)
+            read_state(wrong, "n")
     with pytest.raises(Invalid, match="namespace 'n', not 'm'"):
-        read_state(state_text(3, "n"), "m")
-    assert read_state(state_text(3, "n"), "n") == 3
+        read_state(text, "m")
 
 
 def test_only_existing_batches_can_be_committed_and_read() -> None:
@@ -59,16 +48,19 @@ def test_a_split_keeps_everything_in_order(count: int, parts: int) -> None:
     assert not runs or max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
-def test_an_item_is_new_when_it_became_ready_later() -> None:
-    assert only_new([Item(enqueued_at_ms=5), Item(enqueued_at_ms=1, deliver_after_ms=6)], 4)
-    assert not only_new([Item(enqueued_at_ms=5), Item(enqueued_at_ms=4)], 4)
+def test_an_item_is_ready_when_it_is_there_and_due() -> None:
+    assert ready_ms(Item(enqueued_at_ms=5)) == 5
+    assert ready_ms(Item(enqueued_at_ms=1, deliver_after_ms=6)) == 6
 
 
 def test_a_folder_remembers(tmp_path: Path) -> None:
     folder = StateFolder(str(tmp_path / "deep" / "state"), "n")
     folder.open(0)
-    folder.add(1, [ITEM])
-    folder.add(2, [ITEM, ITEM])
+    folder.write(1, [ITEM])
+    folder.write(2, [ITEM, ITEM])
+    assert folder.ledger == Ledger()
+    folder.add(1)
+    folder.add(2)
     folder.commit(1)
     other = StateFolder(str(folder.path), "n")
     with pytest.raises(Unavailable, match="in use"):

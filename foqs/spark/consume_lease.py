@@ -1,0 +1,152 @@
+"""Leases the items of a batch, over several connections at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from itertools import takewhile
+from math import inf
+from time import monotonic, sleep
+from typing import NamedTuple, Protocol
+
+from foqs.client.client import Client
+from foqs.client.items import Item
+from foqs.client.leases import EXTEND_AFTER
+from foqs.client.worker import shares
+from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.spark.consume_state import split
+
+log = logging.getLogger("foqs.spark")
+
+NOW_IMPOSSIBLE = (Overloaded, Unavailable, OutcomeUnknown)
+_ROUNDS = 8
+_LOOK_AGAIN_S = 0.05
+
+
+class LeaseSettings(Protocol):
+    """Settings of a leaser; see `ConsumeOptions`."""
+
+    lease_ms: int
+    max_bytes_per_batch: int
+    timeout_ms: int
+    connections: int
+
+    @property
+    def topics(self) -> Sequence[str]: ...
+
+
+class Taken(NamedTuple):
+    """`full`: there are as many items, or bytes, as a batch may have."""
+
+    items: list[Item]
+    full: bool
+
+
+class Leaser:
+    """Leases items of the topics of one query. One thread at a time calls it; it asks in those of `threads`."""
+
+    def __init__(self, client: Client, settings: LeaseSettings, threads: Executor) -> None:
+        self._client = client
+        self._settings = settings
+        self._threads = threads
+        self._answered = False  # True after the first answer of the service
+        self._turn = 0
+
+    def take(self, count: int, wait_ms: int, *, must_answer: bool = False) -> Taken:
+        """Lease items until there are `count`, or the bytes of a batch; wait up to `wait_ms` for the first.
+
+        One answer has the items of one host only. With a wait, one connection asks first: the others join when it got
+        its whole share. Raise FoqsError if the service refuses, if it never answered, and with `must_answer` if it does
+        not answer; otherwise a missing answer means no items now.
+        """
+        items: list[Item] = []
+        connections = self._settings.connections
+        left_bytes = self._settings.max_bytes_per_batch
+        wants = [-(-count // connections)] if wait_ms else _split(count, connections)
+        each_bytes = left_bytes // connections
+        until = inf
+        for _ in range(_ROUNDS):
+            timeout_ms = None
+            if items or len(wants) > 1:  # nothing extends the leases of the first answers yet
+                until = min(until, monotonic() + self._settings.lease_ms / 1000 * EXTEND_AFTER)
+                timeout_ms = min(self._settings.timeout_ms, int((until - monotonic()) * 1000))
+                if timeout_ms <= 0:
+                    break
+            answers, error = self._ask(wants, max(1, each_bytes), 0 if items else wait_ms, timeout_ms)
+            sizes = [sum(map(_size_bytes, answer)) for answer in answers]
+            items += [item for answer in answers for item in answer]
+            left_bytes -= sum(sizes)
+            if error is not None:
+                if not items:
+                    self._raise(error, must_answer=must_answer)
+                break  # the items are leased, so a failure to get more must not lose the batch
+            if not any(answers) or len(items) >= count or left_bytes <= 0:
+                break
+            whole = any(
+                len(answer) >= want or size >= each_bytes
+                for answer, size, want in zip(answers, sizes, wants, strict=True)
+            )
+            wants = _split(count - len(items), connections if whole else 1)
+            each_bytes = left_bytes // len(wants)
+        return Taken(items, len(items) >= count or left_bytes <= 0)
+
+    def take_what_is_ready(self, count: int, wait_ms: int) -> Taken:
+        """Lease items as `take`, and return none only if the topics are empty, or if ready items could not be leased
+        for `timeout_ms`. One empty answer proves nothing: its host may not know yet that another host has ready items,
+        a shard's database may have been slow, or another topic had its turn."""
+        deadline = monotonic() + self._settings.timeout_ms / 1000
+        while not (taken := self.take(count, wait_ms, must_answer=True)).items and self._something_ready():
+            if monotonic() >= deadline:
+                log.warning(
+                    "the topics have ready items, but none could be leased within %d ms: the run ends without them",
+                    self._settings.timeout_ms,
+                )
+                break
+            sleep(_LOOK_AGAIN_S)  # a stopping host ends waits at once
+        return taken
+
+    def _raise(self, error: FoqsError, *, must_answer: bool) -> None:
+        if must_answer or not self._answered or not isinstance(error, NOW_IMPOSSIBLE):
+            raise error
+        log.warning("no items now: %s", error.message)
+
+    def _something_ready(self) -> bool:
+        topics = set(self._settings.topics)
+        last = max(topics)  # in priority order
+        active = takewhile(lambda topic: topic <= last, (found.topic for found in self._client.active_topics()))
+        return any(topic in topics for topic in active)
+
+    def _ask(
+        self, wants: Sequence[int], max_bytes: int, wait_ms: int, timeout_ms: int | None
+    ) -> tuple[list[list[Item]], FoqsError | None]:
+        """Return the answers to requests for `wants` items each, and the last error."""
+        asked = []
+        for count in wants:
+            self._turn += 1
+            topics = shares(self._settings.topics, count, self._turn)
+            asked.append(self._threads.submit(self._dequeue, topics, max_bytes, wait_ms, timeout_ms))
+        answers: list[list[Item]] = []
+        error = None
+        for future in asked:
+            try:
+                answers.append(future.result())
+                self._answered = True
+            except FoqsError as failed:
+                answers.append([])
+                error = failed
+        return answers, error
+
+    def _dequeue(self, topics: dict[str, int], max_bytes: int, wait_ms: int, timeout_ms: int | None) -> list[Item]:
+        return self._client.dequeue(
+            topics, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms
+        )
+
+
+def _split(count: int, parts: int) -> list[int]:
+    return [len(run) for run in split(range(count), parts)]
+
+
+def _size_bytes(item: Item) -> int:
+    headers = sum(len(key) + len(value) for key, value in (item.headers or {}).items())
+    return len(item.payload) + len(item.metadata or b"") + headers

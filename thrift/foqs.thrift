@@ -295,6 +295,40 @@ struct ExtendLeaseResponse {
   1: list<ItemOutcome> outcomes,
 }
 
+// --------------------------------------------------------------------------------------- Ack and Dequeue
+
+/**
+ * An Ack and a Dequeue in one request: a worker's outcomes travel with its request for more. The dequeue begins when
+ * each ack has its outcome. A host that does not know the call refuses it as an unknown method: nothing was changed.
+ */
+struct AckAndDequeueRequest {
+  /** Of the topics. An item of `acks` that is in another namespace is NOT_FOUND. */
+  1: string ns,
+  /**
+   * 0 to 10,000; one id at most once. An ack that is not committed within about a second is UNAVAILABLE (nothing was
+   * changed) or OUTCOME_UNKNOWN, so that it does not delay the items: repeat it with Ack.
+   */
+  2: list<AckItem> acks,
+  /** As in Dequeue, like the next fields. */
+  3: list<TopicCount> wants,
+  4: optional i64 lease_ms,
+  /** Used only without acks. With acks the host does not wait for a first item: the outcomes would wait too. */
+  5: optional i64 wait_ms,
+  6: optional i64 max_bytes,
+  15: optional RequestContext context,
+}
+
+/** RequestError: no ack was carried out, and nothing was leased. */
+struct AckAndDequeueResponse {
+  /** One per ack, in the order of the request. Success means that the removal is committed, as in AckResponse. */
+  1: list<ItemOutcome> outcomes,
+  /** As in DequeueResponse, like the next field. */
+  2: list<Item> items,
+  3: optional list<i64> doubtful,
+  /** Why the dequeue failed, for example because the host shuts down. The outcomes hold all the same. Default: it did not. */
+  4: optional ItemError error,
+}
+
 // -------------------------------------------------------------------------------- Looking and operating
 
 struct GetActiveTopicsRequest {
@@ -522,4 +556,5 @@ service Foqs {
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
+  AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
 }

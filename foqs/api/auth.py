@@ -39,6 +39,7 @@ NEEDS: Mapping[str, Right | str] = {
     "Ack": Right.CONSUME,
     "Nack": Right.CONSUME,
     "ExtendLease": Right.CONSUME,
+    "AckAndDequeue": Right.CONSUME,
     "GetItem": Right.ADMIN,
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Lookups
 from foqs.api.peer_methods import PeerMethods
@@ -34,6 +35,7 @@ class Handlers:
         forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
+        self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
@@ -43,6 +45,7 @@ class Handlers:
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
             **self._items.handlers(),
+            **self._ack_dequeue.handlers(),
             **self._lookups.handlers(),
             **self.routing.handlers(),
             **self._peers.handlers(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from foqs.api import reply_bytes, responses, validation
 from foqs.engine import item_ops
@@ -17,11 +17,18 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
 from foqs.peers import by_id
+from foqs.peers.exchange import Incoming
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.rpc.call import Call
+
+
+class Consumer(Incoming, Protocol):
+    """A consumer's request. `reply` takes a DequeueResponse."""
+
+    def doubt(self, items: int, reason: str) -> None: ...
 
 
 class ItemLife:
@@ -92,9 +99,16 @@ class ItemLife:
         engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms)
 
     def dequeue(self, call: Call) -> None:
-        request, limits = call.request, self.limits
         validation.refuse_when_draining(self._engine.draining)
         validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        now_ms = self._now_ms()
+        waiting, wait_ms = self.consumer(call, now_ms)
+        self._engine.dequeue(waiting, now_ms, wait_ms)
+
+    def consumer(self, call: Consumer, now_ms: int) -> tuple[DequeueCall, int]:
+        """Check the request of `call`. Return the call that waits for its items, and for how long it may wait (ms).
+        Raises Invalid."""
+        request, limits = call.request, self.limits
         ns = validation.name(request.ns, "ns", limits)
         wants = validation.counted(request.wants, "wants", limits.request_topics)
         keys, names_bytes = validation.topics(ns, wants, limits)
@@ -117,13 +131,12 @@ class ItemLife:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
 
-        now_ms = self._now_ms()
         until_ms = now_ms + wait_ms
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = DequeueCall(keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere)
         call.on_lost = lambda: self._engine.cancel(waiting)
-        self._engine.dequeue(waiting, now_ms, wait_ms)
+        return waiting, wait_ms
 
     def ack(self, call: Call) -> None:
         items = validation.counted(call.request.items, "items", self.limits.request_items)

@@ -17,11 +17,15 @@ from foqs.wire.structs import lean
 _Item = lean(idl.Item)
 _EnqueueOutcome = lean(idl.EnqueueOutcome)
 _OK = idl.ItemOutcome()
+_ERROR_BYTES = 32
+"""What an error takes in an answer beside its message."""
+_CHARACTER_BYTES = 4
 REPLY_OVERHEAD_BYTES = 1024
 """The most that a reply has beside its items."""
 
 
-def _refused(call: Call, error: FoqsError, counters: Counters) -> Any:
+def refusal(call: Call, error: FoqsError, counters: Counters) -> Any:
+    """Return `error` as the answer to an item, or to a part of a request."""
     counters.refused[error.code] += 1
     return idl.ItemError(wire_code(error, call.request), error.message, error.retry_after_ms)
 
@@ -38,7 +42,7 @@ def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Coun
                 one.duplicate = True
                 counters.duplicates += 1
         else:
-            one.error = _refused(call, outcome, counters)
+            one.error = refusal(call, outcome, counters)
             if not outcome.outcome_known:
                 unknown.append(outcome)
         made.append(one)
@@ -59,7 +63,13 @@ def item_outcomes(call: Call, outcomes: list[FoqsError | None], counters: Counte
 def _failed(call: Call, error: FoqsError, counters: Counters, unknown: list[FoqsError]) -> Any:
     if not error.outcome_known:
         unknown.append(error)
-    return idl.ItemOutcome(_refused(call, error, counters))
+    return idl.ItemOutcome(refusal(call, error, counters))
+
+
+def outcomes_bytes(outcomes: list[Any]) -> int:
+    """Return the most bytes that item outcomes take in an answer."""
+    failed = [one.error for one in outcomes if one.error is not None]
+    return len(outcomes) + sum(_ERROR_BYTES + _CHARACTER_BYTES * len(error.message) for error in failed)
 
 
 def leased(item: Item) -> Any:

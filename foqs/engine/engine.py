@@ -244,6 +244,10 @@ class Engine(State):
                 self.submit(shard, batch)
             if shard.returned:
                 shard_open.place_again(self, shard, now_ms)
+        if self.next_turn:
+            next_turn, self.next_turn = self.next_turn, []
+            for do in next_turn:
+                do()
 
     def tick(self, now_ms: int) -> None:
         """Do all work that is due. `next_ms` then returns when the next work is due."""

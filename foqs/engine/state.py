@@ -92,6 +92,7 @@ class State:
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.committing: Deadlines[Committing] = Deadlines()
         self.long_work: deque[Iterator[None]] = deque()  # of `turns`
+        self.next_turn: list[Callable[[], None]] = []  # what `soon` puts off
         self.draining = False
         self.housekeeping_ms = 0
 
@@ -100,6 +101,11 @@ class State:
         if not self.dirty:
             self.wake()
         self.dirty[shard] = None
+
+    def soon(self, do: Callable[[], None]) -> None:
+        """Call `do` in the next turn of the event loop: a reply may come while a batch is applied."""
+        self.next_turn.append(do)
+        self.wake()
 
     def settles(self, shard: Shard) -> bool:
         """Whether changes of the shard's items are accepted here.

@@ -78,6 +78,14 @@ LIFE = textwrap.dedent(
     acks = [AckItem(id=again.id, lease=again.lease), AckItem(id=second, lease=given_back.lease)]
     assert [o.error for o in client.Ack(AckRequest(items=acks, ns="apache")).outcomes] == [None, None]
 
+    (more,) = client.Enqueue(EnqueueRequest(ns="apache", items=[ItemSpec(topic=topic, payload=b"more")])).outcomes
+    both = AckAndDequeueRequest(ns="apache", acks=[], wants=wants, wait_ms=10_000)
+    (item,) = client.AckAndDequeue(both).items
+    both.acks = [AckItem(id=item.id, lease=item.lease), AckItem(id=second, lease=1)]
+    last = client.AckAndDequeue(both)
+    assert (item.id, last.items, last.doubtful, last.error) == (more.id, [], None, None), last
+    assert [o.error and o.error.code for o in last.outcomes] == [None, ErrorCode.NOT_FOUND], last
+
     listed = client.ListItems(ListItemsRequest(ns="apache", topic=topic))
     while listed.cursor is not None and not listed.items:
         listed = client.ListItems(ListItemsRequest(ns="apache", topic=topic, cursor=listed.cursor))

@@ -195,7 +195,7 @@ class OneHost(Laboratory):
             if sent := self.send():
                 for shard, batch in sent:
                     self.arrive(shard, batch)
-            elif not self._turn:
+            elif not (self._turn or self.engine.next_turn or self.engine.dirty):
                 return
 
     def wait(self, by_ms: int) -> None:

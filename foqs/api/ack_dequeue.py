@@ -1,0 +1,133 @@
+"""AckAndDequeue: acks, and the dequeue that begins when each of them has its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from foqs.api import responses, validation
+from foqs.api.item_life import ItemLife
+from foqs.engine import item_ops
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
+from foqs.engine.pending import DequeueCall, ItemsCall
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.peers import by_id
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
+from foqs.rpc.call import Call
+
+
+class DequeueAfterAcks:
+    """The dequeue of an AckAndDequeue. Its answer carries the outcomes of the acks, whether it succeeds or fails."""
+
+    __slots__ = ("_call", "_engine", "outcomes", "request")
+
+    def __init__(self, call: Call, engine: Engine) -> None:
+        self._call = call
+        self._engine = engine
+        self.request: Any = call.request
+        self.outcomes: list[Any] = []
+
+    @property
+    def on_lost(self) -> Callable[[], None] | None:
+        return self._call.on_lost
+
+    @on_lost.setter
+    def on_lost(self, lost: Callable[[], None] | None) -> None:
+        self._call.on_lost = lost
+
+    def reply(self, response: Any) -> bool:
+        return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, response.items, response.doubtful))
+
+    def fail(self, error: FoqsError) -> bool:
+        self.on_lost = None
+        if not error.outcome_known:
+            self.doubt(0, error.message)
+        refusal = responses.refusal(self._call, error, self._engine.counters)
+        return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, [], None, refusal))
+
+    def doubt(self, items: int, reason: str) -> None:
+        self._call.doubt(items, reason)
+
+
+class AckDequeue:
+    """The dequeue begins after the acks, so no lease runs while a commit is slow. The acks end within `confirm_ms`: a
+    shard that does not answer delays the items of other shards by that at most."""
+
+    def __init__(
+        self, items: ItemLife, engine: Engine, now_ms: Callable[[], int], forwarder: Forwarder | LoneForwarder
+    ) -> None:
+        self._items = items
+        self._engine = engine
+        self._now_ms = now_ms
+        self._forwarder = forwarder
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"AckAndDequeue": self.ack_and_dequeue}
+
+    def ack_and_dequeue(self, call: Call) -> None:
+        """Check both parts, then carry out the acks. Raises Invalid."""
+        request, limits = call.request, self._items.limits
+        acks = request.acks or []
+        if acks:
+            validation.counted(acks, "acks", limits.request_items)
+            validation.nothing_twice([ack.id for ack in acks])
+        now_ms = self._now_ms()
+        dequeue = DequeueAfterAcks(call, self._engine)
+        waiting, wait_ms = self._items.consumer(dequeue, now_ms)
+        if not acks:
+            self._dequeue(dequeue, waiting, wait_ms)
+            return
+        timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
+        self._ack(request, acks, now_ms, timeout_ms, partial(self._acked, call, dequeue, waiting))
+
+    def _ack(
+        self, request: Any, acks: Sequence[Any], now_ms: int, timeout_ms: int,
+        acked: Callable[[list[FoqsError | None]], None],
+    ) -> None:  # fmt: skip
+        """Call `acked` with the outcomes when every ack has one."""
+        ids = [ack.id for ack in acks]
+        if request.context is None:
+            request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
+        origin = idl.AckRequest(acks, request.ns, request.context)
+        op = lambda at: item_ops.ack(acks[at].lease or 0)  # noqa: E731
+        elsewhere = partial(self._forwarder.items, by_id.ACK, origin, ids, op, now_ms + timeout_ms)
+        self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), acks, request.ns, now_ms, timeout_ms)
+
+    def _acked(
+        self, call: Call, dequeue: DequeueAfterAcks, waiting: DequeueCall, outcomes: list[FoqsError | None]
+    ) -> None:
+        dequeue.outcomes = responses.item_outcomes(call, outcomes, self._engine.counters)
+        # The outcomes may come while a batch is applied, in the middle of a shard's memory.
+        self._engine.soon(partial(self._begin, dequeue, waiting))
+
+    def _begin(self, dequeue: DequeueAfterAcks, waiting: DequeueCall) -> None:
+        """Dequeue ready items; a wait for a first item would hold back the outcomes."""
+        if waiting.done:  # its consumer has disconnected
+            return
+        limits = self._items.limits
+        waiting.max_bytes -= responses.outcomes_bytes(dequeue.outcomes)
+        # The first item is returned whatever its size.
+        largest_bytes = limits.payload_bytes + limits.metadata_bytes + limits.headers_bytes
+        if waiting.max_bytes < largest_bytes + waiting.item_overhead_bytes:
+            dequeue.reply(idl.DequeueResponse([]))
+            return
+        # A host to which the dequeue is forwarded fills a frame of its own, without the outcomes.
+        bodies_bytes = waiting.max_bytes - sum(count for _, count in waiting.wants) * waiting.item_overhead_bytes
+        if bodies_bytes < largest_bytes:
+            waiting.elsewhere = None
+        dequeue.request.max_bytes = min(waiting.bodies_bytes, bodies_bytes)
+        self._dequeue(dequeue, waiting, 0)
+
+    def _dequeue(self, dequeue: DequeueAfterAcks, waiting: DequeueCall, wait_ms: int) -> None:
+        engine = self._engine
+        try:
+            validation.refuse_when_draining(engine.draining)
+            validation.refuse_when_full(engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        except FoqsError as error:
+            dequeue.fail(error.with_traceback(None))
+        else:
+            engine.dequeue(waiting, self._now_ms(), wait_ms)

@@ -196,15 +196,19 @@ class Clients:
             if not self.stopped:
                 self.sim.soon(500, self._consume)
             return
-        rng, member, host_config = self.rng, self.any_member(), self.sim.profile.config.host
+        member = self.any_member()
         if member.engine.draining:
             self.sim.soon(50, self._consume)
-            return
+        else:
+            self._dequeue(member, self.rng.choice([0, 5, 300]), self._consume)
+
+    def _dequeue(self, member: Member, wait_ms: int, again: Callable[[], None]) -> None:
+        """`again` is called some time after the answer, or when there will be none."""
+        rng, host_config = self.rng, self.sim.profile.config.host
         topics = self.sim.profile.topics
         most = min(self.sim.profile.named, len(topics))
         keys = topics if self.draining else rng.sample(topics, rng.randint(1, most))
         wants = [(key, rng.choice([1, 5, 20])) for key in keys]
-        wait_ms = rng.choice([0, 5, 300])
         lease_ms = rng.choice([0, 100, 400, 2_000])
         max_bytes = rng.choice([100, 5_000, 1 << 20])
         lost = rng.random() < 0.05 and not self.draining
@@ -232,7 +236,7 @@ class Clients:
             request.answered()
             leases = [(item.id, item.lease, item.attempt) for item in items]
             self.sim.note("dequeued", member.name, "reply lost" if lost else "", leases, doubtful)
-            self._after(20 if items else 200, self._consume)
+            self._after(20 if items else 200, again)
             if lost:
                 return False
             self._delivered(member, items)
@@ -248,13 +252,13 @@ class Clients:
                     cancelled = True
                     member.engine.cancel(call)
                     del self.open[request]
-                    self._consume()
+                    again()
 
             self._after(300, cancel)
         if request in self.open:
-            self._watch(request)
+            self._watch(request, again)
 
-    def _watch(self, request: Request) -> None:
+    def _watch(self, request: Request, again: Callable[[], None]) -> None:
         """A consumer whose host died goes on with another."""
 
         def look() -> None:
@@ -262,7 +266,7 @@ class Clients:
                 if request in self.open:
                     self.sim.soon(1_000, look)
             elif not request.answers:
-                self._consume()
+                again()
 
         self.sim.soon(1_000, look)
 
@@ -333,11 +337,14 @@ class Clients:
             )
             for op, error in zip(asked, outcomes, strict=True):
                 sim.ledger.answered(op, error, sim.now_ms, current=self._current(member, op.id))
+            if more and not member.engine.draining:  # as AckAndDequeue: a batch may be in the middle of being applied
+                member.engine.soon(lambda: self._dequeue(member, 0, lambda: None))
 
         sim.note("settle", member.name, [(op.kind, op.id) for op in asked])
         for op in asked:
             sim.ledger.asked(op)
         call = ItemsCall(len(asked), reply)
+        more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.3
         if all(op.kind == "ack" for op in asked):
             member.engine.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
         else:

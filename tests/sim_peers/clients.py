@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Unavailable, from_code
@@ -29,6 +30,7 @@ class Clients:
         self.at: Host | None = None  # the only host with consumers
         self.open = 0
         self._held: list[tuple[int, int]] = []
+        self._acks: dict[str, list[tuple[int, int]]] = {}  # ids and leases for the next request of a consumer
         self._requests = 0
 
     def start(self) -> None:
@@ -132,17 +134,18 @@ class Clients:
         for ns in (FREE, RATED, FREE, RATED):
             self._drain(ns)
 
-    def _drain(self, ns: str) -> None:
+    def _drain(self, ns: str, acks: Sequence[tuple[int, int]] = ()) -> None:
+        """Receive items. Ack them in the next request, or each in its own."""
         wants = [idl.TopicCount(topic, 5) for topic in self.sim.profile.topics]
 
-        def done(response: Any, error: FoqsError | None) -> None:
-            for item in response.items if response is not None else ():
-                self.checks.delivered(item)
-                self._settle("ack", item.id, item.lease)
-            self._after(5, lambda: self._drain(ns))
+        def received(items: Sequence[Any]) -> None:
+            leases = [(item.id, item.lease) for item in items]
+            together = self.rng.random() < 0.5
+            for item_id, token in () if together else leases:
+                self._settle("ack", item_id, token)
+            self._after(5, lambda: self._drain(ns, leases if together else ()))
 
-        request = idl.DequeueRequest(ns, wants, lease_ms=1_000, wait_ms=5_000)
-        self.send("Dequeue", request, 1_000, done, 5_000, self.at)
+        self._take(ns, wants, acks, received, 1_000, timeout_ms=1_000, wait_ms=5_000, host=self.at)
 
     def _consume(self) -> None:
         if self.at is not None:
@@ -150,22 +153,50 @@ class Clients:
         rng = self.rng
         topics = rng.sample(self.sim.profile.topics, rng.randint(1, len(self.sim.profile.topics)))
         wants = [idl.TopicCount(topic, rng.choice([1, 3, 10])) for topic in topics]
-        wait_ms = rng.choice([0, 50, 1_000])
 
-        def done(response: Any, error: FoqsError | None) -> None:
-            for item in response.items if response is not None else ():
-                self.checks.delivered(item)
+        def received(items: Sequence[Any]) -> None:
+            for item in items:
                 self._held.append((item.id, item.lease))
-                self._after(rng.choice([5, 600]), lambda item=item: self._handle(item.id, item.lease))  # type: ignore[misc]
+                self._after(rng.choice([5, 600]), partial(self._handle, ns, item.id, item.lease))
             self._after(20, self._consume)
 
-        request = idl.DequeueRequest(rng.choice([FREE, RATED]), wants, lease_ms=rng.choice([100, 400, 1_500]))
-        request.wait_ms = wait_ms
-        self.send("Dequeue", request, rng.choice([200, 2_000]), done, wait_ms)
+        ns, lease_ms = rng.choice([FREE, RATED]), rng.choice([100, 400, 1_500])
+        wait_ms, timeout_ms = rng.choice([0, 50, 1_000]), rng.choice([200, 2_000])
+        self._take(ns, wants, self._acks.pop(ns, ()), received, lease_ms, timeout_ms=timeout_ms, wait_ms=wait_ms)
 
-    def _handle(self, item_id: int, token: int) -> None:
+    def _take(
+        self, ns: str, wants: list[Any], acks: Sequence[tuple[int, int]], received: Callable[[Sequence[Any]], None],
+        lease_ms: int, *, timeout_ms: int, wait_ms: int, host: Host | None = None,
+    ) -> None:  # fmt: skip
+        """Dequeue, in one request with `acks` (ids and leases) if there are any; `received` gets the items."""
+        acks = list(dict(acks).items())
+
+        def done(response: Any, error: FoqsError | None) -> None:
+            for at, (item_id, _) in enumerate(acks):
+                one = None if error is not None else response.outcomes[at].error
+                self.checks.answered("ack", item_id, error if one is None else _error(one))
+            items = response.items if response is not None else ()
+            for item in items:
+                self.checks.delivered(item)
+            received(items)
+
+        if not acks and self.rng.random() < 0.9:
+            request = idl.DequeueRequest(ns, wants, lease_ms=lease_ms, wait_ms=wait_ms)
+            self.send("Dequeue", request, timeout_ms, done, wait_ms, host)
+            return
+        for item_id, token in acks:
+            self.checks.asked("ack", item_id, token)
+        self.checks.counts["ack and dequeue"] += 1
+        entries = [idl.AckItem(*one) for one in acks]
+        request = idl.AckAndDequeueRequest(ns, entries, wants, lease_ms=lease_ms, wait_ms=wait_ms)
+        settle_ms = self.sim.profile.config.host.confirm_ms
+        self.send("AckAndDequeue", request, timeout_ms, done, max(settle_ms, wait_ms), host)
+
+    def _handle(self, ns: str, item_id: int, token: int) -> None:
         kind = self.rng.choices(["ack", "nack", "release", "extend", ""], [6, 1, 1, 1, 1])[0]
-        if kind:
+        if kind == "ack" and self.at is None and self.rng.random() < 0.5:
+            self._acks.setdefault(ns, []).append((item_id, token))
+        elif kind:
             self._settle(kind, item_id, token)
         if kind == "extend":
             self._after(400, lambda: self._settle("ack", item_id, token))

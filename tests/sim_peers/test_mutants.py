@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foqs.api.ack_dequeue import AckDequeue
 from foqs.buffers.pending_dedup import Keys
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.peers import forwarder, slot_owners
@@ -100,6 +101,18 @@ def a_slot_arrives_without_its_rows(patch: Patch) -> None:
 @mutant
 def a_topic_is_forgotten_after_a_lost_answer(patch: Patch) -> None:
     patch.setattr(ReadySubscriber, "_still", lambda news, address, keys, key: None)
+
+
+@mutant
+def an_ack_is_answered_before_its_commit(patch: Patch) -> None:
+    """The dequeue of the same request begins at once, and its answer says that the acks succeeded."""
+    original = AckDequeue._ack
+
+    def ack(self: AckDequeue, request: Any, acks: Any, now_ms: int, timeout_ms: int, acked: Any) -> None:
+        original(self, request, acks, now_ms, timeout_ms, lambda outcomes: None)
+        acked([None] * len(acks))
+
+    patch.setattr(AckDequeue, "_ack", ack)
 
 
 @pytest.fixture

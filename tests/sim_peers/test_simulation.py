@@ -35,6 +35,7 @@ def test_runs_do_check_something() -> None:
         moved += run.control.moved_slots
     for what in ("stored", "delivered", "ack", "nack", "release", "extend", "delete", "get", "enqueued", "charged"):
         assert counts[what] > 5, (what, counts)
+    assert counts["ack and dequeue"] > 100
     for what in ("ack OUTCOME_UNKNOWN", "enqueue OVERLOADED", "ack STALE_LEASE"):
         assert counts[what] > 0, (what, counts)
     assert forwarded > 500

@@ -124,7 +124,7 @@ class ShardWorker:
             if error is not None:
                 crashed(error)
             elif transaction.state is State.COMMITTED:
-                done(run(store, shard_batch, begun))
+                _conclude(store, shard_batch, begun, done, crashed)
             else:
                 self._on_loop.detach()
                 self._thread.submit(shard_batch, done, crashed, begun)
@@ -132,3 +132,18 @@ class ShardWorker:
             if self._close is not None:
                 close, self._close = self._close, None
                 close()
+
+
+def _conclude(
+    store: SqlStore,
+    shard_batch: ShardBatch,
+    begun: Begun,
+    done: Callable[[BatchResult], None],
+    crashed: Callable[[Exception], None],
+) -> None:
+    try:
+        result = run(store, shard_batch, begun)
+    except Exception as error:  # noqa: BLE001 - as in `submit`
+        crashed(error)
+    else:
+        done(result)

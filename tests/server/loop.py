@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable
 
 
@@ -57,3 +58,34 @@ class HandLoop:
         self._timers = [one for one in self._timers if not one.cancelled and one not in due]
         for one in due:
             one.do()
+
+
+class WatchingLoop(HandLoop):
+    """With files, as `add_reader` and `add_writer` watch them. `watched` counts how often a reader was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: dict[int, Callable[[], None]] = {}
+        self.writers: dict[int, Callable[[], None]] = {}
+        self.watched = 0
+
+    def add_reader(self, fd: int, do: Callable[[], None]) -> None:
+        self.watched += 1
+        self.readers[fd] = do
+
+    def add_writer(self, fd: int, do: Callable[[], None]) -> None:
+        self.writers[fd] = do
+
+    def remove_reader(self, fd: int) -> bool:
+        return self.readers.pop(fd, None) is not None
+
+    def remove_writer(self, fd: int) -> bool:
+        return self.writers.pop(fd, None) is not None
+
+    def turn(self) -> bool:
+        """Call one callback of each file that is ready, as a loop does. Return whether there was one."""
+        readable, writable, _ = select.select(list(self.readers), list(self.writers), [], 0)
+        ready = [self.readers[fd] for fd in readable] + [self.writers[fd] for fd in writable]
+        for do in ready:
+            do()
+        return bool(ready)

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from foqs.server.loop_transactions import LoopTransactions
 from foqs.store.packets import Err, query
 from foqs.store.transaction import Loss, Plan, State, Transaction
-from tests.server.loop import HandLoop
+from tests.server.loop import WatchingLoop
 from tests.store.replies import ok, packet, reply
 
 pytestmark = pytest.mark.memory
 TIMEOUT_S = 10.0
 PACKET = query("BEGIN;UPDATE shard;INSERT")
 COMMIT = query("COMMIT")
-
-
-class WatchingLoop(HandLoop):
-    """`watched` counts how often a reader was set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.readers: dict[int, Callable[[], None]] = {}
-        self.writers: dict[int, Callable[[], None]] = {}
-        self.watched = 0
-
-    def add_reader(self, fd: int, do: Callable[[], None]) -> None:
-        self.watched += 1
-        self.readers[fd] = do
-
-    def add_writer(self, fd: int, do: Callable[[], None]) -> None:
-        self.writers[fd] = do
-
-    def remove_reader(self, fd: int) -> bool:
-        return self.readers.pop(fd, None) is not None
-
-    def remove_writer(self, fd: int) -> bool:
-        return self.writers.pop(fd, None) is not None
-
-    def turn(self) -> bool:
-        """Call one callback of each file that is ready, as a loop does. Return whether there was one."""
-        readable, writable, _ = select.select(list(self.readers), list(self.writers), [], 0)
-        ready = [self.readers[fd] for fd in readable] + [self.writers[fd] for fd in writable]
-        for do in ready:
-            do()
-        return bool(ready)
 
 
 class Rig:

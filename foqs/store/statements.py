@@ -22,21 +22,29 @@ ONE_PACKET_BYTES = 16 << 10
 _CASE_ROWS = 100  # each row of a CASE is compared with every WHEN before its own
 _STATEMENT_BYTES = 1 << 20
 
-_ITEM = (
+ITEM = (
     "item(id, lane, priority, deliver_after, enqueued_at, expires_at, lease_ms, delivery, metadata, headers, payload)"
 )
-_READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
+READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _LANE = "lane(lane, ns, topic, fairness)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
-_TWO, _THREE, _SEVEN = "(%d,%d)", "%d,%d,%d", "(%d,%d,%d,%d,%d,%d,%d)"
-_BODY = "(%d,%s,%d,%d,%d,%d,%s,%s,x'%s')"
-_NEW_READY = "(%s,%d,0,0,%d)"
+_TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
+_BODY = "(%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,x'%s')"
+_NEW_READY = "(%d,%d,%d,%d,0,0,%d)"
 
 Row = TypeVar("Row")
+
+
+class NarrowRows(NamedTuple):
+    """Rows of new items beside their bodies. `ready` has no attempt and no lease: both are 0."""
+
+    ready: list[tuple[int, int, int, int, int]]
+    timer: list[tuple[int, int, int, int, int, int, int]]
+    expiry: list[tuple[int, int]]
 
 
 class Statement(NamedTuple):
@@ -76,13 +84,23 @@ class Fence(NamedTuple):
 
 def writes(batch: Batch, dialect: Dialect, max_statement_bytes: int) -> list[Statement]:
     """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry."""
+    made = writes_before_inserts(batch)
+    if batch.inserts:
+        _insert_items(made, batch.inserts, max_statement_bytes)
+    writes_after_inserts(made, batch, dialect, max_statement_bytes)
+    return made
+
+
+def writes_before_inserts(batch: Batch) -> list[Statement]:
     made: list[Statement] = []
     if batch.lanes_new:
         _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
     if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
         _insert_keys(made, batch)
-    if batch.inserts:
-        _insert_items(made, batch.inserts, max_statement_bytes)
+    return made
+
+
+def writes_after_inserts(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
     if batch.ready_gone:
         keys = _pieces(batch.ready_gone, ROWS)
         made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
@@ -99,7 +117,6 @@ def writes(batch: Batch, dialect: Dialect, max_statement_bytes: int) -> list[Sta
         _delete(made, dialect, "item", "id", batch.item_gone)
     if batch.lanes_gone:
         _delete(made, dialect, "lane", "lane", batch.lanes_gone)
-    return made
 
 
 def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
@@ -107,7 +124,7 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
     made += [_update(dialect, "deliver_after", piece) for piece in _pieces(times, _CASE_ROWS)]
-    _insert(made, _READY, [_SEVEN % row for row in batch.ready_new])
+    _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
 
 
@@ -124,39 +141,45 @@ def _insert_keys(made: list[Statement], batch: Batch) -> None:
     ]
 
 
-def _insert_items(made: list[Statement], items: list[NewItem], max_statement_bytes: int) -> None:
-    """Bodies, and the row of each in `ready` or `timer`, and in `expiry` if it has a TTL."""
-    bodies: list[str] = []
-    ready: list[str] = []
-    timer: list[str] = []
-    expiry: list[str] = []
+def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
+    """The rows that new items get in `ready` or `timer`, and in `expiry` if they have a TTL."""
+    made = NarrowRows([], [], [])
     for item in items:
-        payload, metadata, headers = item.payload, item.metadata, item.headers
-        item_id, lane = item.id, item.lane
-        size_bytes = len(payload)
-        metadata_text = headers_text = "NULL"
-        if metadata is not None:
-            size_bytes += len(metadata)
-            metadata_text = f"x'{metadata.hex()}'"
-        if headers is not None:
-            size_bytes += len(headers)
-            headers_text = f"x'{headers.hex()}'"
-        key = _THREE % (lane, item.priority, item.deliver_after_ms)
-        numbers = (item_id, key, item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery)
-        bodies.append(_BODY % (*numbers, metadata_text, headers_text, payload.hex()))
+        size_bytes = len(item.payload)
+        if item.metadata is not None:
+            size_bytes += len(item.metadata)
+        if item.headers is not None:
+            size_bytes += len(item.headers)
         if item.due_ms:
-            timer.append(_SEVEN % (item.due_ms, item_id, lane, 0, 0, 0, size_bytes))
+            made.timer.append((item.due_ms, item.id, item.lane, 0, 0, 0, size_bytes))
         else:
-            ready.append(_NEW_READY % (key, item_id, size_bytes))
+            made.ready.append((item.lane, item.priority, item.deliver_after_ms, item.id, size_bytes))
         if item.expires_at_ms:
-            expiry.append(_TWO % (item.expires_at_ms, item_id))
-    _insert_pieces(made, _ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
-    if ready:
-        _insert(made, _READY, ready)
-    if timer:
-        _insert(made, _TIMER, timer)
-    if expiry:
-        _insert(made, _EXPIRY, expiry)
+            made.expiry.append((item.expires_at_ms, item.id))
+    return made
+
+
+def _insert_items(made: list[Statement], items: list[NewItem], max_statement_bytes: int) -> None:
+    bodies: list[str] = []
+    for item in items:
+        key = (item.id, item.lane, item.priority, item.deliver_after_ms)
+        metadata = "NULL" if item.metadata is None else f"x'{item.metadata.hex()}'"
+        headers = "NULL" if item.headers is None else f"x'{item.headers.hex()}'"
+        rest = (item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery, metadata, headers)
+        bodies.append(_BODY % (*key, *rest, item.payload.hex()))
+    _insert_pieces(made, ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
+    rows = narrow_rows(items)
+    if rows.ready:
+        _insert(made, READY, [_NEW_READY % row for row in rows.ready])
+    insert_timed(made, rows)
+
+
+def insert_timed(made: list[Statement], rows: NarrowRows) -> None:
+    """The rows of `timer` and `expiry`."""
+    if rows.timer:
+        _insert(made, _TIMER, [_SEVEN % row for row in rows.timer])
+    if rows.expiry:
+        _insert(made, _EXPIRY, [_TWO % row for row in rows.expiry])
 
 
 def _insert(made: list[Statement], table: str, rows: list[str]) -> None:

@@ -37,6 +37,7 @@ class Cause(IntEnum):
     DUE = 8  # the delay is over
     TTL = 9
     DROPPED = 10  # a nacked or expired at-most-once item
+    INDEX = 11  # an unindexed item leaves memory
 
 
 Waits = tuple["Settles", int]
@@ -99,6 +100,7 @@ class Item:
     Invariants: `place` and `deliver_after_ms` are what the database says; an item has at most one change waiting
     (`change`) and one `in_flight`; an item with either is in no window. `foqs.item_states` has all states and the steps
     between them. The methods below take these steps, and raise WrongStep where the table lacks one.
+    `unindexed`: the database has no row of it in `ready` or `timer` yet. Such an item is always known.
     """
 
     __slots__ = (
@@ -120,6 +122,7 @@ class Item:
         "phase",
         "place",
         "priority",
+        "unindexed",
     )  # fmt: skip
 
     def __init__(
@@ -149,6 +152,7 @@ class Item:
         self.phase = phase
         self.change: Change | None = None
         self.in_flight: Change | None = None
+        self.unindexed = False
         self.awaited = False  # the reply of an open dequeue will contain it
         self.at_most_once = False
         self.expires_at_ms = UNREAD
@@ -274,7 +278,10 @@ def from_found(found: Found, lane: Lane[Item]) -> Item:
     if found.ready is not None:
         return from_ready(found.ready, lane, body)
     row = found.timer
-    assert row is not None, "an item has a row in ready or in timer"
+    if row is None:  # an owner knows its own unindexed items: another one has the shard now
+        item = Item(body.id, lane, body.priority, body.deliver_after_ms, 0, 0, 0, body)
+        item.unindexed = True
+        return item
     phase = Phase.LEASED if row.lease else Phase.IDLE
     item = Item(
         row.id, lane, body.priority, body.deliver_after_ms, row.attempt, row.lease, row.bytes, body, Place.TIMER, phase

@@ -15,7 +15,7 @@ from itertools import product
 class Place(IntEnum):
     """The table that holds the item's row, according to the last committed transaction."""
 
-    READY = 1
+    READY = 1  # or none: an unindexed item is ready (`Item.unindexed`)
     TIMER = 2
 
 

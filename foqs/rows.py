@@ -1,6 +1,7 @@
 """The rows of a shard, as they travel between the event loop (which decides) and the store (which does SQL).
 
-Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. A `Batch` is one transaction.
+Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. Unindexed items have none there yet:
+they are ready and were never leased. A `Batch` is one transaction.
 Times are epoch milliseconds; 0 stands for "none".
 """
 
@@ -19,10 +20,11 @@ Key = tuple[int, int, int]
 
 
 class NewItem:
-    """An item before it is stored. Mutable only in `id` and `lane`, which are given when its batch is built.
+    """An item before it is stored. Mutable only in `id`, `lane` and `unindexed`, which its batch sets when it is built.
 
     `due_ms` is 0 for a row in `ready`, else the time of its row in `timer` (equal to `deliver_after_ms`).
     `lease_ms` 0 means the server's default; `expires_at_ms` 0 means never. `headers` is a JSON object in UTF-8.
+    `unindexed`: it is stored without a row in `ready`.
     """
 
     __slots__ = (
@@ -38,6 +40,7 @@ class NewItem:
         "metadata",
         "payload",
         "priority",
+        "unindexed",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +68,7 @@ class NewItem:
         self.expires_at_ms = expires_at_ms
         self.lease_ms = lease_ms
         self.delivery = delivery
+        self.unindexed = False
 
 
 class LaneRow(NamedTuple):
@@ -123,7 +127,7 @@ class Body(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An item looked up by id: its body, and its row in exactly one of `ready` and `timer`."""
+    """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed."""
 
     body: Body
     ready: ReadyRow | None
@@ -210,6 +214,7 @@ class Opened:
     `behind`: the mark of the shard that was saved, if its database is an older copy.
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
+    `tail`: the database can say which items have no row in `ready` yet.
     """
 
     epoch: int
@@ -226,6 +231,7 @@ class Opened:
     slots: Holding = field(default_factory=Holding)
     read_ns: int = 0
     behind: Mark | None = None
+    tail: bool = False
 
 
 @dataclass(slots=True)
@@ -258,6 +264,8 @@ class Batch:
     due_from_ms: int = 0
     expiry_from_ms: int = 0
     dedup_from_ms: int = 0
+    indexed_to: int | None = None  # only items with a greater id may be unindexed; None: as it is
+    indexed_from: int | None = None  # the same before this transaction: a part of it saves this
 
     def ids(self) -> list[int]:
         """Every item the batch touches, each once, in a stable order."""
@@ -273,7 +281,8 @@ class Batch:
         return list(seen)
 
     def only(self, ids: set[int], *, lanes: bool) -> Batch:
-        """The part that touches `ids`, with or without the changes of lanes; what the fence saves stays whole."""
+        """The part that touches `ids`, with or without the changes of lanes; what the fence saves stays whole, except
+        `indexed_to`: the items of another part may stay unindexed."""
         return Batch(
             lanes_new=self.lanes_new if lanes else [],
             lanes_gone=self.lanes_gone if lanes else [],
@@ -296,4 +305,6 @@ class Batch:
             due_from_ms=self.due_from_ms,
             expiry_from_ms=self.expiry_from_ms,
             dedup_from_ms=self.dedup_from_ms,
+            indexed_to=self.indexed_from,
+            indexed_from=self.indexed_from,
         )

@@ -13,13 +13,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from foqs.ids import number_of, shard_of
+from foqs.ids import first_id, number_of, shard_of
 from foqs.marks import Mark
 from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
+from foqs.store.tables import OLDEST_READER, TAIL_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -150,6 +151,12 @@ class ShardRow(NamedTuple):
     dedup_from_ms: int
     slots_stamp: int
     slots: bytes
+    version: int
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether items without a row in `ready` may be stored."""
+        return self.version >= TAIL_VERSION
 
 
 class Start(NamedTuple):
@@ -180,27 +187,47 @@ def start_of(
 def take_epoch(
     link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int, mark: Mark | None
 ) -> tuple[ShardRow, Start]:
-    """Makes `owner` the owner, in a transaction. Returns the row as it was, and what the owner begins with. Raises
-    ShardRefused and the driver's errors, with that transaction left open."""
+    """Makes `owner` the owner, in a transaction, which also writes the rows in `ready` that the last owner left out.
+    Returns the row as it was, and what the owner begins with. Raises ShardRefused and the driver's errors, with that
+    transaction left open."""
     link.execute(dialect.begin)
-    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
+    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, version"
     query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
     last_server, *values = link.fetch(query)[0]
     stored = ShardRow(*values)
     moved = bool(last_server) and bytes(last_server) != server
     start = start_of(stored, _highest_number(link, shard), epoch_above=epoch_above, mark=mark, moved=moved)
     _refuse_without_fence(link)
+    tail = ""
+    if stored.has_tail:
+        _index_tail(link, dialect)
+        tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {TAIL_VERSION}, "
     link.execute(
-        f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, "
+        f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {tail}"
         f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
     )
     link.execute("COMMIT")
     return stored, start
 
 
-def give_up_epoch(link: Link, epoch: int) -> None:
-    """Tells the next owner that the one of `epoch` closed the shard in order. Raises the driver's errors."""
-    link.execute(f"UPDATE shard SET owner = '' WHERE one = 1 AND epoch = {epoch:d}")
+def _index_tail(link: Link, dialect: Dialect) -> None:
+    above = int(link.fetch(queries.INDEXED_TO)[0][0])
+    if above:
+        link.execute(queries.index_tail(dialect, above))
+
+
+def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
+    """Closes the shard in order for the owner of `epoch`, if it still is: every item has its row then, hosts of older
+    versions may serve it, and the next owner knows. Raises the driver's errors, with a transaction left open."""
+    link.execute(dialect.begin)
+    rows = link.fetch(f"SELECT epoch, version FROM shard WHERE one = 1{dialect.for_update}")
+    if _epoch(rows) == epoch:
+        tail = ""
+        if rows[0][1] >= TAIL_VERSION:
+            _index_tail(link, dialect)
+            tail = f", indexed_to = 0, min_reader = {OLDEST_READER}"
+        link.execute(f"UPDATE shard SET owner = ''{tail} WHERE one = 1")
+    link.execute("COMMIT")
 
 
 def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connections: Collection[int]) -> int:

@@ -24,6 +24,7 @@ LANES = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 MAX_ID = "SELECT MAX(id) FROM item"
 SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
+INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
 
 
 def _with_rows(dialect: Dialect) -> str:
@@ -32,6 +33,17 @@ def _with_rows(dialect: Dialect) -> str:
         f"LEFT JOIN {dialect.forced('ready', 'r')} ON r.lane = i.lane AND r.priority = i.priority "
         "AND r.deliver_after = i.deliver_after AND r.id = i.id "
         f"LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id"
+    )
+
+
+def index_tail(dialect: Dialect, above: int) -> str:
+    """Writes the missing rows of unindexed items, whose ids are greater than `above`. It reads every item behind it."""
+    size = "LENGTH(i.payload) + COALESCE(LENGTH(i.metadata), 0) + COALESCE(LENGTH(i.headers), 0)"
+    return (
+        "INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) "
+        f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {size} "
+        f"FROM {dialect.forced('item', 'i')} {_with_rows(dialect)} "
+        f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL"
     )
 
 
@@ -91,6 +103,7 @@ def expiring(dialect: Dialect, from_ms: int, now_ms: int, after: tuple[int, int]
 
 
 def sizes(dialect: Dialect, ids: Sequence[int]) -> str:
+    """An unindexed item counts as nothing: to measure its body is to read it, and the bytes of the tail are bounded."""
     return (
         f"SELECT i.id, COALESCE(r.bytes, t.bytes, 0) FROM {dialect.forced('item', 'i')} {_with_rows(dialect)} "
         f"WHERE i.id IN ({','.join(map(str, ids))})"

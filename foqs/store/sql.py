@@ -182,6 +182,7 @@ class SqlStore:
                 dedup_from_ms=row.dedup_from_ms,
                 slots=Holding(row.slots_stamp, bytes(row.slots)),
                 read_ns=read_ns,
+                tail=row.has_tail,
             )
         finally:
             link.close()
@@ -226,7 +227,7 @@ class SqlStore:
         link = self._link
         try:
             if clean and link is not None:
-                give_up_epoch(link, self._epoch)
+                give_up_epoch(link, self._dialect, self._epoch)
             self._lock.release(link)
         except self._errors.error:
             log.debug("lock.not_released", shard=self._shard)  # the lock goes with the connection
@@ -290,7 +291,7 @@ class SqlStore:
     def _plan(self, link: Link, batch: Batch) -> Plan:
         statements = writes(batch, self._dialect, self._max_statement_bytes)
         next_number = max(self._next_number, batch.next_number)
-        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots)
+        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots, batch.indexed_to)
         fence = Fence(self._epoch, link.id, self._seq + 1, next_number, *saved)
         texts = [self._dialect.begin, fence.text(), *[statement.text for statement in statements]]
         with_commit = sum(map(len, texts)) <= self._one_packet_bytes

@@ -69,16 +69,18 @@ class Fence(NamedTuple):
     expiry_from_ms: int
     dedup_from_ms: int = 0
     slots: Holding | None = None
+    indexed_to: int | None = None
 
     def text(self) -> str:
         slots = ""
         if self.slots is not None:
             slots = f", slots_stamp = {self.slots.stamp:d}, slots = x'{self.slots.bits.hex()}'"
+        indexed = "" if self.indexed_to is None else f", indexed_to = {self.indexed_to:d}"
         return (
             f"UPDATE shard SET seq = CASE WHEN epoch = {self.epoch:d} AND connection_id = {self.link:d} "
             f"AND seq = {self.seq - 1:d} THEN {self.seq:d} END, next_number = {self.next_number:d}, "
             f"due_from_ms = {self.due_from_ms:d}, expiry_from_ms = {self.expiry_from_ms:d}, "
-            f"dedup_from_ms = {self.dedup_from_ms:d}{slots} WHERE one = 1"
+            f"dedup_from_ms = {self.dedup_from_ms:d}{slots}{indexed} WHERE one = 1"
         )
 
 
@@ -142,7 +144,7 @@ def _insert_keys(made: list[Statement], batch: Batch) -> None:
 
 
 def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
-    """The rows that new items get in `ready` or `timer`, and in `expiry` if they have a TTL."""
+    """The rows that new items get: in `ready`, unless they are unindexed, or `timer`, and in `expiry` with a TTL."""
     made = NarrowRows([], [], [])
     for item in items:
         size_bytes = len(item.payload)
@@ -152,7 +154,7 @@ def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
             size_bytes += len(item.headers)
         if item.due_ms:
             made.timer.append((item.due_ms, item.id, item.lane, 0, 0, 0, size_bytes))
-        else:
+        elif not item.unindexed:
             made.ready.append((item.lane, item.priority, item.deliver_after_ms, item.id, size_bytes))
         if item.expires_at_ms:
             made.expiry.append((item.expires_at_ms, item.id))

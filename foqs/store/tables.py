@@ -1,6 +1,9 @@
 """The tables of a shard.
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
+While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
+unindexed, which means that it is ready and was never leased. 0 means that every item has its row, as in a database of
+an older version. The next owner writes the missing rows.
 `dedup` keeps the keys of enqueued items until they expire. Rows that move are narrow, and each table is clustered on
 the order in which it is scanned.
 
@@ -20,7 +23,10 @@ from foqs.dedup import DIGEST_BYTES, SLOTS
 SCHEMA_VERSION = 2
 """The version that this foqs makes, and the newest one that it knows."""
 OLDEST_READER = 1
-"""`shard.min_reader` of a new database: no row needs a host that knows a later version."""
+"""`shard.min_reader` of a shard that was closed in order: no row needs a host that knows a later version."""
+TAIL_VERSION = 2
+"""The version that added `shard.indexed_to`. It is `shard.min_reader` from opening to an orderly close: hosts of older
+versions do not find unindexed items."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
@@ -171,6 +177,7 @@ shard = _table(
     _value("slots_stamp", I64),
     _value("slots", BITS),
     _added("done_from_ms", I64, "0", 2),
+    _added("indexed_to", I64, "0", TAIL_VERSION),
 )
 
 done = _table(

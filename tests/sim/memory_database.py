@@ -1,7 +1,7 @@
 """A shard's database in memory, which checks every transaction whole.
 
-An item is in exactly one of `ready` and `timer`, rows say what the body says, a delete matches a row, no id is inserted
-twice ever, no checkpoint passes a row, only the owner changes a row.
+An item is in exactly one of `ready` and `timer`, or is unindexed, with an id above `indexed_to`. Rows say what the body
+says, a delete matches a row, no id is inserted twice ever, no checkpoint passes a row, only the owner changes a row.
 """
 
 from __future__ import annotations
@@ -54,12 +54,17 @@ class MemoryDatabase:
     """The tables of one shard. `now_ms` is the database's clock; `observers` see every committed batch.
 
     An observer is called with (epoch, batch) before the rows change. Not `strict`: ids may be used again, and lanes
-    need no row, as the tables of a SQL shard have it.
+    need no row, as the tables of a SQL shard have it. Without `tail` it is of a schema version that has none.
     """
 
-    def __init__(self, now_ms: Callable[[], int], *, max_batch_bytes: int = 1 << 20, strict: bool = True) -> None:
+    def __init__(
+        self, now_ms: Callable[[], int], *, max_batch_bytes: int = 1 << 20, strict: bool = True, tail: bool = True
+    ) -> None:
         self.now_ms = now_ms
         self.strict = strict
+        self.tail = tail
+        self.indexed_to = 0
+        self.unindexed: dict[int, ReadyRow] = {}  # the rows that are not there
         self.max_batch_bytes = max_batch_bytes
         self.items: dict[int, Body] = {}
         self.ready: dict[int, ReadyRow] = {}
@@ -144,6 +149,7 @@ class MemoryDatabase:
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
+            self.unindexed.pop(item_id, None)
         for number in batch.lanes_gone:
             _rule(number in self.lanes, "lane {} is removed but is not there", number)
             _rule(not any(b.lane == number for b in self.items.values()), "lane {} has items", number)
@@ -159,8 +165,23 @@ class MemoryDatabase:
         self.slots = self.slots if batch.slots is None else batch.slots
         self.dedup_from_ms = batch.dedup_from_ms
         self.next_number = batch.next_number
+        if batch.indexed_to is not None:
+            _rule(self.tail, "{} is saved as indexed, and there is no column for it", batch.indexed_to)
+            self.indexed_to = batch.indexed_to
+        first = min(self.unindexed, default=self.indexed_to + 1)
+        _rule(first > self.indexed_to > 0 or not self.unindexed, "{} is unindexed before {}", first, self.indexed_to)
         self.due_from_ms, self.expiry_from_ms = batch.due_from_ms, batch.expiry_from_ms
         self.commits += 1
+
+    def index_tail(self) -> None:
+        """Writes the rows of all unindexed items, as far as the tables and `indexed_to` show them."""
+        if not self.indexed_to:
+            return
+        for item_id, body in self.items.items():
+            if item_id > self.indexed_to and item_id not in self.ready and item_id not in self.timer:
+                size = len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
+                self._ready_new(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size))
+        _rule(not self.unindexed, "items {} are not found by the next owner", self.unindexed)
 
     def has_keys(self, batch: Batch) -> bool:
         """Whether a new key of `batch` is there, or comes twice."""
@@ -179,6 +200,9 @@ class MemoryDatabase:
         size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
         if item.due_ms:
             self._timer_new(TimerRow(item.due_ms, item.id, item.lane, 0, 0, 0, size))
+        elif item.unindexed:
+            _rule(self.tail, "item {} is unindexed, and there is no column for that", item.id)
+            self.unindexed[item.id] = ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size)
         else:
             self._ready_new(ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size))
         if item.expires_at_ms:
@@ -191,6 +215,7 @@ class MemoryDatabase:
         same = (body.lane, body.priority, body.deliver_after_ms) == (row.lane, row.priority, row.deliver_after_ms)
         _rule(same and self._is_lane(row.lane), "ready row {} is not what its item says: {}", row, body)
         _rule(row.id not in self.ready, "ready row {} exists", row)
+        self.unindexed.pop(row.id, None)
         self.ready[row.id] = row
         insort(self.order.setdefault(row.lane, []), (row.priority, row.deliver_after_ms, row.id))
 
@@ -213,6 +238,7 @@ class MemoryDatabase:
         _rule(body.lane == row.lane and self._is_lane(row.lane), "timer row {} of another lane", row)
         _rule(bool(row.lease) or body.deliver_after_ms == row.due_ms, "delayed row {} is not due then", row)
         _rule(row.id not in self.timer, "timer row {} exists", row)
+        self.unindexed.pop(row.id, None)
         self.timer[row.id] = row
         insort(self.due_order, (row.due_ms, row.id))
 
@@ -229,7 +255,7 @@ class MemoryDatabase:
 
     def _check(self, batch: Batch) -> None:
         for item_id in batch.ids():
-            tables = (item_id in self.ready) + (item_id in self.timer)
+            tables = (item_id in self.ready) + (item_id in self.timer) + (item_id in self.unindexed)
             _rule(tables == (item_id in self.items), "item {} is in {} of ready and timer", item_id, tables)
             body = self.items.get(item_id)
             has_ttl = body is not None and body.expires_at_ms > 0

@@ -68,6 +68,9 @@ class MemoryStore:
         db.connection = self._connection = db.connect()
         self._seq = db.seq
         self._connected, self._unknown = True, False
+        if db.tail:
+            db.index_tail()
+            db.indexed_to = max(db.items, default=0)
         leased = Counter(row.lane for row in db.timer.values() if row.lease)
         buckets = Counter((row.lane, row.deliver_after_ms >> BACKLOG_SHIFT) for row in db.ready.values())
         return Opened(
@@ -85,6 +88,7 @@ class MemoryStore:
             replaced=replaced,
             dedup_from_ms=db.dedup_from_ms,
             slots=db.slots,
+            tail=db.tail,
         )
 
     def cut(self) -> None:
@@ -238,4 +242,6 @@ class MemoryStore:
     def close(self, *, clean: bool = False) -> None:
         if clean and self._connected and self._epoch == self._db.epoch:
             self._db.owner = ""
+            self._db.index_tail()
+            self._db.indexed_to = 0
         self.cut()

@@ -48,6 +48,9 @@ class MemoryShard:
     def refused(self, stored: NewItem) -> NewItem:
         return new_item(99, payload=POISON)
 
+    def check_closed(self) -> None:
+        assert (self.db.indexed_to, self.db.unindexed) == (0, {})
+
     def close(self) -> None:
         return
 

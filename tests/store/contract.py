@@ -10,6 +10,7 @@ from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused
 from tests.store.key_contract import KeyContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
+from tests.store.tail_contract import TailContract
 from tests.support.waiting import wait_until
 
 __all__ = ["LANE", "StoreContract", "body", "insert", "ready_key", "ready_row", "timer_row"]
@@ -32,8 +33,8 @@ def open_again(shard: Shard) -> tuple[ShardStore, Opened]:
     return opened[0]
 
 
-class StoreContract(RowContract, KeyContract):
-    """Rows, scans and keys; refusals, ownership, and connections that break."""
+class StoreContract(RowContract, KeyContract, TailContract):
+    """Rows, scans, keys and the tail; refusals, ownership, and connections that break."""
 
     # ------------------------------------------------------------------------------------------ refusals
 

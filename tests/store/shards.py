@@ -6,10 +6,12 @@ import sqlite3
 from enum import Enum
 from typing import Any, Protocol
 
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from foqs.ids import make_id
 from foqs.rows import AT_LEAST_ONCE, NewItem
+from foqs.store.link import Database
 from foqs.store.protocol import ShardStore
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
@@ -47,6 +49,9 @@ class Shard(Protocol):
 
     def refused(self, stored: NewItem) -> NewItem:
         """An item that the database refuses, where `stored` is one that it holds."""
+
+    def check_closed(self) -> None:
+        """Asserts what an orderly close leaves: every item has its row, and hosts of older versions may serve it."""
 
     def close(self) -> None: ...
 
@@ -95,6 +100,9 @@ class ServerShard:
     def refused(self, stored: NewItem) -> NewItem:
         return new_item(payload=b"another", item_id=stored.id)
 
+    def check_closed(self) -> None:
+        check_closed(self.url)
+
     def close(self) -> None:
         for proxy in self._proxies.values():
             proxy.close()
@@ -130,8 +138,18 @@ class SqliteShard:
     def refused(self, stored: NewItem) -> NewItem:
         return new_item(payload=b"another", item_id=stored.id)
 
+    def check_closed(self) -> None:
+        check_closed(self.url)
+
     def close(self) -> None:
         return
+
+
+def check_closed(url: str) -> None:
+    lacking = "SELECT id FROM item WHERE id NOT IN (SELECT id FROM ready) AND id NOT IN (SELECT id FROM timer)"
+    with Database(url).connect() as connection:
+        assert connection.execute(text("SELECT indexed_to, min_reader FROM shard")).all() == [(0, 1)]
+        assert connection.execute(text(lacking)).all() == []
 
 
 class _FailingCursor:

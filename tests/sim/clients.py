@@ -344,7 +344,7 @@ class Clients:
         for op in asked:
             sim.ledger.asked(op)
         call = ItemsCall(len(asked), reply)
-        more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.3
+        more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.2
         if all(op.kind == "ack" for op in asked):
             member.engine.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
         else:

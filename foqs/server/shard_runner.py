@@ -25,7 +25,8 @@ from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.marks import Marker, Marks
 from foqs.server.open_log import OpenLog
-from foqs.server.shard_worker import ShardWorker
+from foqs.server.shard_thread import ShardThread
+from foqs.server.shard_worker import ShardWorker, worker_of
 from foqs.server.ticker import Ticker
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, explained
@@ -86,7 +87,7 @@ class ShardRunner:
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock)
         self._open_log = OpenLog(self.engine.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
-        self._workers: dict[int, ShardWorker] = {}
+        self._workers: dict[int, ShardWorker | ShardThread] = {}
         self._do: dict[type[steps.Step], Callable[[Any], None]] = {
             steps.Prepare: self._prepare,
             steps.Open: self._open,
@@ -156,7 +157,7 @@ class ShardRunner:
     def _open(self, step: steps.Open) -> None:
         number, attempt, opening = step.number, step.attempt, self._opening[step.number]
         opening.begun_ms = self._clock.now_ms()
-        worker = ShardWorker(opening.store, f"shard-{number}", self._loop, self._deliver)
+        worker = worker_of(opening.store, f"shard-{number}", self._loop, self._deliver)
         self._workers[number] = worker
 
         def done(outcome: Opened | StoreError) -> None:
@@ -252,7 +253,9 @@ class ShardRunner:
 
         worker.submit(batch, partial(self._finished, shard, worker, batch), crashed)
 
-    def _finished(self, shard: Shard, worker: ShardWorker, batch: ShardBatch, result: BatchResult) -> None:
+    def _finished(
+        self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, result: BatchResult
+    ) -> None:
         if result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
         if result.db_now_ms:

@@ -1,7 +1,7 @@
 """Run the batches of a shard, one at a time: plain transactions on the event loop, all other work on a thread.
 
 The thread reads, opens and closes; it also ends each transaction that did not commit, which may block and repeat it
-in parts. It has SQLite, TLS and mysqlclient to itself. The loop's and the thread's use of a store never overlap.
+in parts. Over TLS it does all work. The loop's and the thread's use of a store never overlap.
 """
 
 from __future__ import annotations
@@ -39,20 +39,29 @@ def _metadata_bytes(batch: Batch) -> int:
     return sum([len(metadata) for _, metadata in batch.metadata_new])
 
 
+def worker_of(
+    store: ShardStore, name: str, loop: asyncio.AbstractEventLoop, deliver: Callable[[Callable[[], None]], None]
+) -> ShardWorker | ShardThread:
+    """Return the worker of a shard: its thread alone, if the event loop cannot run transactions of such a store."""
+    if isinstance(store, SqlStore) and store.in_python:
+        return ShardWorker(store, name, loop, deliver)
+    return ShardThread(store, name, deliver)
+
+
 class ShardWorker:
     """`deliver(fn)` runs `fn` on the event loop, in order; it is called from the thread."""
 
     def __init__(
         self,
-        store: ShardStore,
+        store: SqlStore,
         name: str,
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[Callable[[], None]], None],
     ) -> None:
+        self._store = store
         self._deliver = deliver
         self._thread = ShardThread(store, name, deliver)
-        self._store = store if isinstance(store, SqlStore) else None
-        self._on_loop = LoopTransactions(loop, self._store.io_timeout_s if self._store is not None else 0.0)
+        self._on_loop = LoopTransactions(loop, store.io_timeout_s)
         self._close: Callable[[], None] | None = None
 
     def open(
@@ -70,9 +79,9 @@ class ShardWorker:
         self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
     ) -> None:
         """Run a batch. `done` gets its result; `crashed` gets an unexpected exception in place of that."""
-        if self._store is not None and loop_takes(shard_batch):
+        if loop_takes(shard_batch):
             try:
-                if self._begin(self._store, shard_batch, done, crashed):
+                if self._begin(shard_batch, done, crashed):
                     return
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
                 self._on_loop.close()
@@ -90,13 +99,10 @@ class ShardWorker:
         self._thread.close(done, clean=clean)
 
     def _begin(
-        self,
-        store: SqlStore,
-        shard_batch: ShardBatch,
-        done: Callable[[BatchResult], None],
-        crashed: Callable[[Exception], None],
+        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
     ) -> bool:
         """Begin the batch's transaction on the loop, if that is possible."""
+        store = self._store
         connection = store.plain_socket
         if connection is None or shard_batch.transaction is None:
             return False
@@ -106,13 +112,12 @@ class ShardWorker:
         except StoreError:
             return False  # the thread gets the same error, and handles it
         begun = Begun(at_s, partial(store.conclude, transaction))
-        ended = partial(self._ended, store, shard_batch, transaction, begun, done, crashed)
+        ended = partial(self._ended, shard_batch, transaction, begun, done, crashed)
         self._on_loop.run(connection, transaction, ended)
         return True
 
     def _ended(
         self,
-        store: SqlStore,
         shard_batch: ShardBatch,
         transaction: Transaction,
         begun: Begun,
@@ -124,7 +129,7 @@ class ShardWorker:
             if error is not None:
                 crashed(error)
             elif transaction.state is State.COMMITTED:
-                _conclude(store, shard_batch, begun, done, crashed)
+                _conclude(self._store, shard_batch, begun, done, crashed)
             else:
                 self._on_loop.detach()
                 self._thread.submit(shard_batch, done, crashed, begun)

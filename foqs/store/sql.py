@@ -259,6 +259,11 @@ class SqlStore:
         self._committed(plan, missed)
 
     @property
+    def in_python(self) -> bool:
+        """Whether connections may have a `plain_socket`: the driver is written in Python."""
+        return self._database.reads_in_python
+
+    @property
     def plain_socket(self) -> socket.socket | None:
         """The connection's socket, if an event loop can run `begin`'s transactions on it."""
         return self._link.plain_socket if self._link is not None else None

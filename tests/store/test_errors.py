@@ -14,8 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from foqs.lab.servers import Kind, ServerSettings
 from foqs.rows import Batch
 from foqs.store.errors import Seam
+from foqs.store.packets import Err
 from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
 from foqs.store.sql import SqlStore
+from foqs.store.transaction import Loss
 from tests.conftest import NewServer
 from tests.store.asking import ask
 from tests.store.contract import LANE, body, insert
@@ -25,6 +27,24 @@ from tests.store.test_schema import setting
 from tests.support.disks import remount, small_disk
 
 SECRET = "INSERT INTO item VALUES ('secret')"
+
+
+@pytest.mark.parametrize("code", [3, 999, 1000, 1045, 1048, 1062, 1064, 1205, 1213, 1264, 1927, 4025])
+def test_a_reply_raises_what_the_driver_would(code: int) -> None:
+    with pytest.raises(pymysql.Error) as raised:
+        err.raise_mysql_exception(b"\xff" + code.to_bytes(2, "little") + b"#HY000no")
+    made = Seam(pymysql).error_of(Err(code, "HY000", "no"))
+    assert type(made) is raised.type
+    assert made.args == (code, "no")
+
+
+@pytest.mark.parametrize("why", Loss)
+def test_a_lost_connection_is_an_error_of_the_driver(why: Loss) -> None:
+    seam = Seam(pymysql)
+    made = seam.error_of(why)
+    assert isinstance(made, seam.error)
+    assert isinstance(seam.translate(made), StoreDown)
+    assert not seam.certainly_not_committed(made)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,8 @@ def test_both_drivers_and_both_ways_to_read(shard_url: str, driver: str) -> None
     store = shard.store()
     store.open("owner", take_over=False)
     store.commit(Batch(lanes_new=[LANE], next_number=1))
-    assert bool(store._reads.packed_bytes) == (driver == "pymysql")
+    assert bool(store._reads.packed_bytes) == store.in_python == (driver == "pymysql")
+    assert (store.plain_socket is not None) == (driver == "pymysql")
     source = random.Random(3)
     items = [
         new_item(n, payload=source.randbytes(n), metadata=[None, b"", b"m,;"][n % 3], headers=[b"{}", None][n % 2])

@@ -25,6 +25,7 @@ def opens(url: URL) -> None:
     store = SqlStore(url.render_as_string(hide_password=False), shard=1)
     store.open("owner", take_over=False)
     store.confirm()
+    assert store.plain_socket is None, "the event loop would speak without TLS"
     store.close()
 
 

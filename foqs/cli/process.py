@@ -208,7 +208,7 @@ def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
     }
 
     def make_store(number: int, url: str) -> SqlStore:
-        return SqlStore(url, shard=number, **timeouts)
+        return SqlStore(url, shard=number, binary_inserts=True, **timeouts)
 
     if config.zookeeper is not None:
         from foqs.zk.client import ZkFactStore

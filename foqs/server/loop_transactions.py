@@ -125,12 +125,14 @@ class LoopTransactions:
             data = b""
         if not data:
             transaction.lost(Loss.END)
-        elif self._unsent:
+        elif self._unsent and transaction.commands == 1:
             transaction.lost(Loss.BAD_REPLY)  # to half a packet: the connection cannot carry another one behind it
         else:
             self._deadline_s = self._loop.time() + self._timeout_s
             packet = transaction.received(data)
-            if packet:
+            if self._unsent and (packet or transaction.ended):
+                transaction.lost(Loss.BAD_REPLY)
+            elif packet:
                 self._send(transaction, packet)
 
     def _send(self, transaction: Transaction, packet: bytes | memoryview) -> None:

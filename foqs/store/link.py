@@ -22,6 +22,8 @@ from sqlalchemy.pool import NullPool
 from foqs.shard_urls import refusal_of
 from foqs.store.dialect import LOOK_ONLY, MYSQL, SQLITE
 from foqs.store.errors import Seam
+from foqs.store.packets import BadReply
+from foqs.store.prepared import Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.rights import Place
 
@@ -200,6 +202,8 @@ class Link:
         dialect = SQLITE if database.is_file else MYSQL
         self._one_packet = dialect.one_packet
         self._in_python = database.reads_in_python
+        self.inserts: Inserts | None = None
+        self.autocommit = True
         dbapi: Any = self.connection.connection.dbapi_connection
         self._dbapi = dbapi
         self._cursor: Any = dbapi.cursor()
@@ -211,7 +215,7 @@ class Link:
 
     def run(self, statements: Sequence[str]) -> Iterator[int]:
         """Runs `statements` and yields the rows that each one matched, in order. Stops at the first that fails."""
-        cursor = self._cursor
+        cursor = self._ready()
         if not self._one_packet:
             for statement in statements:
                 cursor.execute(statement)
@@ -240,8 +244,43 @@ class Link:
             with suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
 
+    def prepare_inserts(self) -> None:
+        """Prepare the INSERTs of new items on `plain_socket`. A server may have no room for them: then they stay None.
+
+        Raises the driver's errors.
+        """
+        found = self.plain_socket
+        if found is None:
+            return
+        commands = prepare_commands()
+        found.sendall(b"".join(commands))
+        with found.makefile("rb") as stream:
+
+            def read(size: int) -> bytes:
+                data = stream.read(size)
+                if len(data) < size:
+                    raise ConnectionResetError("the connection ended")
+                return data
+
+            try:
+                numbers = [number for _ in commands if isinstance(number := read_prepared(read), int)]
+            except BadReply as error:
+                raise ConnectionError(str(error)) from error
+        if len(numbers) == len(commands):
+            self.inserts = Inserts(numbers)
+        elif numbers:
+            found.sendall(b"".join([close_command(number) for number in numbers]))
+
     def execute(self, statement: str) -> None:
-        self._cursor.execute(statement)
+        self._ready().execute(statement)
+
+    def _ready(self) -> Any:
+        """The cursor, in autocommit mode."""
+        if not self.autocommit:
+            self._cursor.execute("ROLLBACK")  # switching it on would commit
+            self._cursor.execute("SET autocommit = 1")
+            self.autocommit = True
+        return self._cursor
 
     def rollback(self) -> None:
         # SQLite ends a transaction by itself after some errors.
@@ -250,15 +289,16 @@ class Link:
 
     def fetch(self, query: str) -> Sequence[Any]:
         """All rows of `query`, as tuples."""
-        self._cursor.execute(query)
-        rows: Sequence[Any] = self._cursor.fetchall()
+        cursor = self._ready()
+        cursor.execute(query)
+        rows: Sequence[Any] = cursor.fetchall()
         return rows
 
     def fetch_all(self, queries: Sequence[str]) -> list[Sequence[Any]]:
         """The rows of each query, in one trip where the database allows."""
         if not self._one_packet:
             return [self.fetch(query) for query in queries]
-        cursor = self._cursor
+        cursor = self._ready()
         cursor.execute(";".join(queries))
         results = [cursor.fetchall()]
         while cursor.nextset():

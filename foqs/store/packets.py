@@ -18,6 +18,7 @@ MOST_BYTES = 0xFFFFFF - 1
 _OK, _ERR = 0x00, 0xFF
 _MORE_RESULTS = 0x0008
 _HEAD_BYTES = 4
+_ERR_BYTES = 3
 _REPLY_BYTES = 1 << 16
 """Bound on a reply's packet, so that a damaged length is an error and not a wait."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
@@ -99,6 +100,18 @@ class Replies:
         return made
 
 
+def error_in(body: bytes) -> Err | None:
+    """Return the error of an ERR packet, None for any other. Raises BadReply."""
+    if body[:1] != b"\xff":
+        return None
+    if len(body) < _ERR_BYTES:
+        raise BadReply("a packet ends within a number")
+    code = _u16(body, 1)[0]
+    if body[3:4] == b"#":
+        return Err(code, body[4:9].decode("ascii", "replace"), body[9:].decode("utf-8", "replace"))
+    return Err(code, "", body[3:].decode("utf-8", "replace"))
+
+
 def _reply(body: bytes) -> Ok | Err:
     kind = body[0]
     try:
@@ -106,11 +119,8 @@ def _reply(body: bytes) -> Ok | Err:
             rows, at = _number(body, 1)
             _, at = _number(body, at)  # the last id that the server generated
             return Ok(rows, _u16(body, at)[0] & _MORE_RESULTS != 0)
-        if kind == _ERR:
-            code = _u16(body, 1)[0]
-            if body[3:4] == b"#":
-                return Err(code, body[4:9].decode("ascii", "replace"), body[9:].decode("utf-8", "replace"))
-            return Err(code, "", body[3:].decode("utf-8", "replace"))
+        if (error := error_in(body)) is not None:
+            return error
     except (IndexError, StructError):
         raise BadReply("a packet ends within a number") from None
     raise BadReply(f"a packet of kind {kind:#04x}")

@@ -44,7 +44,7 @@ from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.lanes import refuse_orphans
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
-from foqs.store.packets import query
+from foqs.store.plans import planner_of
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -57,7 +57,7 @@ from foqs.store.protocol import (
 )
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.statements import ONE_PACKET_BYTES, Fence, writes
+from foqs.store.statements import Fence
 from foqs.store.transaction import ANOTHER_OWNER, COMMIT, Loss, Plan, State, Transaction
 
 log = structlog.get_logger("foqs.store")
@@ -75,10 +75,19 @@ class SqlStore:
 
     `connect_timeout_s` and `io_timeout_s` bound how long a database that hangs can hold up a call (the latter holds
     for each answer of a server; SQLite waits 5 s for locks at most). `mismatches` counts rows that a write should
-    have matched and did not: the host's memory and the database disagree.
+    have matched and did not: the host's memory and the database disagree. `binary_inserts`: transactions of `begin`
+    send new items as parameters of prepared statements where that is cheaper.
     """
 
-    def __init__(self, url: str, *, shard: int, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        shard: int,
+        connect_timeout_s: float = 3.0,
+        io_timeout_s: float = 10.0,
+        binary_inserts: bool = False,
+    ) -> None:
         self._url = url
         self._shard = shard
         self._connect_timeout_s = connect_timeout_s
@@ -89,8 +98,8 @@ class SqlStore:
         self._lock: Lock = lock_of(self._database, shard)
         self._link: Link | None = None
         self._own_connections: deque[int] = deque(maxlen=16)
-        self._max_statement_bytes = PACKET_BYTES
-        self._one_packet_bytes = 0
+        self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
+        self._binary_inserts = binary_inserts
         self._reads = Reads(self._dialect)
         self._epoch = 0
         self._seq = 0
@@ -137,9 +146,11 @@ class SqlStore:
         self._dialect = dialect_of(facts.version.product)
         self._reads = Reads(self._dialect)
         self._own_connections.append(link.id)
-        self._max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
-        link.packet_bytes = min(PACKET_BYTES, self._max_statement_bytes)
-        self._one_packet_bytes = min(ONE_PACKET_BYTES, link.packet_bytes // 2) if self._dialect.one_packet else 0
+        max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
+        link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
+        self._planner = planner_of(self._dialect, max_statement_bytes, link.packet_bytes)
+        if self._binary_inserts:
+            link.prepare_inserts()
         if self._database.reads_in_python:
             raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
@@ -238,7 +249,7 @@ class SqlStore:
 
     def commit(self, batch: Batch) -> None:
         link = self._connected()
-        plan = self._plan(link, batch)
+        plan = self._planner.in_text(self._next_fence(link, batch), batch)
         counts: list[int] = []
         try:
             counts.extend(link.run(plan.texts))  # up to the one that fails
@@ -273,8 +284,7 @@ class SqlStore:
 
         Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
         link = self._connected()
-        plan = self._plan(link, batch)
-        return Transaction(plan, [query(text) for text in link.packets(plan.texts)])
+        return self._planner.transaction(link, self._next_fence(link, batch), batch)
 
     def conclude(self, transaction: Transaction) -> None:
         """Take the end of a transaction of `begin`: returns or raises as `commit` of its batch does."""
@@ -282,6 +292,8 @@ class SqlStore:
             self._committed(transaction.plan, transaction.missed)
             return
         link = self._connected()
+        if link.inserts is not None:
+            link.inserts.forget_types()
         error = self._errors.error_of(transaction.failure) if transaction.failure is not None else None
         if isinstance(transaction.failure, Loss):
             link.shut_down()
@@ -293,16 +305,10 @@ class SqlStore:
         assert error is not None, "the transaction has not ended"
         return self._roll_back(link, error) if state is State.FAILED else self._not_committed(link, error)
 
-    def _plan(self, link: Link, batch: Batch) -> Plan:
-        statements = writes(batch, self._dialect, self._max_statement_bytes)
+    def _next_fence(self, link: Link, batch: Batch) -> Fence:
         next_number = max(self._next_number, batch.next_number)
         saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots, batch.indexed_to)
-        fence = Fence(self._epoch, link.id, self._seq + 1, next_number, *saved)
-        texts = [self._dialect.begin, fence.text(), *[statement.text for statement in statements]]
-        with_commit = sum(map(len, texts)) <= self._one_packet_bytes
-        if with_commit:
-            texts.append(COMMIT)
-        return Plan(texts, [None, 1, *[statement.rows for statement in statements]], next_number, with_commit)
+        return Fence(self._epoch, link.id, self._seq + 1, next_number, *saved)
 
     def _committed(self, plan: Plan, missed: int) -> None:
         self._seq += 1

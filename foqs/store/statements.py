@@ -176,12 +176,13 @@ def _insert_items(made: list[Statement], items: list[NewItem], max_statement_byt
     insert_timed(made, rows)
 
 
-def insert_timed(made: list[Statement], rows: NarrowRows) -> None:
-    """The rows of `timer` and `expiry`."""
+def insert_timed(made: list[Statement], rows: NarrowRows) -> list[Statement]:
+    """Append the rows of `timer` and `expiry`."""
     if rows.timer:
         _insert(made, _TIMER, [_SEVEN % row for row in rows.timer])
     if rows.expiry:
         _insert(made, _EXPIRY, [_TWO % row for row in rows.expiry])
+    return made
 
 
 def _insert(made: list[Statement], table: str, rows: list[str]) -> None:

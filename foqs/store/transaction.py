@@ -15,9 +15,11 @@ transaction into the errors of `ShardStore.commit`.
 | either     | an error of another statement     | FAILED     |                 |
 
 A transaction whose COMMIT is in its first packet begins as COMMITTING. An error ends the packet, so COMMIT is run after
-all other statements only. A packet is sent after all replies to the one before it. Commands that travel together would
-not stop at an error, and a deadlock ends the transaction: the server would run and keep each statement behind it by
-itself.
+all other statements only. A packet is sent after all replies to the one before it.
+
+A packet may consist of several commands, each with a reply of its own. They do not stop at an error, and a deadlock
+ends the transaction: the server runs each command behind it by itself. So the first of them switches autocommit off,
+and COMMIT is sent only after an OK to all.
 """
 
 from __future__ import annotations
@@ -90,16 +92,30 @@ class Loss(Enum):
 class Transaction:
     """Send `begin()`, then what `received` returns, until the transaction has `ended`.
 
-    `packets` are the plan's texts. `failure` says why it FAILED, or is IN_DOUBT."""
+    `packets` are the plan's statements; the first has `commands`, and each later one a single command. `failure` says
+    why it FAILED, or is IN_DOUBT."""
 
-    __slots__ = ("_counts", "_packets", "_replies", "_sent", "failure", "missed", "plan", "state")
+    __slots__ = (
+        "_awaited",
+        "_counts",
+        "_packets",
+        "_replies",
+        "_sent",
+        "commands",
+        "failure",
+        "missed",
+        "plan",
+        "state",
+    )  # fmt: skip
 
-    def __init__(self, plan: Plan, packets: Sequence[bytes]) -> None:
+    def __init__(self, plan: Plan, packets: Sequence[bytes], commands: int = 1) -> None:
         self.plan = plan
         self.state = State.SENDING
         self.failure: Err | Loss | None = None
         self.missed = 0
+        self.commands = commands
         self._packets = packets
+        self._awaited = commands
         self._sent = 0
         self._counts: list[int] = []
         self._replies = Replies()
@@ -125,11 +141,15 @@ class Transaction:
         for at, reply in enumerate(replies, 1):
             if isinstance(reply, Err):
                 more = False
-                self.failure = reply
+                self.failure = self.failure or reply
             else:
                 more = reply.more
-                self._counts.append(reply.rows)
+                if self.failure is None:
+                    self._counts.append(reply.rows)
             if not more:
+                self._awaited -= 1
+                if self._awaited:
+                    continue
                 if at < len(replies) or self._replies.partial:
                     self.lost(Loss.BAD_REPLY)  # bytes behind the last reply that a request has
                     return b""
@@ -155,6 +175,7 @@ class Transaction:
             self._fail(answered=True, null=isinstance(self.failure, Err) and self.failure.code == NULL_REFUSED)
         elif self._sent < len(self._packets):
             self._sent += 1
+            self._awaited = 1
             return self._packets[self._sent - 1]
         elif len(counts) != len(rows) + committing:
             self.lost(Loss.BAD_REPLY)
@@ -163,5 +184,6 @@ class Transaction:
             self.state = State.COMMITTED
         else:
             self.state = State.COMMITTING
+            self._awaited = 1
             return _COMMIT_PACKET
         return b""

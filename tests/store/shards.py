@@ -111,7 +111,7 @@ class ServerShard:
 def send_commit_apart(store: ShardStore) -> None:
     """Have the store treat every transaction as a long one."""
     assert isinstance(store, SqlStore)
-    store._one_packet_bytes = 0
+    store._planner = store._planner._replace(one_packet_bytes=0)
 
 
 class SqliteShard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -12,6 +11,7 @@ from weakref import finalize
 
 from foqs import second_answer
 from foqs.client import methods
+from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items
 from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
@@ -28,7 +28,7 @@ from foqs.client.items import (
 from foqs.client.pool import Pool
 from foqs.client.requests import Requests
 from foqs.client.router import Router
-from foqs.client.routes import slot
+from foqs.client.routes import Part, slot
 from foqs.client.tasks import Split
 from foqs.client.tls import Securing, Tls
 from foqs.client.topics import Topics, active_topics
@@ -40,7 +40,6 @@ from foqs.limits import Limits
 if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
 
-log = logging.getLogger("foqs.client")
 _LIMITS = Limits()
 T = TypeVar("T")
 
@@ -115,6 +114,7 @@ class Client:
         self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
         self._requests = Requests(self._caller, self._router, namespace, timeout_ms)
         self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
+        self.combined = AckDequeue(self._caller, self._router, self._topics, namespace)
         finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
 
     # ------------------------------------------------------------------------------------- enqueue
@@ -172,9 +172,7 @@ class Client:
         last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
         together.
         """
-        counts = {topics: count} if isinstance(topics, str) else topics
-        if not isinstance(counts, Mapping):
-            counts = dict.fromkeys(counts, count)
+        counts = _counts(topics, count)
         wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, lease_ms=lease_ms, max_bytes=max_bytes)
         wait_until = monotonic() + wait_ms / 1000
@@ -189,9 +187,44 @@ class Client:
 
         look = partial(self._requests.look, attempt, deadline)
         response = look() if self.tracing is None else self.tracing.dequeue(counts, look)
-        if response.doubtful:
-            log.warning("at-most-once items that come later or never: %s", response.doubtful)
-        return response.items or []
+        return leased_items(response)
+
+    def ack_and_dequeue(
+        self,
+        done: Iterable[Leased],
+        topics: str | Sequence[str] | Mapping[str, int],
+        count: int = 1,
+        *,
+        wait_ms: int = 0,
+        lease_ms: int | None = None,
+        max_bytes: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Taken:
+        """`ack_many` and then `dequeue`, in one request where the host takes both.
+
+        >>> items = []
+        >>> while True:                                             # doctest: +SKIP
+        ...     outcomes, items, error = client.ack_and_dequeue(items, "mail", count=10, wait_ms=5_000)
+        ...     ...                                                 # work on the items
+
+        `outcomes` are those of the acks, `items` the leased ones, and `error` is why there are none: the outcomes hold
+        all the same. Raises no FoqsError. An ack that failed where items came is not repeated, because the leases of
+        these run: give it to `ack_many`.
+        """
+        acks, counts = list(done), _counts(topics, count)
+        wait_until = monotonic() + wait_ms / 1000
+        deadline = monotonic() + self._requests.timeout_s(timeout_ms)
+        dequeue = partial(self.dequeue, counts, lease_ms=lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms)
+
+        def ask(part: Part) -> Taken:
+            one = partial(self.combined.ask, part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes)
+            return one() if self.tracing is None else self.tracing.dequeue(counts, one)
+
+        def wait() -> list[Item]:
+            return dequeue(wait_ms=max(0, int((wait_until - monotonic()) * 1000)))
+
+        part = self.combined.part(acks, counts) if acks and self.combined.known else Part((), ())
+        return ack_then_dequeue(acks, part, ask, partial(self.ack_many, timeout_ms=timeout_ms), wait)
 
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
@@ -336,6 +369,13 @@ def _tracing(namespace: str) -> Tracing:
     from foqs.client.tracing import Tracing
 
     return Tracing(namespace)
+
+
+def _counts(topics: str | Sequence[str] | Mapping[str, int], count: int) -> Mapping[str, int]:
+    """Return how many items of each topic are wanted; `count` of each where `topics` does not say."""
+    if isinstance(topics, str):
+        return {topics: count}
+    return topics if isinstance(topics, Mapping) else dict.fromkeys(topics, count)
 
 
 def _one(outcomes: list[T | FoqsError]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ log = logging.getLogger("foqs.client")
 CALL_TIMEOUT_MS = 5_000
 GIVE_UP_AFTER_LEASES = 1.0
 """So many lease times after a lease ended (an ack may still be taken then, if no other consumer got the item)."""
+HOLD_MS = 50.0
+"""Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
 
 
@@ -36,7 +38,11 @@ Settled = tuple[Ending, FoqsError | None]
 
 
 class Settler:
-    """One thread. `settled` is called for every ending once, from that thread."""
+    """One thread. `settled` is called for every ending once, from that thread or from the one that calls `answered`.
+
+    `offer` is asked to take due acks along with a dequeue. If it takes them, each is given to `answered`, `failed` or
+    `send_back` later.
+    """
 
     def __init__(
         self,
@@ -46,14 +52,18 @@ class Settler:
         lease_ms: int,
         max_items: int,
         linger_ms: float,
+        offer: Callable[[list[Ending]], bool],
     ) -> None:
         self._client = client
         self._settled = settled
+        self._offer = offer
         self._lease_s = lease_ms / 1000
         self._batcher: Batcher[Ending] = Batcher(max_items, 1 << 20, linger_ms)
         self._again: list[Ending] = []
+        self._back: list[Ending] = []
         self._again_at_ms = 0.0
         self._failures = 0
+        self._hold_until_ms = 0.0
         self._closed = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="foqs-settler", daemon=True)
@@ -68,6 +78,27 @@ class Settler:
             self._batcher.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000)
             if due_at_ms is None or (due_at_ms > 0 and self._batcher.due_at_ms() == 0):
                 self._change.notify()
+
+    def answered(self, acks: Sequence[Ending], outcomes: Sequence[FoqsError | None]) -> None:
+        """Settle acks that went with a dequeue. Those that may be repeated are sent again."""
+        done, again = self._judge(acks, outcomes)
+        self._settled(done)
+        self._hold_until_ms = 0.0
+        self.send_back(again)
+
+    def failed(self, acks: Sequence[Ending], error: FoqsError) -> None:
+        """Send acks again whose request, with a dequeue, failed as a whole: because of the dequeue, perhaps."""
+        if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
+            for ending in acks:
+                ending.held.doubtful = True
+        self._hold_until_ms = 0.0
+        self.send_back(acks)
+
+    def send_back(self, acks: Sequence[Ending]) -> None:
+        """Send acks that were taken along by themselves, at once."""
+        with self._change:
+            self._back += acks
+            self._change.notify()
 
     def close(self, deadline: float) -> None:
         """Settle the queued endings without lingering; give up those not settled by the deadline (monotonic
@@ -86,17 +117,39 @@ class Settler:
 
     def _next_batch(self) -> list[Ending]:
         """Waits for something to do; empty at the end."""
+        while True:
+            batch, is_new = self._due()
+            acks = [ending for ending in batch if ending.nack is None]
+            if not (is_new and acks and self._take_along(acks)):
+                return batch
+            if len(acks) < len(batch):
+                return [ending for ending in batch if ending.nack is not None]
+
+    def _take_along(self, acks: list[Ending]) -> bool:
+        self._hold_until_ms = monotonic() * 1000 + HOLD_MS  # before the offer, whose end may come first
+        taken = self._offer(acks)
+        if not taken:
+            self._hold_until_ms = 0.0
+        return taken
+
+    def _due(self) -> tuple[list[Ending], bool]:
+        """Wait for endings to send. Return them, and whether they are sent for the first time; none at the end."""
         with self._change:
             while True:
                 now_ms = monotonic() * 1000
+                if self._back:
+                    batch, self._back = self._back, []
+                    return batch, False
                 if self._again and self._again_at_ms <= now_ms:
                     batch, self._again = self._again, []
-                    return batch
+                    return batch, False
                 due_at_ms = self._batcher.due_at_ms()
-                if due_at_ms is not None and (due_at_ms <= now_ms or self._closed):
-                    return self._batcher.take()
+                if due_at_ms is not None:
+                    due_at_ms = max(due_at_ms, self._hold_until_ms)
+                    if due_at_ms <= now_ms or self._closed:
+                        return self._batcher.take(), True
                 if self._closed and not self._again:
-                    return []
+                    return [], False
                 times = [t for t in (due_at_ms, self._again_at_ms if self._again else None) if t is not None]
                 self._change.wait((min(times) - now_ms) / 1000 if times else None)
 
@@ -112,9 +165,17 @@ class Settler:
     def _settle(self, endings: list[Ending], call: Callable[[list[Ending]], list[FoqsError | None]]) -> None:
         if not endings:
             return
+        done, again = self._judge(endings, call(endings))
+        self._settled(done)
+        self._put_off(again, progress=bool(done))
+
+    def _judge(
+        self, endings: Sequence[Ending], outcomes: Sequence[FoqsError | None]
+    ) -> tuple[list[Settled], list[Ending]]:
+        """Return the endings that are settled, and those to repeat."""
         again: list[Ending] = []
         done: list[Settled] = []
-        for ending, error in zip(endings, call(endings), strict=True):
+        for ending, error in zip(endings, outcomes, strict=True):
             if error is None:
                 done.append((ending, None))
                 continue
@@ -127,8 +188,7 @@ class Settler:
                 done.append((ending, None))
             else:
                 done.append((ending, unknown(error) if verdict is Verdict.UNKNOWN else error))
-        self._settled(done)
-        self._put_off(again, progress=bool(done))
+        return done, again
 
     def _lease_may_stand(self, ending: Ending) -> bool:
         return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
@@ -21,7 +22,9 @@ from foqs.client.held import Held
 from foqs.client.items import Item, Nack
 from foqs.client.job import Call, Job, Retry
 from foqs.client.leases import Leases
-from foqs.client.settler import Ending, Settled, Settler
+from foqs.client.room import Room
+from foqs.client.routes import Part
+from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settled, Settler
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
 
 log = logging.getLogger("foqs.client")
@@ -107,19 +110,20 @@ class Worker:
         self._topics = [topics] if isinstance(topics, str) else list(topics)
         self._handler = handler
         self._concurrency = concurrency
-        self._refill_at = prefetch // 2
         self._wait_ms = wait_ms
         self._backoff = backoff or Backoff()
         self._leases = Leases(client, lease_ms, concurrency + prefetch)
+        self._queue: SimpleQueue[Held | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._room = Room(self._leases, self._stopping, self._queued, prefetch // 2)
         self._settler = Settler(
             client,
             self._settled,
             lease_ms=lease_ms,
             max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
             linger_ms=ack_linger_ms,
+            offer=self._take_along,
         )
-        self._queue: SimpleQueue[Held | None] = SimpleQueue()
-        self._stopping = threading.Event()
         self._stop_by = 0.0
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -199,9 +203,13 @@ class Worker:
 
     def _take_until_stopped(self) -> None:
         failures = 0
-        while count := self._wait_for_room():
+        while True:
+            room, acks = self._room.wait()
+            if self._stopping.is_set():
+                self._settler.send_back(acks)
+                return
             try:
-                items = self._take(count)
+                items = self._take(room, acks)
             except _HOPELESS:
                 raise
             except FoqsError as error:
@@ -216,21 +224,25 @@ class Worker:
             for held in self._leases.add(items):
                 self._queue.put(held)
 
-    def _wait_for_room(self) -> int:
-        """How many items to ask for; 0 when it is time to stop. Small requests are put off while there is
-        work.
-        """
+    def _take_along(self, acks: list[Ending]) -> bool:
+        return self._client.combined.known and self._room.offer(acks)
 
-        def enough() -> bool:
-            return self._stopping.is_set() or (self._leases.room > 0 and self._queue.qsize() <= self._refill_at)
+    def _queued(self) -> int:
+        return self._queue.qsize()
 
-        with self._leases.change:
-            self._leases.change.wait_for(enough)
-        return 0 if self._stopping.is_set() else self._leases.room
-
-    def _take(self, count: int) -> list[Item]:
+    def _take(self, room: int, acks: list[Ending]) -> list[Item]:
+        """Ask for items for `room`, and for those that take the place of `acks`, which go with the request."""
+        asked = self._client.combined.part([ending.held.item for ending in acks], self._topics) if acks else None
+        if asked is not None and len(asked.asked) < len(acks):
+            along = set(asked.asked)
+            self._settler.send_back([ending for at, ending in enumerate(acks) if at not in along])
+        count = room + len(asked.asked if asked is not None else ())
+        if count <= 0:
+            return []
         self._turn += 1
         wants = shares(self._topics, count, self._turn)
+        if asked is not None and asked.asked:
+            return self._ack_and_dequeue(asked, acks, wants)
         return self._client.dequeue(
             wants,
             # Other threads must not wait for a long poll that leaves them out.
@@ -238,6 +250,20 @@ class Worker:
             lease_ms=self._leases.lease_ms,
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
+
+    def _ack_and_dequeue(self, part: Part, acks: list[Ending], wants: dict[str, int]) -> list[Item]:
+        """Return no items if the request fails: the acks are sent by themselves, and then the worker has room again."""
+        along, tracing = [acks[at] for at in part.asked], self._client.tracing
+        items = [ending.held.item for ending in acks]
+        deadline = monotonic() + CALL_TIMEOUT_MS / 1000
+        ask = partial(self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms)
+        try:
+            taken = ask() if tracing is None else tracing.dequeue(wants, ask)
+        except FoqsError as error:
+            self._settler.failed(along, error)
+            return []
+        self._settler.answered(along, taken.outcomes)
+        return list(taken.items)
 
     def _wind_up(self) -> None:
         """Give back items that were not started, wait for the handlers, and send the remaining outcomes."""
@@ -259,7 +285,7 @@ class Worker:
 
     def _work(self, call: Call) -> None:
         while (held := self._queue.get()) is not None:
-            if self._queue.qsize() <= self._refill_at:
+            if self._room.low:
                 with self._leases.change:
                     self._leases.change.notify_all()
             if self._stopping.is_set():

@@ -242,6 +242,12 @@ class Peer:
                 self._lock.wait(min(0.05, max(0.0, deadline - time.time())))
         return idl.DequeueResponse(items=taken)
 
+    def AckAndDequeue(self, request: Any) -> Any:
+        outcomes = self.Ack(idl.AckRequest(items=request.acks)).outcomes
+        wait_ms = 0 if outcomes else request.wait_ms
+        items = self.Dequeue(idl.DequeueRequest(wants=request.wants, lease_ms=request.lease_ms, wait_ms=wait_ms)).items
+        return idl.AckAndDequeueResponse(outcomes=outcomes, items=items)
+
     def _take(self, request: Any) -> list[Any]:
         taken = []
         now = time.time()

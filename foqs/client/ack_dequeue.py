@@ -1,0 +1,167 @@
+"""Acks that go with a dequeue in one request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from foqs.client.caller import Caller
+from foqs.client.connection import Address
+from foqs.client.items import Item, Leased
+from foqs.client.methods import ACK_AND_DEQUEUE
+from foqs.client.router import Router
+from foqs.client.routes import Part
+from foqs.client.topics import Topics
+from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.second_answer import END_ITEM, LOOK, Verdict, judge, last_word
+from foqs.wire.errors import UnknownMethod
+
+log = logging.getLogger("foqs.client")
+
+STAY_S = 0.1
+"""Time for which one host of several is asked: its items are acked at the same host. Then another one has its turn."""
+OLD_S = 60.0
+"""A host that does not know the call may be replaced by one that does."""
+_MOST = Limits().request_items
+_AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
+
+
+class Taken(NamedTuple):
+    """`outcomes`: None for each ack that succeeded, else its error, in order. `error` is why there are no items; None
+    where no item was ready."""
+
+    outcomes: list[FoqsError | None]
+    items: list[Item]
+    error: FoqsError | None
+
+
+class AckDequeue:
+    """Thread-safe. Each call is one request, and is not repeated.
+
+    The acks of one request belong to the host that is asked for items, as far as the client knows the owners."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        router: Router,
+        topics: Topics,
+        namespace: str,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._caller = caller
+        self._router = router
+        self._topics = topics
+        self._namespace = namespace
+        self._clock = clock
+        self._old_until = 0.0
+        self._stay: Address | None = None
+        self._stay_until = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether hosts are believed to know the call."""
+        return self._clock() >= self._old_until
+
+    def part(self, acks: Sequence[Leased], topics: Collection[str]) -> Part:
+        """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request."""
+        routes = self._router.routes
+        if routes.alone:
+            return Part(self._router.order(), range(min(len(acks), _MOST)))
+        having = self._topics.having(topics)
+        now = self._clock()
+        stay = self._stay
+        if stay is None or now >= self._stay_until or (having and stay not in having):
+            to = self._router.order(having)
+            self._stay, self._stay_until = to[0], now + STAY_S
+        else:
+            to = self._router.order((stay,))
+        owners = [routes.owner(item.id) for item in acks]
+        return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]][:_MOST])
+
+    def ask(
+        self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
+        lease_ms: int | None, max_bytes: int | None = None,
+    ) -> Taken:  # fmt: skip
+        """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
+        as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
+        entries = [idl.AckItem(id=acks[at].id, lease=acks[at].lease) for at in part.asked]
+        counts = [idl.TopicCount(topic=topic, count=count) for topic, count in wants.items()]
+        request = idl.AckAndDequeueRequest(
+            ns=self._namespace, acks=entries, wants=counts, lease_ms=lease_ms, max_bytes=max_bytes
+        )
+        self._router.begin()
+        try:
+            asked = self._caller.send(ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
+            response = self._caller.receive(asked)
+        except UnknownMethod:
+            self._old_until = self._clock() + OLD_S
+            raise
+        outcomes = response.outcomes or []
+        if len(outcomes) != len(entries):
+            raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(entries)} acks")
+        errors = [None if one.error is None else named(item_error(one.error), asked.request_id) for one in outcomes]
+        refused = None if response.error is None else named(item_error(response.error), asked.request_id)
+        return Taken(errors, leased_items(response), refused)
+
+
+def leased_items(response: Any) -> list[Item]:
+    """Return the items of a dequeue, and log the ids of doubtful ones."""
+    if response.doubtful:
+        log.warning("at-most-once items that come later or never: %s", response.doubtful)
+    items: list[Item] = response.items or []
+    return items
+
+
+def ack_then_dequeue(
+    acks: Sequence[Leased],
+    part: Part,
+    ask: Callable[[Part], Taken],
+    ack: Callable[[Sequence[Leased]], list[FoqsError | None]],
+    dequeue: Callable[[], list[Item]],
+) -> Taken:
+    """Send the acks of `part` by `ask`, once, and the other ones by `ack`; `dequeue` if `ask` brought no items."""
+    outcomes: list[FoqsError | None] = [None] * len(acks)
+    doubtful: set[int] = set()
+
+    def by_themselves(left: Sequence[int]) -> None:
+        for at, error in zip(left, ack([acks[at] for at in left]) if left else (), strict=True):
+            outcomes[at] = _after_doubt(error) if at in doubtful else error
+
+    asked = set(part.asked)
+    by_themselves([at for at in range(len(acks)) if at not in asked])
+    taken = Taken([], [], None)
+    if part.asked:
+        left = list(part.asked)
+        try:
+            taken = ask(part)
+        except FoqsError as error:  # it may be about the items that are asked for
+            if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
+                doubtful.update(left)
+        else:
+            left.clear()
+            for at, one in zip(part.asked, taken.outcomes, strict=True):
+                outcomes[at] = one
+                verdict = None if one is None else judge(END_ITEM, one, doubtful=False)
+                if verdict in _AGAIN and not taken.items:
+                    left.append(at)
+                if verdict is Verdict.AGAIN_DOUBTFUL:
+                    doubtful.add(at)
+        by_themselves(left)
+    if taken.items or (taken.error is not None and judge(LOOK, taken.error, doubtful=False) not in _AGAIN):
+        return Taken(outcomes, taken.items, taken.error)
+    try:
+        return Taken(outcomes, dequeue(), None)
+    except FoqsError as error:
+        return Taken(outcomes, [], error)
+
+
+def _after_doubt(error: FoqsError | None) -> FoqsError | None:
+    """Return the outcome of an ack that is repeated after one whose outcome is unknown."""
+    verdict = Verdict.DONE if error is None else judge(END_ITEM, error, doubtful=True)
+    if error is None or verdict is Verdict.DONE:
+        return None
+    return error if verdict is Verdict.FAILED else last_word(END_ITEM, error, doubtful=True)

@@ -153,11 +153,12 @@ class Consumer(_Client):
         super().__init__(name, port, folder, seed, progress, load)
         self._late: deque[tuple[int, Lease]] = deque()  # what to ack at which time, after its lease or about then
         self._once: set[int] = set()
+        self._next: list[Lease] = []  # to ack in one request with the next dequeue
 
     def _step(self) -> None:
         rng, load = self._rng, self._load
         topics, count = rng.choice(_ASKED), rng.randint(1, load.batch)
-        items = take(self._wire, self._log, topics, count, lease_ms=LEASE_MS, wait_ms=_WAIT_MS)
+        items = self._take(topics, count)
         if items is None:
             self._stopping.wait(_PAUSE_S)
             return
@@ -178,13 +179,24 @@ class Consumer(_Client):
             else:
                 acks.append(lease)
         self._ack_wrongly(items)
-        self._ack(acks)
+        if rng.random() < 0.3:
+            self._next = acks
+        else:
+            self._ack(acks)
         if nacks:
             self._nack(nacks)
         if acks and rng.random() < 0.1:
             self._ack([rng.choice(acks)])  # once more
         while self._late and self._late[0][0] <= monotonic_ns():
             self._ack([self._late.popleft()[1]])
+
+    def _take(self, topics: Sequence[str], count: int) -> list[Item] | None:
+        if not self._next:
+            return take(self._wire, self._log, topics, count, lease_ms=LEASE_MS, wait_ms=_WAIT_MS)
+        leases, self._next = self._next, []
+        acked, items = ack_and_take(self._wire, self._log, leases, topics, count, lease_ms=LEASE_MS)
+        self._acked(acked)
+        return items
 
     def _ack_wrongly(self, items: Sequence[Item]) -> None:
         if items and self._rng.random() < 0.2:
@@ -193,9 +205,11 @@ class Consumer(_Client):
 
     def _ack(self, leases: Sequence[Lease]) -> None:
         if leases:
-            acked = ack(self._wire, self._log, leases)
-            ended = [event.id for event in acked if event.answer in (Answer.OK, Answer.UNKNOWN)]
-            self._progress.add(ended=[item_id for item_id in ended if item_id not in self._once])
+            self._acked(ack(self._wire, self._log, leases))
+
+    def _acked(self, acked: Sequence[Ack]) -> None:
+        ended = [event.id for event in acked if event.answer in (Answer.OK, Answer.UNKNOWN)]
+        self._progress.add(ended=[item_id for item_id in ended if item_id not in self._once])
 
     def _nack(self, leases: Sequence[Lease]) -> None:
         began = monotonic_ns()
@@ -228,22 +242,54 @@ def take(wire: Wire, log: Log, topics: Sequence[str], count: int, *, lease_ms: i
     try:
         items, doubtful = wire.dequeue_told(topics, count, wait_ms=wait_ms, lease_ms=lease_ms)
     except FoqsError as error:
-        refused = answer_of(error) is Answer.REFUSED
-        log.add([Dequeue(began, monotonic_ns(), count * len(topics), answered=refused)])
+        _log_failure(log, began, count * len(topics), error)
         return None
-    ended = monotonic_ns()
-    dequeues: list[Event] = [Dequeue(began, ended, count * len(topics), answered=True, doubtful=doubtful)]
-    dequeues += [
-        Delivery(began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms) for item in items
-    ]
-    log.add(dequeues)
+    _log_items(log, began, count * len(topics), items, doubtful, lease_ms)
     return items
 
 
 def ack(wire: Wire, log: Log, leases: Sequence[Lease]) -> list[Ack]:
     """Ack, log the reply, and return the logged events."""
     began = monotonic_ns()
-    outcomes = wire.ack(leases)
+    return _log_acks(log, began, leases, wire.ack(leases))
+
+
+def ack_and_take(
+    wire: Wire, log: Log, leases: Sequence[Lease], topics: Sequence[str], count: int, *, lease_ms: int
+) -> tuple[list[Ack], list[Item] | None]:
+    """As `ack` and `take`, in one request."""
+    began = monotonic_ns()
+    asked = count * len(topics)
+    try:
+        outcomes, items, doubtful, error = wire.ack_and_dequeue(leases, topics, count, lease_ms=lease_ms)
+    except FoqsError as failed:
+        _log_failure(log, began, asked, failed)
+        return _log_acks(log, began, leases, [failed] * len(leases)), None
+    acked = _log_acks(log, began, leases, outcomes)
+    if error is not None:
+        _log_failure(log, began, asked, error)
+        return acked, None
+    _log_items(log, began, asked, items, doubtful, lease_ms)
+    return acked, items
+
+
+def _log_failure(log: Log, began: int, asked: int, error: FoqsError) -> None:
+    """Log a dequeue without an answer, or with an error."""
+    log.add([Dequeue(began, monotonic_ns(), asked, answered=answer_of(error) is Answer.REFUSED)])
+
+
+def _log_items(
+    log: Log, began: int, asked: int, items: Sequence[Item], doubtful: tuple[int, ...], lease_ms: int
+) -> None:
+    ended = monotonic_ns()
+    dequeues: list[Event] = [Dequeue(began, ended, asked, answered=True, doubtful=doubtful)]
+    dequeues += [
+        Delivery(began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms) for item in items
+    ]
+    log.add(dequeues)
+
+
+def _log_acks(log: Log, began: int, leases: Sequence[Lease], outcomes: Sequence[FoqsError | None]) -> list[Ack]:
     ended = monotonic_ns()
     acks = [
         Ack(began, ended, lease.id, lease.lease, answer_of(outcome))

@@ -63,6 +63,21 @@ class Wire:
         response = self._ask(methods.DEQUEUE, request, wait_ms)
         return response.items or [], tuple(response.doubtful or ())
 
+    def ack_and_dequeue(
+        self, items: Sequence[Leased], topics: Sequence[str], count: int, *, lease_ms: int
+    ) -> tuple[list[FoqsError | None], list[Item], tuple[int, ...], FoqsError | None]:
+        """Outcomes of the acks; items, the ids of which the answer is not sure, and the error of the dequeue. Raises
+        FoqsError; LostReply when each ack may have been carried out, and items may have been leased."""
+        acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
+        wants = [idl.TopicCount(topic=topic, count=count) for topic in topics]
+        request = idl.AckAndDequeueRequest(ns=self._namespace, acks=acks, wants=wants, lease_ms=lease_ms)
+        response = self._ask(methods.ACK_AND_DEQUEUE, request)
+        if len(response.outcomes) != len(acks):
+            raise AssertionError(f"{len(response.outcomes)} outcomes for {len(acks)} items")
+        outcomes = [self._outcome(methods.ACK, outcome) for outcome in response.outcomes]
+        error = None if response.error is None else item_error(response.error)
+        return outcomes, response.items or [], tuple(response.doubtful or ()), error
+
     def ack(self, items: Sequence[Leased]) -> list[FoqsError | None]:
         acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
         return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -19,9 +21,12 @@ from foqs.cli.help import MEASURE, command
 from foqs.cli.operators import quietly
 from foqs.ids import MAX_SHARD
 
+if TYPE_CHECKING:
+    from foqs.lab.bench.run import Plan
 
-def _option(panel: str, text: str, **bounds: Any) -> Any:
-    return typer.Option(rich_help_panel=panel, help=text, **bounds)
+
+def _option(panel: str, text: str, *names: str, **bounds: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=panel, help=text, **bounds)
 
 
 class Database(StrEnum):
@@ -30,13 +35,14 @@ class Database(StrEnum):
     sqlite = "sqlite"
 
 
-WORKLOADS = ("cycle", "single", "enqueue", "drain", "latency")
+WORKLOADS = ("cycle", "single", "callers", "enqueue", "drain", "latency")
 ASSIGNMENT, CLUSTER, TOPICS = "assignment", "cluster", "topics"
 ALONE = (ASSIGNMENT, CLUSTER, TOPICS)
 
 _TOPICS_LIMIT_S = 300.0
 _rig = partial(_option, "Databases")
 _load = partial(_option, "Load")
+_output = partial(_option, "Output")
 
 
 def register(app: typer.Typer) -> None:
@@ -44,6 +50,7 @@ def register(app: typer.Typer) -> None:
         app,
         "foqs bench",
         "foqs bench cycle latency --database sqlite --rounds 5 --json",
+        "foqs bench cycle single callers --limit --compare --rounds 11",
         "foqs bench assignment --shards-total 1000 --hosts 100",
         "foqs bench topics --topics 10000",
         group=MEASURE,
@@ -66,6 +73,8 @@ def bench(
     ] = 3,
     items: Annotated[int, _load("A round in batches has this many items.", min=1_000)] = 200_000,
     single_items: Annotated[int, _load("A round of single calls has this many items.", min=100)] = 40_000,
+    callers: Annotated[int, _load("This many processes call `callers`' host, one call at a time.", min=1)] = 8,
+    callers_items: Annotated[int, _load("A round of `callers` has this many items.", min=100)] = 8_000,
     batch: Annotated[int, _load("A batch has this many items.", min=1, max=10_000)] = 100,
     producers: Annotated[int, _load("This many producers enqueue at the same time.", min=1)] = 4,
     consumers: Annotated[int, _load("This many consumers dequeue at the same time.", min=1)] = 4,
@@ -82,14 +91,26 @@ def bench(
         bool, typer.Option("--limit", help="The command also measures how fast the database is without foqs.")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="The command also measures SKIP LOCKED and beanstalkd.")
+        bool,
+        typer.Option(
+            "--compare",
+            help="The command also measures SKIP LOCKED, pgmq, graphile-worker, BullMQ and beanstalkd, if installed "
+            "(script/setup rivals).",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The command prints the figures as JSON.")] = False,
+    read: Annotated[
+        Path | None,
+        _output("The command measures nothing, and takes the figures that --json has printed from this file."),
+    ] = None,
+    markdown: Annotated[bool, _output("The command prints tables in Markdown.", "--markdown")] = False,
+    plot: Annotated[Path | None, _output("The command writes a plot of all systems to this SVG file.")] = None,
 ) -> None:
     """Measure the throughput and the latency of foqs on this machine.
 
-    `cycle` enqueues, dequeues and acks in batches; `single` does so one item at a call. `enqueue` stores items only.
-    `drain` dequeues a backlog after a restart. `latency` times single items.
+    `cycle` enqueues, dequeues and acks in batches; `single` does so one item at a call. In `callers`, each of a few
+    processes enqueues, dequeues and acks one item after the other. `enqueue` stores items only. `drain` dequeues a
+    backlog after a restart. `latency` times single items.
 
     `assignment` times the decision which host serves which shard; it needs no database. `cluster` measures the cost
     of a cluster and the time of its changes. `topics` drains very many topics of few items each.
@@ -109,35 +130,81 @@ def bench(
     if TOPICS in chosen:
         _topics(database, driver, shards, topics, items, payload_bytes, as_json)
         return
+    output = _Output(as_json, markdown, plot)
+    if read is not None:
+        output.write(_read(read))
+        return
     # Imported here, because the bench imports the lab's servers, and a plain `foqs` starts fast without them.
-    from foqs.lab.bench.rig import rig
-    from foqs.lab.bench.run import Plan, measure, show
+    from foqs.lab.bench.run import Plan
     from foqs.lab.bench.workloads import Shape
-    from foqs.lab.servers import ServerUnavailable
 
     plan = Plan(
         rounds=rounds,
         shape=Shape(items, batch, producers, consumers, payload_bytes),
         single=Shape(single_items, 1, 32, 32, payload_bytes),
+        callers=Shape(callers_items, 1, callers, callers, payload_bytes),
         backlog=backlog,
         delayed=delayed,
         latency_rounds=latency_rounds,
         workloads=chosen,
         limit=limit,
-        compare=compare,
     )
+    _measure(plan, database, shards, driver, compare, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    as_json: bool
+    markdown: bool
+    plot: Path | None
+
+    def write(self, document: dict[str, Any]) -> None:
+        from foqs.lab.bench import plot, report, run
+
+        if self.plot is not None:
+            self.plot.write_text(plot.svg(document))
+        if self.markdown:
+            print(report.markdown(document), end="")
+        elif self.as_json:
+            print(json.dumps(document, indent=2))
+        else:
+            run.show(document, Console())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        return {name: document[name] for name in ("plan", "rounds", "versions", "missing")} | document
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{path} has no figures that `foqs bench --json` has printed: {error}", 2)
+
+
+def _measure(plan: Plan, database: Database, shards: int, driver: str, compare: bool, output: _Output) -> None:
+    from foqs.lab.bench.rig import rig
+    from foqs.lab.bench.rivals import Rivals, started
+    from foqs.lab.bench.run import measure
+    from foqs.lab.servers import ServerUnavailable
+
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with (
-            Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+            _progress(console) as progress,
             rig(database.value, shards, driver) as measured,
+            started(measured) if compare else nullcontext(Rivals()) as rivals,
         ):
-            task = progress.add_task("starting", total=plan.steps())
-            figures = measure(measured, plan, lambda name: progress.update(task, description=name, advance=1))
+            for name, reason in rivals.missing.items():
+                progress.console.print(f"not measured: {name}: {reason}", soft_wrap=True, highlight=False)
+            task = progress.add_task("starting", total=plan.steps(rivals))
+            advance = partial(progress.update, task, advance=1)
+            figures = measure(measured, plan, rivals, lambda name: advance(description=name))
     except ServerUnavailable as error:
         fail(str(error))
-    _print(as_json, figures.as_json, lambda console: show(figures, console))
+    output.write(figures.as_json())
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _print(as_json: bool, document: Callable[[], Any], show: Callable[[Console], None]) -> None:

@@ -1,6 +1,7 @@
 """`foqs bench`: the assignment workload needs no database, and the topics workload drains every topic."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -45,8 +46,8 @@ def test_assignment_as_a_table() -> None:
         (["assignment", "cycle"], "foqs: assignment is measured by itself: name no other workload\n"),
         (
             ["nonsense"],
-            "foqs: there is no workload 'nonsense': choose from cycle, single, enqueue, drain, latency, assignment, "
-            "cluster, topics\n",
+            "foqs: there is no workload 'nonsense': choose from cycle, single, callers, enqueue, drain, latency, "
+            "assignment, cluster, topics\n",
         ),
         (
             ["topics", "--topics", "300", "--items", "1000"],
@@ -69,3 +70,42 @@ def test_topics_are_drained_by_both_kinds_of_consumers() -> None:
     for drain in drains.values():
         assert (drain["drained"], drain["finished"]) == (3_000, True)
         assert drain["host_rss_bytes"] > 0
+
+
+SMALL = ("--database", "sqlite", "--shards", "1", "--rounds", "1")
+CALLERS = ("--callers", "2", "--callers-items", "101")
+
+
+def test_rivals_that_are_not_installed_are_left_out(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    ran = foqs(
+        *("bench", "callers", *SMALL, *CALLERS, "--compare", "--json", "--plot", plot),
+        env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "FOQS_POSTGRESQL": "/nowhere"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert set(said["missing"]) == {"pgmq", "graphile_worker", "bullmq", "beanstalkd"}
+    lines = ran.stderr.splitlines()
+    assert len(lines) == 4
+    assert all("script/setup" in line for line in lines)
+    for name in ("callers", "callers_lean"):
+        for figure in ("items_per_s", "cpu_us", "host_cpu_us", "clients_cpu_us", "enqueue_p50_ms"):
+            assert said["median"][f"{name}_{figure}"] > 0
+    assert "2 synchronous callers" in plot.read_text()
+
+    figures = tmp_path / "figures.json"
+    figures.write_text(ran.stdout)
+    again = foqs("bench", "--read", figures, "--json", env={"PATH": ""})
+    assert json.loads(again.stdout) == said
+    tables = foqs("bench", "--read", figures, "--markdown").stdout
+    assert "| cycles a second | 2 synchronous callers |" in tables
+    assert "Not measured: bullmq" in tables
+
+
+def test_a_file_without_figures_is_refused(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    for text in ("", "[]", '{"median": {}}'):
+        figures.write_text(text)
+        ran = foqs("bench", "--read", figures)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert f"{figures} has no figures that `foqs bench --json` has printed" in ran.stderr

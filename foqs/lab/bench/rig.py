@@ -21,13 +21,14 @@ _STOP_S = 30.0
 
 @dataclass(slots=True)
 class Rig:
-    """`urls` are the shards'; `server` is None with SQLite."""
+    """`urls` are the shards'; `server_pid` is the database server's, 0 with SQLite."""
 
     database: str
     version: str
     urls: list[str]
     config: Path
     folder: Path
+    server_pid: int = 0
     process: subprocess.Popen[str] | None = None
     port: int = 0
 
@@ -59,6 +60,12 @@ class Rig:
         self.stop_host()
         self.start_host()
 
+    def servers(self) -> dict[str, int]:
+        """The processes that serve a request, by name. SQLite is part of the host."""
+        assert self.process is not None
+        database = {"database": self.server_pid} if self.server_pid else {}
+        return {"host": self.process.pid, **database}
+
     def peak_rss_bytes(self) -> int:
         """The most resident memory the host has had."""
         assert self.process is not None
@@ -83,6 +90,7 @@ def rig(database: Literal["mariadb", "mysql", "sqlite"], shards: int, driver: st
         with start_database_server(database, settings) as server:
             urls = [server.url(server.create_database(f"shard_{n}"), driver=driver) for n in range(1, shards + 1)]
             made = _made(database, server.version, urls, folder)
+            made.server_pid = server.pid
             yield made
             made.stop_host()
     finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -13,6 +13,8 @@ from statistics import quantiles
 
 from foqs.client import Client
 from foqs.lab.bench import load
+from foqs.lab.bench.callers import Caller
+from foqs.lab.bench.clients import Measured, PythonClient, Run, measure
 from foqs.lab.bench.load import Load
 from foqs.lab.bench.raw import commit_ms
 from foqs.lab.bench.rig import Rig
@@ -27,6 +29,15 @@ class Shape:
     producers: int = 4
     consumers: int = 4
     payload_bytes: int = 256
+
+    def parts(self) -> list[Shape]:
+        """The part of each producer."""
+        return [replace(self, items=share, producers=1) for share in shares(self.items, self.producers)]
+
+
+def shares(items: int, among: int) -> list[int]:
+    """As equal as possible, `items` in all."""
+    return [items // among + (number < items % among) for number in range(among)]
 
 
 def _load(rig: Rig, shape: Shape, topic: str, connections: int, marks: int = 0, delay_ms: int = 0) -> Load:
@@ -57,19 +68,31 @@ def _fresh_topic() -> str:
     return f"t{_topics}"
 
 
-def cycle(rig: Rig, shape: Shape) -> float:
-    """Items a second that are enqueued, dequeued and acked while producers and consumers run side by side."""
+def cycle(rig: Rig, shape: Shape) -> Measured:
+    """Items are enqueued, dequeued and acked while producers and consumers run side by side."""
     topic = _fresh_topic()
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_warm, range(2)))
-        consumed = pool.submit(load.consume, _load(rig, shape, topic, shape.consumers))
-        produced = pool.submit(load.produce, _load(rig, shape, topic, shape.producers))
-        return shape.items / (consumed.result().ended - produced.result().began)
+    clients = [
+        PythonClient(partial(_loading, load.produce, _load(rig, shape, topic, shape.producers))),
+        PythonClient(partial(_loading, load.consume, _load(rig, shape, topic, shape.consumers))),
+    ]
+    return measure(clients, shape.items, rig.servers())
 
 
-def _warm(_: int) -> None:
-    """Brings a pool's process up before the clock runs."""
-    time.sleep(0.2)
+def _loading(work: Callable[[Load], object], part: Load) -> Run:
+    def run() -> list[float]:
+        work(part)
+        return []
+
+    return run
+
+
+def called(rig: Rig, shape: Shape, caller: Caller) -> Measured:
+    """Processes that each enqueue, dequeue and ack one item after the other, in one topic."""
+    topic = _fresh_topic()
+    clients = [
+        PythonClient(partial(caller, rig.port, topic, part.items, shape.payload_bytes)) for part in shape.parts()
+    ]
+    return measure(clients, shape.items, rig.servers())
 
 
 def enqueue_only(rig: Rig, shape: Shape) -> float:

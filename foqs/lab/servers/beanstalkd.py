@@ -7,7 +7,7 @@ from typing import Self
 from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.private import PrivateServer
 from foqs.lab.servers.process import ServerProcess, free_port, wait_until
-from foqs.lab.servers.programs import find_beanstalkd
+from foqs.lab.servers.programs import find_beanstalkd, version_of
 
 _START_TIMEOUT_MS = 10_000
 _PORT_ATTEMPTS = 5
@@ -18,6 +18,7 @@ class BeanstalkdServer(PrivateServer):
 
     def __init__(self, *, parent: Path | None = None) -> None:
         super().__init__("beanstalkd", parent)
+        self.version = ""
 
     def start(self) -> Self:
         """Serves an empty log on a free port.
@@ -26,6 +27,7 @@ class BeanstalkdServer(PrivateServer):
             ServerUnavailable: beanstalkd is not installed or did not answer within 10 s.
         """
         program = find_beanstalkd()
+        self.version = version_of(program, "-v")
         directory = self._make_directory()
         try:
             for _ in range(_PORT_ATTEMPTS):

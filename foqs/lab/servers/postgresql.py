@@ -13,7 +13,7 @@ from typing import Self
 from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.private import PrivateServer
 from foqs.lab.servers.process import ServerProcess, free_port, wait_until
-from foqs.lab.servers.programs import find_postgresql
+from foqs.lab.servers.programs import find_postgresql, version_of
 
 _START_TIMEOUT_MS = 60_000
 _INITIALISE_TIMEOUT_S = 120
@@ -40,6 +40,7 @@ class PostgresqlServer(PrivateServer):
 
     def __init__(self, *, parent: Path | None = None) -> None:
         super().__init__("postgresql", parent)
+        self.version = ""
 
     def start(self) -> Self:
         """Make an empty data directory and serve it on a free port.
@@ -48,6 +49,7 @@ class PostgresqlServer(PrivateServer):
             ServerUnavailable: PostgreSQL is not installed, made no data directory, or did not answer within a minute.
         """
         folder = find_postgresql()
+        self.version = f"PostgreSQL {version_of(f'{folder}/postgres')}"
         directory = self._make_directory()
         try:
             user = _user_for(directory)

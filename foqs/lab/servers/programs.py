@@ -127,6 +127,18 @@ def find_rival_package(folder: str, package: str) -> Path:
     return Path(_rival(package.rpartition("/")[2], [str(path)] if path.exists() else []))
 
 
+def version_of(program: str, option: str = "--version") -> str:
+    """The first version number that the program prints, or nothing."""
+    try:
+        answer = subprocess.run(
+            [program, option], capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = re.search(r"\d+(\.\d+)+", answer.stdout)
+    return match[0] if match else ""
+
+
 def _rival(name: str, found: list[str]) -> str:
     if not found:
         raise ServerUnavailable(f"no {name} found (script/setup rivals gets it)")

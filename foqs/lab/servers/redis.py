@@ -7,7 +7,7 @@ from typing import Self
 from foqs.lab.servers.errors import ServerUnavailable
 from foqs.lab.servers.private import PrivateServer
 from foqs.lab.servers.process import ServerProcess, free_port, wait_until
-from foqs.lab.servers.programs import find_redis
+from foqs.lab.servers.programs import find_redis, version_of
 
 _START_TIMEOUT_MS = 10_000
 _PORT_ATTEMPTS = 5
@@ -26,6 +26,7 @@ class RedisServer(PrivateServer):
 
     def __init__(self, *, parent: Path | None = None) -> None:
         super().__init__("redis", parent)
+        self.version = ""
 
     def start(self) -> Self:
         """Serve an empty store on a free port.
@@ -34,6 +35,7 @@ class RedisServer(PrivateServer):
             ServerUnavailable: Redis is not installed or did not answer within 10 s.
         """
         program = find_redis()
+        self.version = f"Redis {version_of(program)}"
         directory = self._make_directory()
         try:
             for _ in range(_PORT_ATTEMPTS):

@@ -1,0 +1,194 @@
+"""The client processes of a measurement: all of them connect first, then they run at the same time, and report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Protocol, Self
+
+_STOP_S = 10.0
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+Run = Callable[[], list[float]]
+"""The measured part of a client. Returns the milliseconds of each enqueue, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`began` and `ended` are seconds of the machine's monotonic clock; `cpu_s` is the client's processor time."""
+
+    began: float
+    ended: float
+    cpu_s: float
+    enqueue_ms: list[float]
+
+
+class Client(Protocol):
+    """A process. Entering the context starts it; leaving the context ends it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def ready(self) -> None:
+        """Return when the client has connected. Raises RuntimeError if it failed."""
+
+    def go(self) -> None: ...
+
+    def report(self) -> Report:
+        """Return when the client has done its work. Raises RuntimeError if it failed."""
+
+
+class PythonClient:
+    """`connect` runs in a process of its own, and returns the measured part."""
+
+    def __init__(self, connect: Callable[[], Run]) -> None:
+        context = get_context("spawn")
+        self._here, self._there = context.Pipe()
+        self._process = context.Process(target=_python_client, args=(connect, self._there), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._there.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._here.close()
+        self._process.join(_STOP_S)
+        self._process.kill()
+        self._process.join()
+
+    def ready(self) -> None:
+        self._receive()
+
+    def go(self) -> None:
+        self._here.send(None)
+
+    def report(self) -> Report:
+        report: Report = self._receive()
+        return report
+
+    def _receive(self) -> Report:
+        try:
+            received: Report = self._here.recv()
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError("a client of the benchmark failed; its error is above") from error
+        return received
+
+
+def _python_client(connect: Callable[[], Run], pipe: Connection) -> None:
+    run = connect()
+    pipe.send(None)
+    pipe.recv()
+    used_s, began = time.process_time(), time.monotonic()
+    enqueue_ms = run()
+    ended, used_s = time.monotonic(), time.process_time() - used_s
+    pipe.send(Report(began, ended, used_s, enqueue_ms))
+
+
+class NodeClient:
+    """A program for node. It reads its job from its argument, says `ready`, waits for a line, and prints a report."""
+
+    def __init__(self, node: str, program: Path, job: Mapping[str, object]) -> None:
+        self._argv = [node, str(program), json.dumps(job)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.close()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def ready(self) -> None:
+        self._line()
+
+    def go(self) -> None:
+        process = self._started()
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+    def report(self) -> Report:
+        return Report(**json.loads(self._line()))
+
+    def _line(self) -> str:
+        process = self._started()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{Path(self._argv[1]).name} failed; its error is above")
+        return line
+
+    def _started(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of a workload. `cpu_us` is microseconds of processor time for each item, by part of the system."""
+
+    items_per_s: float
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    enqueue_p50_ms: float | None = None
+
+
+def measure(clients: Sequence[Client], items: int, servers: Mapping[str, int]) -> Measured:
+    """Run `clients`, which enqueue, dequeue and ack `items` together. `servers` are processes by name.
+
+    Raises RuntimeError if a client fails.
+    """
+    with ExitStack() as stack:
+        for client in clients:
+            stack.enter_context(client)
+        for client in clients:
+            client.ready()
+        before_s = {name: cpu_s(pid) for name, pid in servers.items()}
+        for client in clients:
+            client.go()
+        reports = [client.report() for client in clients]
+        used_s = {name: cpu_s(pid) - before_s[name] for name, pid in servers.items()}
+    used_s["clients"] = sum(report.cpu_s for report in reports)
+    took_s = max(report.ended for report in reports) - min(report.began for report in reports)
+    enqueues = [ms for report in reports for ms in report.enqueue_ms]
+    return Measured(
+        items / took_s,
+        {name: 1e6 * seconds / items for name, seconds in used_s.items()},
+        median(enqueues) if enqueues else None,
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process and of its descendants, those that ended and were reaped included.
+
+    On a system without /proc it is 0.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # the process has just ended, or there is no /proc
+        return 0.0
+    ticks = sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return ticks / _TICKS_A_SECOND + sum(cpu_s(int(child)) for child in children.split())

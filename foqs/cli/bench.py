@@ -22,6 +22,7 @@ from foqs.cli.operators import quietly
 from foqs.ids import MAX_SHARD
 
 if TYPE_CHECKING:
+    from foqs.lab.bench.against import Options
     from foqs.lab.bench.run import Plan
 
 
@@ -51,6 +52,7 @@ def register(app: typer.Typer) -> None:
         "foqs bench",
         "foqs bench cycle latency --database sqlite --rounds 5 --json",
         "foqs bench cycle single callers --limit --compare --rounds 11",
+        "foqs bench single --against ../before/.venv/bin/foqs --rounds 11",
         "foqs bench assignment --shards-total 1000 --hosts 100",
         "foqs bench topics --topics 10000",
         group=MEASURE,
@@ -98,6 +100,12 @@ def bench(
             "(script/setup rivals).",
         ),
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOQS", help="The command measures pairs with this other `foqs` program, and prints the ratios."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The command prints the figures as JSON.")] = False,
     read: Annotated[
         Path | None,
@@ -133,6 +141,20 @@ def bench(
     output = _Output(as_json, markdown, plot)
     if read is not None:
         output.write(_read(read))
+        return
+    if against is not None:
+        common = ["--database", database.value, "--driver", driver, "--shards", str(shards)]
+        common += ["--payload-bytes", str(payload_bytes)]
+        batches = {"--items": items, "--batch": batch, "--producers": producers, "--consumers": consumers}
+        options = {
+            "cycle": batches,
+            "single": {"--single-items": single_items},
+            "callers": {"--callers": callers, "--callers-items": callers_items},
+            "enqueue": batches,
+            "drain": {**batches, "--backlog": backlog, "--delayed": delayed},
+            "latency": {"--latency-rounds": latency_rounds},
+        }
+        _against(against, {name: [*common, *_words(options[name])] for name in chosen}, rounds, as_json)
         return
     # Imported here, because the bench imports the lab's servers, and a plain `foqs` starts fast without them.
     from foqs.lab.bench.run import Plan
@@ -179,6 +201,10 @@ def _read(path: Path) -> dict[str, Any]:
         fail(f"{path} has no figures that `foqs bench --json` has printed: {error}", 2)
 
 
+def _words(options: dict[str, int]) -> list[str]:
+    return [word for name, value in options.items() for word in (name, str(value))]
+
+
 def _measure(plan: Plan, database: Database, shards: int, driver: str, compare: bool, output: _Output) -> None:
     from foqs.lab.bench.rig import rig
     from foqs.lab.bench.rivals import Rivals, started
@@ -200,6 +226,20 @@ def _measure(plan: Plan, database: Database, shards: int, driver: str, compare: 
     except ServerUnavailable as error:
         fail(str(error))
     output.write(figures.as_json())
+
+
+def _against(other: Path, options: Options, rounds: int, as_json: bool) -> None:
+    from foqs.lab.bench import against
+
+    console = Console(stderr=True)
+    try:
+        with _progress(console) as progress:
+            task = progress.add_task("starting", total=2 * rounds * len(options))
+            advance = partial(progress.update, task, advance=1)
+            pairs = against.measure(other, options, rounds, lambda name: advance(description=name))
+    except RuntimeError as error:
+        fail(str(error))
+    _print(as_json, pairs.as_json, lambda console: against.show(pairs, console))
 
 
 def _progress(console: Console) -> Progress:

@@ -1,6 +1,7 @@
 """`foqs bench`: the assignment workload needs no database, and the topics workload drains every topic."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,32 @@ def test_a_file_without_figures_is_refused(tmp_path: Path) -> None:
         ran = foqs("bench", "--read", figures)
         assert (ran.returncode, ran.stdout) == (2, "")
         assert f"{figures} has no figures that `foqs bench --json` has printed" in ran.stderr
+
+
+def test_pairs_with_another_installation(tmp_path: Path) -> None:
+    other = tmp_path / "foqs"
+    other.write_text(f'#!/bin/sh\necho "$PWD $@" >>{tmp_path}/calls\nexec {sys.executable} -m foqs "$@"\n')
+    other.chmod(0o755)
+    ran = foqs("bench", "enqueue", *SMALL, "--items", "1000", "--against", other, "--json")
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["against"] == str(other)
+    for name in ("enqueue_items_per_s", "enqueue_run_cpu_s"):
+        assert said["rounds"][name] == [said["own"][name][0] / said["other"][name][0]]
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    folder, *words = call.split()
+    assert words[:2] == ["bench", "enqueue"]
+    assert folder != str(Path.cwd())  # `python -m foqs` prefers the package in its working directory
+
+
+def test_another_installation_that_fails_is_reported(tmp_path: Path) -> None:
+    other = tmp_path / "foqs"
+    for body, reason in (("echo no workload >&2; exit 2", "failed: no workload"), (None, "cannot be run")):
+        other.unlink(missing_ok=True)
+        if body is not None:
+            other.write_text(f"#!/bin/sh\n{body}\n")
+            other.chmod(0o755)
+        ran = foqs("bench", "enqueue", *SMALL, "--against", other)
+        assert ran.returncode == 1
+        assert str(other) in ran.stderr
+        assert reason in ran.stderr

@@ -64,11 +64,12 @@ class PythonClient:
         self._there.close()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._here.close()
-        self._process.join(_STOP_S)
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._process.join(_STOP_S)
         self._process.kill()
         self._process.join()
+        self._here.close()
 
     def ready(self) -> None:
         self._receive()

@@ -28,8 +28,9 @@ async function utils(connections) {
 async function runner() {
   const events = new EventEmitter();
   const batches = job.batch > 1;
+  // One runner fetches for all consumers. More handlers at a time, and a longer delay, gained nothing.
   const worker = batches
-    ? { localQueue: { size: job.batch * job.connections }, completeJobBatchDelay: 0, concurrentJobs: job.batch }
+    ? { localQueue: { size: job.batch * job.connections }, completeJobBatchDelay: 0, concurrentJobs: 24 }
     : { concurrentJobs: job.connections };
   const pgPool = await pool(batches ? job.connections + 2 : job.connections + 1);
   return (done) => {

@@ -129,6 +129,8 @@ def bench(
             fail(f"there is no workload {name!r}: choose from {', '.join((*WORKLOADS, *ALONE))}", 2)
         if name in ALONE and len(chosen) > 1:
             fail(f"{name} is measured by itself: name no other workload", 2)
+    if against is not None and (limit or compare or set(chosen) & set(ALONE)):
+        fail(f"--against measures pairs of {', '.join(WORKLOADS)}, without --limit and --compare", 2)
     if ASSIGNMENT in chosen:
         _assignment(shards_total, hosts, rounds, as_json)
         return

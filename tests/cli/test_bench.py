@@ -50,6 +50,14 @@ def test_assignment_as_a_table() -> None:
             "foqs: there is no workload 'nonsense': choose from cycle, single, callers, enqueue, drain, latency, "
             "assignment, cluster, topics\n",
         ),
+        *(
+            (
+                [*words, "--against", "foqs"],
+                "foqs: --against measures pairs of cycle, single, callers, enqueue, drain, latency, without --limit and "
+                "--compare\n",
+            )
+            for words in (["cluster"], ["cycle", "--limit"], ["cycle", "--compare"])
+        ),
         (
             ["topics", "--topics", "300", "--items", "1000"],
             "foqs: --items 1000 is not a multiple of --topics 300: each topic gets the same number of items\n",

@@ -53,8 +53,8 @@ def test_assignment_as_a_table() -> None:
         *(
             (
                 [*words, "--against", "foqs"],
-                "foqs: --against measures pairs of cycle, single, callers, enqueue, drain, latency, without --limit and "
-                "--compare\n",
+                "foqs: --against measures pairs of cycle, single, callers, enqueue, drain, latency, without --limit "
+                "and --compare\n",
             )
             for words in (["cluster"], ["cycle", "--limit"], ["cycle", "--compare"])
         ),

@@ -20,7 +20,9 @@ def emit(change: Change, transaction: Batch) -> None:
         return
     lane = item.lane.number
     assert lane is not None, "a stored item's lane has a number"
-    if item.place == Place.READY:
+    if item.unindexed:
+        pass  # it has no row that it could leave
+    elif item.place == Place.READY:
         transaction.ready_gone.append((lane, item.priority, item.deliver_after_ms, item.id))
     else:
         transaction.timer_gone.append(item.id)

@@ -60,6 +60,7 @@ class ShardBatch:
     transaction: Batch | None = None
     chunks: list[Chunk] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    indexed: list[Item] = field(default_factory=list)  # they get their rows in `ready`, and stay as they are otherwise
     lanes_new: dict[Lane[Item], None] = field(default_factory=dict)
     lanes_filled: list[Lane[Item]] = field(default_factory=list)  # they had a row and no item
     lanes_gone: dict[Lane[Item], None] = field(default_factory=dict)

@@ -151,6 +151,9 @@ class HostSection(Section):
     """Most inserts and changes that wait for a shard; further ones get OVERLOADED."""
     leases: Live[int] = Field(default=50_000, ge=1)
     """Most written leases in memory for a shard; the host reads older ones from the database again."""
+    tail_items: Live[int] = Field(default=10_000, ge=0, le=100_000)
+    """Most items of a shard that are stored without their row in the index of ready items. Such an item stays in
+    memory, and an early ack saves the row. 0: every item gets its row at once."""
     lanes: Live[int] = Field(default=100_000, ge=1)
     """Most topics in a shard."""
     lane_idle_ms: Live[int] = Field(default=600_000, ge=0)

@@ -75,6 +75,8 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
     known = result.rejected.keys() | result.committed | result.failed
     part = ShardBatch(transaction=batch.transaction)
     part.changes = [change for change in batch.changes if change.item.id in known]
+    part.indexed = [item for item in batch.indexed if item.id in known]
+    batch.indexed = [item for item in batch.indexed if item.id not in known]
     batch.changes = [change for change in batch.changes if change.item.id not in known]
     for chunk in batch.chunks:
         inside = [i for i, item in enumerate(chunk.items) if item.id in known]
@@ -102,6 +104,8 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
             _stored(shard, chunk)
         if batch.changes:
             _changed(shard, batch.changes, now_ms)
+        for item in batch.indexed:
+            shard.indexed(item)
         left = [*batch.lanes_new, *batch.lanes_filled]
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
@@ -147,6 +151,9 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
 
     for chunk in batch.chunks:
         _chunk_mixed(shard, chunk, result, is_committed)
+    for item in batch.indexed:
+        if is_committed(item.id) and item.id not in result.rejected:
+            shard.indexed(item)
     for change in batch.changes:
         if change.item.id in result.rejected:
             shard.counters.refused_rows += 1
@@ -178,8 +185,8 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
 def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
-    Its assignments are `Item.commit` of a change to GONE."""
-    known, written, totals = shard.known, shard.written, shard.totals
+    Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
+    known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
     held = saved = removed = counted = 0
     lane = None
     for change in changes:
@@ -198,6 +205,10 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         item.in_flight = None
         item.phase = _IDLE
         item.lease = 0
+        if item.unindexed:
+            item.unindexed = False
+            tail.count -= 1
+            tail.bytes -= item.bytes
         lane.leased -= leased
         lane.total -= 1
         if not lane.total:
@@ -221,6 +232,8 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
     item, to = change.item, change.to
     leased, later = item.phase is Phase.LEASED, item.change
     item.commit(change)
+    if item.unindexed and to is not To.KEPT:
+        shard.indexed(item)
     _count(shard, change)
     if to is To.GONE:
         shard.count_gone(item.lane, now_ms)

@@ -8,13 +8,14 @@ from itertools import islice, takewhile
 from foqs.buffers.changes import emit
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.shard_batch import ShardBatch
+from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import dedup, pages, slot_rows
 from foqs.engine.shard import Shard
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, LaneRow
+from foqs.rows import Batch, LaneRow, ReadyRow
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -22,6 +23,10 @@ _CLOSED = BreakerState.CLOSED
 _LOOK_ROWS = 32
 _IDLE_LANES = 100
 """Rows of empty lanes that one transaction removes."""
+_TAIL_SPAN = 2
+"""The tail reaches back over this many times `tail_items` ids at most."""
+_TAIL_SHARE = 0.5
+"""With more of the byte budget in use, new items get their rows at once: windows may soon have to give back memory."""
 _LANES_SHARE = 0.9
 """Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
@@ -90,18 +95,21 @@ def _write_after_ms(shard: Shard) -> int:
 
 def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | None:
     transaction = Batch()
+    tail, first_new = shard.tail, shard.first_id + shard.next_number
     if shard.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
     if shard.changes:
         _take_changes(shard, batch, transaction)
     if shard.unwritten:
         _take_leases(shard, batch, transaction, now_ms)
+    if tail.count and (batch.chunks or shard.lists):
+        _index_tail(shard, batch, transaction)
     if shard.idle_lanes or batch.lanes_gone:
         _take_idle_lanes(shard, batch, transaction, now_ms)
     keys, beside = shard.keys, False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
         beside = dedup.fill_transaction(shard, batch, transaction)
-    if not (batch.chunks or batch.changes or batch.lanes_gone or beside):
+    if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or beside):
         return None
     for row in transaction.timer_new:
         shard.timers.inserted(row.due_ms)
@@ -111,13 +119,29 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
     transaction.due_from_ms = shard.timers.from_ms
     transaction.expiry_from_ms = shard.ttls.from_ms
     transaction.dedup_from_ms = shard.keys.scan.from_ms
+    if tail.opened:
+        transaction.indexed_from = (tail.first() or first_new) - 1
+        transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
     return transaction
+
+
+def _first_unindexed(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
+    """Return the first id that is still unindexed when `transaction` is committed; the next id if there is none."""
+    indexed = {item.id for item in batch.indexed}
+    for item in shard.tail.items():
+        if item.id not in indexed:
+            return item.id
+    for new in transaction.inserts:
+        if new.unindexed:
+            return new.id
+    return shard.first_id + shard.next_number
 
 
 def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     room_rows, room_bytes = shard.config.batch_rows, shard.max_batch_bytes
     base, number = shard.first_id, shard.next_number
     chunks = shard.chunks
+    tail_rows, tail_bytes = _tail_room(shard)
     while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
         chunk = chunks.popleft()
         shard.chunk_rows -= len(chunk.items)
@@ -130,14 +154,25 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         batch.chunks.append(chunk)
         room_rows -= len(chunk.items)
         room_bytes -= chunk.size_bytes
-        key, lane = None, None
+        tail_rows -= len(chunk.items)
+        tail_bytes -= chunk.size_bytes
+        key, lane, window, unindexed = None, None, None, False
         for item, item_key in zip(chunk.items, chunk.keys, strict=True):
             if item_key is not key:
                 key = item_key
                 lane = _stored_lane(shard, shard.lane(key), batch, transaction)
+                window = lane.window
+                unindexed = tail_rows >= 0 and tail_bytes >= 0 and _keeps_new(shard, lane)
             item.lane = lane.number  # type: ignore[union-attr,assignment]
             item.id = base + number
             number += 1
+            item.unindexed = (
+                unindexed
+                and not item.due_ms
+                and (
+                    window is None or not window.more or window.covers((item.priority, item.deliver_after_ms, item.id))
+                )
+            )
             if item.due_ms:
                 shard.timers.inserted(item.due_ms)
             if item.expires_at_ms:
@@ -148,6 +183,20 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     shard.next_number = number
     batch.rows = len(transaction.inserts)
     batch.size_bytes = shard.max_batch_bytes - room_bytes
+
+
+def _tail_room(shard: Shard) -> tuple[int, int]:
+    """Return how many items, and how many bytes, this transaction may store without their rows in `ready`."""
+    tail = shard.tail
+    if not tail.opened or shard.lists or not shard.budget.fits(0, _TAIL_SHARE):
+        return -1, -1  # a list of this batch shows new items, too
+    return shard.config.tail_items - tail.count, MAX_BYTES - tail.bytes
+
+
+def _keeps_new(shard: Shard, lane: Lane[Item]) -> bool:
+    """Whether the lane's window has room for an item that it covers: an unindexed item stays in memory."""
+    window = lane.window
+    return not lane.ready if window is None else len(window.entries) < shard.config.window_rows
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
@@ -225,6 +274,29 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         batch.changes.append(change)
         room -= 1
     unwritten.extendleft(reversed(kept))
+
+
+def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    """Write the rows of unindexed items, which may be leased as before: of items whose ids are too far back, since the
+    next owner reads all items behind the first one; and of the topic whose ready rows this batch lists."""
+    below = shard.first_id + shard.next_number - _TAIL_SPAN * shard.config.tail_items
+    listed = shard.lists[0].lane if shard.lists and shard.lists[0].state == "ready" else None
+    first = shard.tail.first()
+    if listed is None and (first is None or first >= below):
+        return
+    room = max(shard.config.batch_rows, len(transaction.inserts))
+    for item in shard.tail.items():
+        if item.id >= below and listed is None:
+            break
+        if (item.id < below and room > 0) or item.lane.number == listed:
+            number = item.lane.number
+            assert number is not None, "a stored item's lane has a number"
+            transaction.ready_new.append(
+                ReadyRow(number, item.priority, item.deliver_after_ms, item.id, 0, 0, item.bytes)
+            )
+            batch.indexed.append(item)
+            room -= 1
+    batch.rows += len(batch.indexed)
 
 
 def is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
@@ -75,6 +76,7 @@ class Engine(State):
             number, config.host, breaker, self.topics, self.residents, self.budget, self.counters
         )
         shard.dedup_window_ms = config.limits.dedup_window_ms
+        shard.touch = partial(self.touch, shard)
         return shard
 
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:

@@ -59,7 +59,6 @@ class Shard(ShardMemory):
         self.next_number = 1
         self.chunks: deque[Chunk] = deque()
         self.chunk_rows = 0
-        self.changes: deque[Change] = deque()
         self.unwritten: deque[tuple[int, Item, int]] = deque()
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable
 from itertools import islice
 
 from foqs.budget import Budget
+from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.fairness.topics import Topics
-from foqs.item import KNOWN_BYTES, Item
-from foqs.item_states import Phase, Place
+from foqs.item import KNOWN_BYTES, Cause, Change, Item
+from foqs.item_states import Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Window
@@ -24,7 +26,12 @@ _READY, _WINDOW = Place.READY, Phase.WINDOW
 
 class ShardMemory:
     """Invariant: an id is in `known` while its item is in a window, leased (unless its written lease was dropped from
-    memory), or has a change waiting or in flight; a page row with a known id is skipped."""
+    memory), or has a change waiting or in flight; a page row with a known id is skipped. An unindexed item is in one of
+    these states: one that leaves its window gets a change that writes its row.
+
+    `touch` is called when a change waits that no caller of this shard asked for."""
+
+    touch: Callable[[], None]
 
     def __init__(
         self, config: HostSection, topics: Topics[Lane[Item]], residents: Residents, budget: Budget, counters: Counters
@@ -34,12 +41,15 @@ class ShardMemory:
         self.residents = residents
         self.budget = budget
         self.counters = counters
+        self.touch = lambda: None
         self.forget_items()
 
     def forget_items(self) -> None:
         """Begin with nothing in memory. The lanes of an earlier tenure are the caller's to detach."""
         self.tenure = self.topics.tenure(self)
         self.known: dict[int, Item] = {}
+        self.changes: deque[Change] = deque()  # those that wait for the next transaction
+        self.tail = Tail(self.known)
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
         self.lanes: dict[LaneKey, Lane[Item]] = {}
         self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
@@ -110,10 +120,12 @@ class ShardMemory:
         lane.add_ready(ready[0].deliver_after_ms, len(ready))
         window = self._window(lane, len(ready))
         if window is None:
+            self._index_new(ready, lane)
             return
-        known, held, added = self.known, 0, []
+        known, held, added, uncovered = self.known, 0, [], []
         for new in ready:
             if window.more and not window.covers((new.priority, new.deliver_after_ms, new.id)):
+                uncovered.append(new)
                 continue
             size = len(new.payload)
             if new.metadata is not None or new.headers is not None:
@@ -127,9 +139,31 @@ class ShardMemory:
             held += item.held
             known[new.id] = item
             added.append((new.priority, new.deliver_after_ms, new.id, item))
+            if new.unindexed:
+                self.tail.add(item)
         self.budget.take(held)
         window.add_all(added)
+        if uncovered:
+            self._index_new(uncovered, lane)
         self.bound_window(window)
+
+    def _index_new(self, news: list[NewItem], lane: Lane[Item]) -> None:
+        """Index those of `news` that are unindexed: the window that covered them was cut before they were stored."""
+        for new in news:
+            if new.unindexed:
+                item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, 0, new)
+                self.tail.add(item)
+                self.index(item)
+
+    def index(self, item: Item) -> None:
+        """Write the row of an unindexed item that its window does not cover. It may be leased again after that."""
+        item.lane.remove_ready(item.deliver_after_ms)
+        self.learn(item)
+        self.drop_body(item)
+        change = Change(item, To.READY, Cause.INDEX)
+        item.queue(change)
+        self.changes.append(change)
+        self.touch()
 
     def enter_ready(self, item: Item) -> None:
         """The item may be leased (again)."""
@@ -142,6 +176,8 @@ class ShardMemory:
             item.enter_window()
             window.add(item.entry)
             self.bound_window(window)
+        elif item.unindexed:
+            self.index(item)
 
     def leave_ready(self, item: Item) -> None:
         """The item may not be leased any more."""
@@ -178,7 +214,10 @@ class ShardMemory:
     def cut_window(self, window: Window[Item], keep: int) -> None:
         for gone in window.cut(keep):
             gone.leave_window()
-            self.forget(gone)
+            if gone.unindexed:
+                self.index(gone)
+            else:
+                self.forget(gone)
 
     def open_window(self, lane: Lane[Item]) -> Window[Item]:
         window = lane.window
@@ -193,6 +232,11 @@ class ShardMemory:
             lane.window = None
 
     # ------------------------------------------------------------------------------------- known items
+
+    def indexed(self, item: Item) -> None:
+        """The transaction that writes the row of an unindexed item, or removes the item, is committed."""
+        item.unindexed = False
+        self.tail.left(item.bytes)
 
     def learn(self, item: Item) -> None:
         self.known[item.id] = item

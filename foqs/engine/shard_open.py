@@ -45,6 +45,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     """The store took ownership, at `begun_ms` or later: begin to serve."""
     shard.forget_all()
     shard.epoch = opened.epoch
+    shard.tail.opened = opened.tail
     shard.max_batch_bytes = max_batch_bytes
     shard.next_number = opened.next_number
     shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))

@@ -18,15 +18,17 @@ NOW_MS = 1_000
 LEASE, OTHER = 77, 88
 
 
-def stored(place: Place, *, leased: bool, ttl_ms: int = 0) -> tuple[MemoryStore, MemoryDatabase, Item]:
+def stored(
+    place: Place, *, leased: bool, ttl_ms: int = 0, unindexed: bool = False
+) -> tuple[MemoryStore, MemoryDatabase, Item]:
     """An item in the database, and as the host knows it."""
     db = MemoryDatabase(lambda: NOW_MS)
     store = MemoryStore(db)
     store.open("owner", take_over=False)
     due_ms = NOW_MS + 5 if place is Place.TIMER and not leased else 0
     new = NewItem(b"payload", None, None, 3, due_ms or NOW_MS, due_ms, NOW_MS, ttl_ms, 0, 1)
-    new.id, new.lane = 5, 1
-    store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[new]))
+    new.id, new.lane, new.unindexed = 5, 1, unindexed
+    store.commit(Batch(lanes_new=[LaneRow(1, b"ns", b"topic", b"")], inserts=[new], indexed_to=4))
     item = from_found(store.look([5])[0], lone_lane())
     if leased:
         item.phase, item.lease, item.attempt, item.lease_ms, item.lease_expires_at_ms = (
@@ -92,3 +94,13 @@ def test_kept(place: Place, leased: bool) -> None:
     carry_out(store, Change(item, To.KEPT, Cause.TTL, due_ms=NOW_MS + 900))
     assert db.expiry == {5: NOW_MS + 900}
     assert (db.ready, db.timer) == before
+
+
+@pytest.mark.parametrize("to", To)
+def test_an_unindexed_item_leaves_no_row(to: To) -> None:
+    store, db, item = stored(Place.READY, leased=True, ttl_ms=NOW_MS + 500, unindexed=True)
+    assert item.unindexed
+    carry_out(store, Change(item, to, Cause.NACK, due_ms=NOW_MS + 70))
+    has_row = to not in (To.GONE, To.KEPT)
+    assert len(db.ready) + len(db.timer) == has_row
+    assert (len(db.unindexed), len(db.items)) == (to is To.KEPT, to is not To.GONE)

@@ -55,7 +55,7 @@ def test_a_look_shows_a_lease_that_is_not_written_yet() -> None:
     lab.settle()
     ((item, _, _),) = answers
     assert (item.phase, item.lease) == (Phase.LEASED, lab.lease_of(item_id))
-    assert item_id in lab.dbs[1].ready
+    assert not lab.dbs[1].timer
 
 
 def test_a_look_that_was_not_read_is_read_again() -> None:

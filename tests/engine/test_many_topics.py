@@ -73,7 +73,7 @@ def test_lanes_read_together_may_have_leased_rows(
     leased: int, windows: list[tuple[int, bool]], left: list[int]
 ) -> None:
     """An item that is leased in memory counts in the database, and not among the ready items of its lane."""
-    lab = Laboratory(1)
+    lab = Laboratory(1, tail_items=0)
     shard = lab.engine.shards[1]
     topics = TOPICS[:3]
     fill(lab, [topics[0]] * 4 + [topics[1]] * 3 + [topics[2]] * 2)

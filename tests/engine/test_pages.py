@@ -107,7 +107,7 @@ def test_a_page_of_an_older_generation_is_ignored() -> None:
 
 def test_an_item_leased_in_memory_is_not_read_again() -> None:
     """Its row is still ready, because the lease is not written yet."""
-    lab = Laboratory(1)
+    lab = Laboratory(1, tail_items=0)
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
     assert lab.taken(count=1) == ids[:1]
     shard = lab.engine.shards[1]
@@ -119,7 +119,7 @@ def test_an_item_leased_in_memory_is_not_read_again() -> None:
 
 def test_rows_leased_in_memory_may_cut_a_read_of_topics() -> None:
     """They count in the database, and not in the number of ready items by which topics are read together."""
-    lab = Laboratory(1, page_rows=10)
+    lab = Laboratory(1, page_rows=10, tail_items=0)
     other = ("ns", "other")
     ids, more = lab.stored(*(lab.item() for _ in range(8))), lab.stored(*(lab.item() for _ in range(5)), key=other)
     assert lab.taken(count=6) == ids[:6]

@@ -53,7 +53,7 @@ def test_a_nacked_item_returns_to_its_place() -> None:
 @pytest.mark.parametrize("nacked", [True, False], ids=["nacked", "new"])
 def test_an_item_behind_a_half_read_window_waits(nacked: bool) -> None:
     """Rows between the end of the window and the item are only in the database."""
-    lab = Laboratory(1)
+    lab = Laboratory(1, tail_items=0)
     late = lab.stored(lab.item(priority=5))
     lab.taken()
     ids = lab.stored(*(lab.item(priority=1) for _ in range(6 * FIRST_PAGE_ROWS)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
 from foqs.engine.shard import Shard
@@ -55,14 +57,32 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
             continue
         if shard.known.get(item_id) is not item or item.phase is not Phase.LEASED or item.place is not Place.TIMER:
             raise MemoryWrong(f"{item} is remembered as a written lease")
+    _audit_tail(shard, db)
     _audit_scans(shard, db)
+
+
+def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
+    """Nothing is invisible: an unindexed item is known, and known items are leased, in a window or being changed."""
+    for item_id in db.unindexed:
+        if item_id not in shard.known:
+            raise MemoryWrong(f"item {item_id} has no row, and is not known")
+    _same(
+        "tail",
+        shard,
+        (shard.tail.count, shard.tail.bytes),
+        (len(db.unindexed), sum(r.bytes for r in db.unindexed.values())),
+    )
+    _same("items of the tail", shard, shard.tail.first(), min(db.unindexed, default=None))
 
 
 def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, int, int]]:
     """Keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
     known = shard.known
     keys = []
-    for key in db.order.get(lane.number or 0, ()):
+    unindexed = [
+        (row.priority, row.deliver_after_ms, row.id) for row in db.unindexed.values() if row.lane == lane.number
+    ]
+    for key in sorted([*db.order.get(lane.number or 0, ()), *unindexed]):
         item = known.get(key[2])
         if item is None or not (item.phase is Phase.LEASED or item.busy):
             keys.append(key)
@@ -88,7 +108,8 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     body = db.items.get(item.id)
     if body is None:
         raise MemoryWrong(f"{item} is known but not in the database")
-    _same("row", item, item.place, Place.READY if item.id in db.ready else Place.TIMER)
+    _same("row", item, item.place, Place.TIMER if item.id in db.timer else Place.READY)
+    _same("unindexed", item, item.unindexed, item.id in db.unindexed)
     _same("key", item, (item.priority, item.deliver_after_ms), (body.priority, body.deliver_after_ms))
     if item.in_flight is not None and shard.in_flight is None:
         raise MemoryWrong(f"{item} has a change under way, but no trip is")
@@ -117,6 +138,15 @@ def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
             raise MemoryWrong(f"{what} row at {first_ms} is below the checkpoint of {scan}")
         if scan.scan is None and scan.next_ms > first_ms:
             raise MemoryWrong(f"{what} row at {first_ms} is not waited for by {scan}")
+
+
+def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> None:
+    """An operator sees all ready items of a topic: those that are not leased have their rows."""
+    refused = result.rejected or result.failed or result.known
+    for listing in batch.lists[: 0 if refused else len(result.lists)]:
+        unseen = [row.id for row in db.unindexed.values() if row.lane == listing.lane and listing.state == "ready"]
+        if unseen:
+            raise MemoryWrong(f"a list of lane {listing.lane} lacks the items {unseen}")
 
 
 def audit_budget(host: Engine, listings: list[Listing]) -> None:
@@ -162,6 +192,8 @@ def audit_bounds(host: Engine) -> None:
             ("inserts", shard.chunk_rows, config.pending_rows + 2_000),
             ("written leases", sum(not (i.busy or i.awaited) for i in shard.written.values()), config.leases + 100),
             ("lanes", len(shard.lanes) - gone, config.lanes + 39),
+            ("unindexed items", shard.tail.count, config.tail_items),
+            ("bytes of unindexed items", shard.tail.bytes, MAX_BYTES),
         ):
             if size > most:
                 raise MemoryWrong(f"{size} {what} on shard {shard.number}, bound {most}")

@@ -22,7 +22,7 @@ from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
-from tests.sim.audit import available
+from tests.sim.audit import audit_listed, available
 from tests.sim.memory_store import MemoryStore
 from tests.sim.slots import Neighbour
 from tests.sim.watched import WatchedEngine
@@ -256,6 +256,8 @@ class Member:
         result = early if early is not None else run(self.stores[number], batch)
         result.latency_ms = float(trip_ms)
         sim.note("round", self.name, number, batch, result)
+        if self.current(number):
+            audit_listed(batch, result, sim.dbs[number])
         if result.db_now_ms:
             self.timekeeper.read(shard, batch, result.db_now_ms)
         self.engine.finished(shard, batch, result, self.now_ms)

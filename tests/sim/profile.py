@@ -33,6 +33,7 @@ class Profile:
     with_ttl: float
     delayed: float
     poisoned: float
+    tail: bool  # the databases can say which items are unindexed
     prefilled: int  # items that are there before the first host opens its shards
     named: int = 3  # topics that a consumer names at most
     prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
@@ -40,11 +41,16 @@ class Profile:
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
     """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
-    clocks of machines, "lanes" is one of crash, rival and clock with many topics."""
+    clocks of machines, "lanes" is one of crash, rival and clock with many topics, "cut" has a long backlog in
+    short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows."""
     if trouble == "topics":
         return _many_topics(rng)
     if trouble == "lanes":
         return _many_lanes(rng)
+    if trouble == "refused":
+        return _refused_rows(rng)
+    if trouble == "cut":
+        return _cut_windows(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
     skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
@@ -67,6 +73,7 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         with_ttl=rng.choice([0, 0.3]),
         delayed=rng.choice([0, 0.3, 0.6]),
         poisoned=rng.choice([0, 0, 0.05]),
+        tail=rng.random() < 0.9,
         prefilled=rng.choice([0, 0, 50, 300]),
     )
 
@@ -103,6 +110,7 @@ def _many_topics(rng: random.Random) -> Profile:
         with_ttl=0,
         delayed=0,
         poisoned=0,
+        tail=True,
         prefilled=200,
         skews_ms=(),
         named=60,
@@ -127,6 +135,41 @@ def _many_lanes(rng: random.Random) -> Profile:
     )
 
 
+def _cut_windows(rng: random.Random) -> Profile:
+    """A long backlog in few topics, of which memory holds a part: windows are cut while their next page is read."""
+    profile = random_profile(rng, rng.choice(["calm", "clock"]))
+    more = {"window_rows": rng.choice([5, 20]), "page_rows": rng.choice([3, 10, 20]), "pending_rows": 100_000}
+    host = profile.config.host.model_copy(update=more)
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": host}),
+        rates=dict.fromkeys(profile.rates, replace(NONE, slow=0.3)),
+        topics=profile.topics[:2],
+        priorities=rng.choice([3, 1_000]),
+        producers=3,
+        delayed=0.3,
+        prefilled=300,
+    )
+
+
+def _refused_rows(rng: random.Random) -> Profile:
+    """Transactions are stored in parts, and the outcome of a part is often unknown."""
+    profile = random_profile(rng, rng.choice(["crash", "rival"]))
+    more = {"batch_rows": 2_000, "tail_items": 10_000, "window_rows": rng.choice([20, 4_096])}
+    rates = replace(NONE, commit_lost=0.2, slow=0.3)
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": profile.config.host.model_copy(update=more)}),
+        rates=dict.fromkeys(profile.rates, rates),
+        budget_bytes=1_000_000,
+        payload_bytes=10,
+        poisoned=0.1,
+        producers=4,
+        delayed=0.1,
+        tail=True,
+    )
+
+
 def _config(rng: random.Random, shards: int, trouble: str) -> Config:
     host = HostSection.model_construct(
         **{
@@ -140,6 +183,7 @@ def _config(rng: random.Random, shards: int, trouble: str) -> Config:
             "scan_rows": rng.choice([1, 3, 20, 1_000]),
             "pending_rows": rng.choice([20, 200, 100_000]),
             "leases": rng.choice([1, 5, 50_000]),
+            "tail_items": rng.choice([0, 2, 10, 10_000, 10_000]),
             "lanes": rng.choice([3, 100]),
             "lane_idle_ms": rng.choice([0, 300, 2_000]),
         }

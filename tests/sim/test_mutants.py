@@ -34,7 +34,7 @@ from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
-from tests.sim import fence_mutants, key_mutants  # noqa: F401 - they add their mutants
+from tests.sim import fence_mutants, key_mutants, tail_mutants  # noqa: F401 - they add their mutants
 from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
@@ -56,6 +56,13 @@ TOPICS = (
     "windows_keep_what_they_hold",
     "a_cut_page_of_lanes_is_taken_for_whole",
     "a_cut_lane_is_taken_for_whole",
+)
+# Found only where windows are short.
+CUT = ("a_window_that_was_cut_takes_the_page_asked_for_before",)
+# Found only where transactions are stored in parts.
+REFUSED = (
+    "items_that_are_settled_late_are_the_last_of_the_tail",
+    "a_part_of_a_transaction_saves_the_index_mark_of_the_whole",
 )
 
 
@@ -368,6 +375,10 @@ def trouble_of(name: str) -> str:
         return "rival"
     if name in SKEWED:
         return "skew"
+    if name in CUT:
+        return "cut"
+    if name in REFUSED:
+        return "refused"
     return "topics" if name in TOPICS else ""
 
 

@@ -28,6 +28,16 @@ def test_many_lanes_while_everything_fails(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "lanes"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
+def test_windows_are_cut_while_their_pages_are_read(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "cut"), batch)
+
+
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
+def test_rows_are_refused_while_outcomes_are_lost(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "refused"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert first.lines() == again.lines()

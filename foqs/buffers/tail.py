@@ -1,0 +1,66 @@
+"""The tail of an open shard: the items that have no row in `ready` or `timer` yet, in the order of their ids.
+
+An item that is acked before its row was written never costs one. `shard.indexed_to` separates the tail from older
+items: every item up to it has its row. The next owner finds unindexed items by reading all behind it, so it must never
+pass one, and must not stay far behind either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from foqs.item import Item
+from foqs.item_states import To
+
+MAX_BYTES = 8 << 20
+"""Bodies of the tail: the next owner reads them to write their rows."""
+
+
+class Tail:
+    """`known` has every unindexed item of the shard. `count` and `bytes` are those of the tail. `opened`: the shard's
+    database can say how far the index goes; else every item gets its row at once."""
+
+    __slots__ = ("_ids", "_known", "bytes", "count", "opened")
+
+    def __init__(self, known: Mapping[int, Item], *, opened: bool = False) -> None:
+        self._known = known
+        self.opened = opened
+        self.count = 0
+        self.bytes = 0
+        self._ids: deque[int] = deque()  # in order; those of items that left the tail go when they come first
+
+    def add(self, item: Item) -> None:
+        """`item` was stored without its row."""
+        item.unindexed = True
+        self.count += 1
+        self.bytes += item.bytes
+        ids, item_id = self._ids, item.id
+        if ids and ids[-1] > item_id:  # a part of a transaction was settled late
+            ids.append(item_id)
+            self._ids = deque(sorted(ids))
+        else:
+            ids.append(item_id)
+
+    def left(self, size_bytes: int) -> None:
+        """An item of that size has its row, or is gone."""
+        self.count -= 1
+        self.bytes -= size_bytes
+
+    def first(self) -> int | None:
+        """Return the smallest id of the tail, None if it is empty."""
+        ids, known = self._ids, self._known
+        while ids:
+            item = known.get(ids[0])
+            if item is not None and item.unindexed:
+                return ids[0]
+            ids.popleft()
+        return None
+
+    def items(self) -> Iterator[Item]:
+        """The items whose rows no transaction in flight writes or removes, in the order of their ids."""
+        known = self._known
+        for item_id in self._ids:
+            item = known.get(item_id)
+            if item is not None and item.unindexed and (item.in_flight is None or item.in_flight.to is To.KEPT):
+                yield item

@@ -1,6 +1,6 @@
 """The columns of a snapshot, and the SQL that reads them. Pure.
 
-Table `timer` alone determines the state: an item has a row either there or in `ready`.
+Table `timer` alone determines the state: an item without a row there is ready, and may have no row in `ready` yet.
 """
 
 from __future__ import annotations

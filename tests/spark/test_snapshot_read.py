@@ -110,7 +110,9 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     held = new_item(4, priority=3, lease_ms=1_500)
     once = new_item(5, delivery=AT_MOST_ONCE, metadata=b"m")
     tried = new_item(6, due_ms=NOW_MS + 1_000)  # nacked with a delay
-    insert(store, fresh, again, later, held, once, tried)
+    unindexed = new_item(7)
+    unindexed.unindexed = True
+    insert(store, fresh, again, later, held, once, tried, unindexed)
     lease(store, held, due_ms=NOW_MS + 1_500, attempt=3)
     lease(store, once, due_ms=NOW_MS - 5, attempt=1)  # its lease has ended, and its host has not noticed that yet
     store.commit(
@@ -134,6 +136,7 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
         4: ("leased", 3, NOW_MS + 1_500, "AT_LEAST_ONCE", 1_500),
         5: ("leased", 1, NOW_MS - 5, "AT_MOST_ONCE", None),
         6: ("delayed", 4, None, "AT_LEAST_ONCE", None),
+        7: ("ready", 0, None, "AT_LEAST_ONCE", None),
     }
     row = found[fresh.id]
     assert (row["shard"], row["namespace"], row["topic"], row["priority"]) == (NUMBER, "ns", "topic", -5)
@@ -143,7 +146,7 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     assert (found[again.id]["payload"], found[again.id]["metadata"], found[again.id]["headers"]) == (b"", None, None)
     assert (found[later.id]["topic"], ms(found[later.id], "deliver_after")) == ("other", NOW_MS + 60_000)
     assert {ms(row, "enqueued_at") for row in found.values()} == {NOW_MS}
-    for state, numbers in {"leased": [4, 5], "delayed": [3, 6], "ready": [1, 2]}.items():
+    for state, numbers in {"leased": [4, 5], "delayed": [3, 6], "ready": [1, 2, 7]}.items():
         for names in (("id",), ("id", "state", "attempt")):
             of_state = rows_of(batches(names, Wanted(state=state)))
             assert [row["id"] & 0xFF for row in of_state] == numbers, (state, names)

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import Connection
 
+from foqs.rows import Batch
 from foqs.store import migrate
-from foqs.store.schema import check_schema, migrate_schema
+from foqs.store.schema import check_schema, create_schema, migrate_schema
+from foqs.store.sql import SqlStore
 from tests.api.hosts import HostProcess, environment, foqs, until
 from tests.api.wire import Wire
 from tests.conftest import SHARD_KINDS, Server
 from tests.store.asking import run
+from tests.store.contract import LANE
+from tests.store.shards import new_item
 from tests.store.test_migrate import ask
 from tests.store.test_ownership import SERVERS
 from tests.store.version_1 import NUMBER, ROOT, TABLES, load, old_code, old_environment
@@ -29,7 +33,7 @@ class Traffic:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._ended = threading.Event()
+        self._ended, self._all_stored = threading.Event(), threading.Event()
         self.stored: list[int] = []
         self.acked: list[int] = []
         self.errors: list[BaseException] = []
@@ -45,12 +49,15 @@ class Traffic:
 
     def _produce(self, wire: Wire) -> None:
         number = 0
-        while not self._ended.is_set():
-            number += 1
-            self.stored += wire.put(f"topic-{number % 50}", *[b"x" * 100] * 5, ttl_ms=3_600_000)
+        try:
+            while not self._ended.is_set():
+                number += 1
+                self.stored += wire.put(f"topic-{number % 50}", *[b"x" * 100] * 5, ttl_ms=3_600_000)
+        finally:
+            self._all_stored.set()
 
     def _consume(self, wire: Wire) -> None:
-        while not self._ended.is_set() or len(self.acked) < len(self.stored):
+        while not self._all_stored.is_set() or len(self.acked) < len(self.stored):
             items = wire.take([(f"topic-{number}", 20) for number in range(50)], wait_ms=100)
             if items:
                 assert wire.ack(*items) == [0] * len(items)
@@ -137,6 +144,33 @@ def test_old_commands_after_going_back(shard_url: str, shard_kind: str, tmp_path
         assert (ran.returncode, ran.stdout) == (0, f"shard {NUMBER}: {said}\n")
     assert migrate_schema(shard_url, NUMBER) == 1
     assert check_schema(shard_url, NUMBER) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shard_kind", SHARD_KINDS[:2], indirect=True)
+def test_an_old_host_waits_for_an_orderly_close(shard_url: str, tmp_path: Path) -> None:
+    """It would not find items without a row in `ready`."""
+    old = old_environment(old_code(tmp_path / "old"))
+    create_schema(shard_url, NUMBER)
+    config = tmp_path / "foqs.toml"
+    config.write_text(f'[server]\nport = 0\n[[shards]]\nid = {NUMBER}\nurl = "{shard_url}"\n')
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("crashed", take_over=False)
+    item = new_item()
+    item.unindexed = True
+    store.commit(Batch(lanes_new=[LANE], inserts=[item], next_number=2, indexed_to=item.id - 1))
+    store.close()
+    needs = "the schema is version 2 and needs a host that knows 2; this one knows 1: upgrade foqs"
+    with HostProcess(tmp_path / "early", ["serve", "--config", config], old) as host:
+        until(lambda: needs in host.said(), "the old host says why it does not open the shard")
+        assert ask(shard_url, "SELECT COUNT(*) FROM ready") == [(0,)]
+        host.stop()
+    store.open("new", take_over=True)
+    store.close(clean=True)
+    with HostProcess(tmp_path / "late", ["serve", "--config", config], old) as host:
+        assert Wire(host.address, ns="ns").one("topic").id == item.id
+        assert host.stop() == 0
+        assert needs not in host.said()
 
 
 @SERVERS

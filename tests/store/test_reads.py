@@ -207,6 +207,7 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
                 queries.due(store._dialect, NOW_MS, NOW_MS, 100)[0],
                 queries.expiring(store._dialect, NOW_MS, NOW_MS, None, 100)[0],
                 queries.sizes(store._dialect, ids),
+                select_of(queries.index_tail(store._dialect, ids[0])),
             ]
             for text in texts:
                 plan = link.fetch(f"EXPLAIN FORMAT=TRADITIONAL {text}")
@@ -216,6 +217,11 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
             insert(store, *left[2:])
     assert store.mismatches == 0
     store.close()
+
+
+def select_of(insert: str) -> str:
+    """What an INSERT reads; its plan shows the table that it writes as well."""
+    return "SELECT" + insert.partition("SELECT")[2]
 
 
 def all_gone(items: list[NewItem]) -> Batch:
@@ -246,6 +252,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
         *queries.expiring(SQLITE, 1, 2, None, 3),
         *queries.expiring(SQLITE, 1, 2, (1, 5), 3),
         queries.sizes(SQLITE, [1, 2]),
+        select_of(queries.index_tail(SQLITE, 5)),
         SQLITE.delete_keys("ready", READY_KEY, [(1, 2, 3, 4), (5, 6, 7, 8)]),
         SQLITE.delete_values("timer", "id", [1, 2]),
     ]

@@ -30,17 +30,16 @@ class Tail:
         self.bytes = 0
         self._ids: deque[int] = deque()  # in order; those of items that left the tail go when they come first
 
-    def add(self, item: Item) -> None:
-        """`item` was stored without its row."""
-        item.unindexed = True
-        self.count += 1
-        self.bytes += item.bytes
-        ids, item_id = self._ids, item.id
-        if ids and ids[-1] > item_id:  # a part of a transaction was settled late
-            ids.append(item_id)
-            self._ids = deque(sorted(ids))
-        else:
-            ids.append(item_id)
+    def add(self, ids: list[int], size_bytes: int) -> None:
+        """Items of those ids, in order, were stored without their rows; their bodies have that size together."""
+        if not self.count:
+            self._ids.clear()
+        in_order = not self._ids or self._ids[-1] < ids[0]
+        self._ids += ids
+        if not in_order:  # a part of a transaction was settled late
+            self._ids = deque(sorted(self._ids))
+        self.count += len(ids)
+        self.bytes += size_bytes
 
     def left(self, size_bytes: int) -> None:
         """An item of that size has its row, or is gone."""

@@ -120,17 +120,21 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
     transaction.expiry_from_ms = shard.ttls.from_ms
     transaction.dedup_from_ms = shard.keys.scan.from_ms
     if tail.opened:
-        transaction.indexed_from = (tail.first() or first_new) - 1
-        transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
+        transaction.indexed_from = ((tail.first() if tail.count else None) or first_new) - 1
+        if tail.count and not (batch.changes or batch.indexed):
+            transaction.indexed_to = transaction.indexed_from
+        else:
+            transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
     return transaction
 
 
 def _first_unindexed(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
     """Return the first id that is still unindexed when `transaction` is committed; the next id if there is none."""
-    indexed = {item.id for item in batch.indexed}
-    for item in shard.tail.items():
-        if item.id not in indexed:
-            return item.id
+    if shard.tail.count:
+        indexed = {item.id for item in batch.indexed}
+        for item in shard.tail.items():
+            if item.id not in indexed:
+                return item.id
     for new in transaction.inserts:
         if new.unindexed:
             return new.id
@@ -141,7 +145,11 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     room_rows, room_bytes = shard.config.batch_rows, shard.max_batch_bytes
     base, number = shard.first_id, shard.next_number
     chunks = shard.chunks
-    tail_rows, tail_bytes = _tail_room(shard)
+    tail, budget, window_rows = shard.tail, shard.budget, shard.config.window_rows
+    # How much may be stored without rows in `ready`. A list of this batch shows new items, too.
+    opened = tail.opened and not shard.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
+    tail_rows = shard.config.tail_items - tail.count if opened else -1
+    tail_bytes = MAX_BYTES - tail.bytes
     while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
         chunk = chunks.popleft()
         shard.chunk_rows -= len(chunk.items)
@@ -162,7 +170,9 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 key = item_key
                 lane = _stored_lane(shard, shard.lane(key), batch, transaction)
                 window = lane.window
-                unindexed = tail_rows >= 0 and tail_bytes >= 0 and _keeps_new(shard, lane)
+                # An unindexed item stays in memory, so its window must have room.
+                room = not lane.ready if window is None else len(window.entries) < window_rows
+                unindexed = room and tail_rows >= 0 and tail_bytes >= 0
             item.lane = lane.number  # type: ignore[union-attr,assignment]
             item.id = base + number
             number += 1
@@ -183,20 +193,6 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     shard.next_number = number
     batch.rows = len(transaction.inserts)
     batch.size_bytes = shard.max_batch_bytes - room_bytes
-
-
-def _tail_room(shard: Shard) -> tuple[int, int]:
-    """Return how many items, and how many bytes, this transaction may store without their rows in `ready`."""
-    tail = shard.tail
-    if not tail.opened or shard.lists or not shard.budget.fits(0, _TAIL_SHARE):
-        return -1, -1  # a list of this batch shows new items, too
-    return shard.config.tail_items - tail.count, MAX_BYTES - tail.bytes
-
-
-def _keeps_new(shard: Shard, lane: Lane[Item]) -> bool:
-    """Whether the lane's window has room for an item that it covers: an unindexed item stays in memory."""
-    window = lane.window
-    return not lane.ready if window is None else len(window.entries) < shard.config.window_rows
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:

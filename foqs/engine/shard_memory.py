@@ -122,7 +122,8 @@ class ShardMemory:
         if window is None:
             self._index_new(ready, lane)
             return
-        known, held, added, uncovered = self.known, 0, [], []
+        known, held, added, uncovered, unindexed = self.known, 0, [], [], []
+        unindexed_bytes = 0
         for new in ready:
             if window.more and not window.covers((new.priority, new.deliver_after_ms, new.id)):
                 uncovered.append(new)
@@ -140,9 +141,13 @@ class ShardMemory:
             known[new.id] = item
             added.append((new.priority, new.deliver_after_ms, new.id, item))
             if new.unindexed:
-                self.tail.add(item)
+                item.unindexed = True
+                unindexed.append(new.id)
+                unindexed_bytes += size
         self.budget.take(held)
         window.add_all(added)
+        if unindexed:
+            self.tail.add(unindexed, unindexed_bytes)
         if uncovered:
             self._index_new(uncovered, lane)
         self.bound_window(window)
@@ -152,7 +157,8 @@ class ShardMemory:
         for new in news:
             if new.unindexed:
                 item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, 0, new)
-                self.tail.add(item)
+                item.unindexed = True
+                self.tail.add([item.id], item.bytes)
                 self.index(item)
 
     def index(self, item: Item) -> None:

@@ -15,7 +15,8 @@ def tail_of(*ids: int) -> tuple[Tail, dict[int, Item]]:
     tail = Tail(known, opened=True)
     for item_id in ids:
         item = known[item_id] = Item(item_id, lone_lane(), 0, 0, 0, 0, 10, None, phase=Phase.IDLE)
-        tail.add(item)
+        item.unindexed = True
+        tail.add([item_id], item.bytes)
     return tail, known
 
 
@@ -42,6 +43,23 @@ def test_items_are_counted_until_they_have_a_row() -> None:
     assert (tail.first(), tail.count, tail.bytes) == (1, 2, 20)
     end(tail, known.pop(1))
     assert (tail.first(), [item.id for item in tail.items()]) == (3, [3])
+
+
+def test_a_run_of_items_is_added_at_once() -> None:
+    tail, known = tail_of(1, 4)
+    known |= {item_id: Item(item_id, lone_lane(), 0, 0, 0, 0, 10, None) for item_id in (2, 3)}
+    for item in known.values():
+        item.unindexed = True
+    tail.add([2, 3], 20)
+    assert ([item.id for item in tail.items()], tail.count, tail.bytes) == ([1, 2, 3, 4], 4, 40)
+
+
+def test_an_empty_tail_forgets_the_ids_of_earlier_items() -> None:
+    tail, known = tail_of(1, 2)
+    for item_id in (1, 2):
+        end(tail, known.pop(item_id))
+    tail.add([3], 10)
+    assert list(tail._ids) == [3]
 
 
 def test_an_item_that_is_read_again_is_none_of_the_tail() -> None:

@@ -33,23 +33,27 @@ def an_unindexed_item_of_a_cut_window_is_not_kept(patch: Patch) -> None:
 @mutant
 def unindexed_items_outlive_their_room(patch: Patch) -> None:
     """Nothing bounds what the next owner has to index."""
-    room = (1 << 30, 1 << 30)
-    patch.setattr(batch_build, "_tail_room", lambda shard: room if shard.tail.opened else (-1, -1))
+
+    def take(shard: Shard, *rest: Any) -> None:
+        config = shard.config
+        shard.config = config.model_copy(update={"tail_items": 1 << 30})
+        original(shard, *rest)
+        shard.config = config
+
+    original: Any = batch_build._take_inserts
+    patch.setattr(batch_build, "_take_inserts", take)
 
 
 @mutant
 def the_index_mark_passes_items_of_its_own_transaction(patch: Patch) -> None:
-    def last_given(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
-        for new in transaction.inserts:
-            new.unindexed, kept[new.id] = False, new.unindexed
-        first = original(shard, batch, transaction)
-        for new in transaction.inserts:
-            new.unindexed = kept.pop(new.id)
-        return first
+    def build(shard: Shard, *rest: Any) -> Batch | None:
+        transaction = original(shard, *rest)
+        if transaction is not None and transaction.inserts and not shard.tail.count:
+            transaction.indexed_to = transaction.inserts[-1].id if shard.tail.opened else None
+        return transaction
 
-    kept: dict[int, bool] = {}
-    original = batch_build._first_unindexed
-    patch.setattr(batch_build, "_first_unindexed", last_given)
+    original: Any = batch_build._build_transaction
+    patch.setattr(batch_build, "_build_transaction", build)
 
 
 @mutant
@@ -91,11 +95,10 @@ def items_that_are_settled_late_are_the_last_of_the_tail(patch: Patch) -> None:
     """A part of a transaction was committed before: its items have greater ids."""
 
     class Unsorted(Tail):
-        def add(self, item: Item) -> None:
-            item.unindexed = True
-            self.count += 1
-            self.bytes += item.bytes
-            self._ids.append(item.id)
+        def add(self, ids: list[int], size_bytes: int) -> None:
+            self.count += len(ids)
+            self.bytes += size_bytes
+            self._ids += ids
 
     patch.setattr("foqs.engine.shard_memory.Tail", Unsorted)
 
@@ -158,7 +161,8 @@ def a_lease_keeps_its_item_unindexed(patch: Patch) -> None:
         unindexed = change.item.unindexed
         original(shard, change, now_ms)
         if change.to is To.LEASED and unindexed:
-            shard.tail.add(change.item)
+            change.item.unindexed = True
+            shard.tail.add([change.item.id], change.item.bytes)
 
     original = batch_apply.committed
     patch.setattr(batch_apply, "committed", committed)

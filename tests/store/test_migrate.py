@@ -90,7 +90,7 @@ def test_a_migrated_schema_equals_a_made_one(old_url: str, new_shard_url: NewSha
         assert ask(url, "SELECT version, min_reader FROM shard") == [(2, 1)]
         assert check_schema(url, NUMBER) == []
     assert ask(old_url, "SELECT DISTINCT throttles, weight FROM lane") == [(b"", 0)]
-    assert ask(old_url, "SELECT done_from_ms FROM shard") == [(0,)]
+    assert ask(old_url, "SELECT done_from_ms, indexed_to FROM shard") == [(0, 0)]
     assert migrate_schema(old_url, NUMBER) == 2
 
 
@@ -135,7 +135,7 @@ def test_the_planned_statements_are_those_that_run(old_url: str, new_shard_url: 
     hot = ("item", "ready", "timer", "expiry", "dedup")
     assert not [sql for sql in statements for table in hot if f"TABLE {table} " in sql or f" ON {table} " in sql]
     columns = [sql for sql in statements if "ADD COLUMN" in sql]
-    assert len(columns) == 3
+    assert len(columns) == 4
     assert not is_server(old_url) or all(sql.endswith("ALGORITHM=INSTANT") for sql in columns)
 
 

@@ -187,6 +187,7 @@ def _shard(add: Add, shard: Shard) -> None:
     add("shard_pending_chunks", len(shard.chunks), number)
     add("shard_pending_changes", len(shard.changes), number)
     add("shard_pending_looks", shard.looks.count, number)
+    add("shard_unindexed_items", shard.tail.count, number)
     add("shard_leases", len(shard.unwritten), number, "unwritten")
     add("shard_leases", len(shard.written), number, "written")
     add("shard_trip_seconds", shard.batch_metrics.seconds.copy(), number)

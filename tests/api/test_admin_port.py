@@ -90,6 +90,7 @@ def test_counts_are_what_the_load_did(start_whole: Start, stack: ExitStack) -> N
     assert last.sum("foqs_shard_transaction_rows_sum") >= last.sum("foqs_items_enqueued_total")
     assert last.sum("foqs_window_hits_total") > 0
     assert last.sum("foqs_shard_window_rows") > 0
+    assert last.sum("foqs_shard_unindexed_items") > 0
     assert last.sum("foqs_event_loop_lag_seconds_count") > 0
     assert last.sum("foqs_shard_state", state="serving") == 2
     assert last.sum("foqs_shard_breaker_state", state="closed") == 2

@@ -20,7 +20,7 @@ from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import OLDEST_READER, TAIL_VERSION
+from foqs.store.tables import OLDEST_READER, SCHEMA_VERSION, TAIL_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -201,7 +201,8 @@ def take_epoch(
     tail = ""
     if stored.has_tail:
         _index_tail(link, dialect)
-        tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {TAIL_VERSION}, "
+        reader = f"CASE WHEN min_reader < {TAIL_VERSION} THEN {TAIL_VERSION} ELSE min_reader END"
+        tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {reader}, "
     link.execute(
         f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {tail}"
         f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
@@ -225,7 +226,9 @@ def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
         tail = ""
         if rows[0][1] >= TAIL_VERSION:
             _index_tail(link, dialect)
-            tail = f", indexed_to = 0, min_reader = {OLDEST_READER}"
+            tail = ", indexed_to = 0"
+            if rows[0][1] <= SCHEMA_VERSION:  # a later version may have other reasons to refuse hosts
+                tail += f", min_reader = {OLDEST_READER}"
         link.execute(f"UPDATE shard SET owner = ''{tail} WHERE one = 1")
     link.execute("COMMIT")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.rows import Batch, DedupRow, LaneRow, NewItem
-from foqs.server.shard_thread import run
+from foqs.server.shard_thread import Begun, run
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -155,6 +156,23 @@ def test_items_whose_keys_are_known_are_not_stored() -> None:
     assert result.known == {1: old}
     assert (result.outcome, result.rejected) == (Outcome.COMMITTED, {})
     assert [ids for ids, _ in store.commits] == [[1, 2, 3], [2, 3]]
+
+
+def test_the_rest_of_a_transaction_begun_on_the_loop_is_stored() -> None:
+    """The loop ran it for nothing: one key is known. Times count from its beginning."""
+
+    def conclude() -> None:
+        raise RowRejected("a row is refused")
+
+    old = DedupRow(b"o" * 16, 1, 50, 900)
+    keys = [DedupRow(old.digest, 1, 1, 2_000), DedupRow(b"n" * 16, 1, 2, 2_000)]
+    transaction = Batch(inserts=[new_item(1), new_item(2)], dedup_new=keys)
+    store = Store(known={old.digest: old})
+    began_s = time.perf_counter() - 7.0
+    result = run(store, ShardBatch(transaction=transaction, keys_ms=500), Begun(began_s, conclude))
+    assert (result.outcome, result.known) == (Outcome.COMMITTED, {1: old})
+    assert [ids for ids, _ in store.commits] == [[2]]
+    assert result.latency_ms >= result.transaction_ms >= 7_000
 
 
 def test_a_reconnect_reports_the_last_transaction() -> None:

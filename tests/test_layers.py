@@ -118,6 +118,12 @@ def test_pure_modules_do_no_io(layer: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["packets", "transaction"])
+def test_the_course_of_a_transaction_does_no_io(name: str) -> None:
+    """These modules stand in a package that is not pure."""
+    assert not {one.split(".")[0] for one in imported(ROOT / "foqs" / "store" / f"{name}.py")} & IMPURE
+
+
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

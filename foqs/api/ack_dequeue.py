@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from foqs.api import responses, validation
+from foqs.api import reply_bytes, responses, validation
 from foqs.api.item_life import ItemLife
 from foqs.engine import item_ops
 from foqs.engine.engine import Engine
@@ -18,6 +18,7 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
+from foqs.wire.struct_writer import encode_struct
 
 
 class DequeueAfterAcks:
@@ -40,6 +41,10 @@ class DequeueAfterAcks:
         self._call.on_lost = lost
 
     def reply(self, response: Any) -> bool:
+        if isinstance(response, bytes):
+            errors = [outcome.error for outcome in self.outcomes]
+            acked = reply_bytes.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
+            return self._call.reply(reply_bytes.ack_and_dequeue_response(acked, response))
         return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, response.items, response.doubtful))
 
     def fail(self, error: FoqsError) -> bool:
@@ -116,7 +121,8 @@ class AckDequeue:
             dequeue.reply(idl.DequeueResponse([]))
             return
         # A host to which the dequeue is forwarded fills a frame of its own, without the outcomes.
-        bodies_bytes = waiting.max_bytes - sum(count for _, count in waiting.wants) * waiting.item_overhead_bytes
+        items = sum([count for _, count in waiting.wants])
+        bodies_bytes = waiting.max_bytes - items * waiting.item_overhead_bytes
         if bodies_bytes < largest_bytes:
             waiting.elsewhere = None
         dequeue.request.max_bytes = min(waiting.bodies_bytes, bodies_bytes)

@@ -17,6 +17,7 @@ from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
 
 _STOP = b"\0"
 _LIST_FIELD = field_head(LIST, 1) + bytes((STRUCT,))
+_SECOND_LIST_FIELD = field_head(LIST, 2) + bytes((STRUCT,))
 _ID_FIELD = field_head(I64, 1)
 _NAMES_KEPT = 1_024
 
@@ -72,6 +73,11 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
         )  # fmt: skip
     parts.append(_STOP)
     return b"".join(parts)
+
+
+def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
+    """Return the AckAndDequeueResponse with the outcomes of an AckResponse and the items of `dequeue_response`."""
+    return b"".join((acked[: -len(_STOP)], _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
 
 
 @lru_cache(_NAMES_KEPT)

@@ -68,8 +68,8 @@ def _failed(call: Call, error: FoqsError, counters: Counters, unknown: list[Foqs
 
 def outcomes_bytes(outcomes: list[Any]) -> int:
     """Return the most bytes that item outcomes take in an answer."""
-    failed = [one.error for one in outcomes if one.error is not None]
-    return len(outcomes) + sum(_ERROR_BYTES + _CHARACTER_BYTES * len(error.message) for error in failed)
+    errors = [_ERROR_BYTES + _CHARACTER_BYTES * len(one.error.message) for one in outcomes if one.error is not None]
+    return len(outcomes) + sum(errors)
 
 
 def leased(item: Item) -> Any:

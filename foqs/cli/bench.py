@@ -37,8 +37,8 @@ class Database(StrEnum):
 
 
 WORKLOADS = ("cycle", "single", "callers", "enqueue", "drain", "latency")
-ASSIGNMENT, CLUSTER, TOPICS = "assignment", "cluster", "topics"
-ALONE = (ASSIGNMENT, CLUSTER, TOPICS)
+ASSIGNMENT, CLUSTER, TOPICS, WORKERS = "assignment", "cluster", "topics", "workers"
+ALONE = (ASSIGNMENT, CLUSTER, TOPICS, WORKERS)
 
 _TOPICS_LIMIT_S = 300.0
 _rig = partial(_option, "Databases")
@@ -121,7 +121,8 @@ def bench(
     backlog after a restart. `latency` times single items.
 
     `assignment` times the decision which host serves which shard; it needs no database. `cluster` measures the cost
-    of a cluster and the time of its changes. `topics` drains very many topics of few items each.
+    of a cluster and the time of its changes. `topics` drains very many topics of few items each. `workers` compares
+    acks that go with the next dequeue with acks of their own.
     """
     chosen = tuple(workloads or WORKLOADS)
     for name in chosen:
@@ -139,6 +140,9 @@ def bench(
         return
     if TOPICS in chosen:
         _topics(database, driver, shards, topics, items, payload_bytes, as_json)
+        return
+    if WORKERS in chosen:
+        _workers(database, driver, shards, rounds, single_items, as_json)
         return
     output = _Output(as_json, markdown, plot)
     if read is not None:
@@ -288,6 +292,20 @@ def _topics(
         lambda: {name: drain.as_json() for name, drain in drains.items()},
         lambda console: bench.show(drains, plan, console),
     )
+
+
+def _workers(database: Database, driver: str, shards: int, rounds: int, items: int, as_json: bool) -> None:
+    from foqs.lab.bench import workers
+    from foqs.lab.bench.rig import rig
+    from foqs.lab.servers import ServerUnavailable
+
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status, rig(database.value, shards, driver) as measured:
+            runs = workers.measure(measured, rounds, items, status.update)
+    except ServerUnavailable as error:
+        fail(str(error))
+    _print(as_json, lambda: workers.as_json(runs), lambda console: workers.show(runs, items, console))
 
 
 def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None:

@@ -87,3 +87,14 @@ def test_leased_items_are_the_codecs_bytes(found: list[Any]) -> None:
 @given(replies(), items(unusual=True), replies())
 def test_items_with_unusual_fields_are_left_to_the_codec(before: list[Any], odd: Any, after: list[Any]) -> None:
     assert reply_bytes.dequeue_response([*before, odd, *after]) is None
+
+
+@given(st.lists(st.sampled_from([None, *REFUSED]), max_size=5), replies())
+def test_outcomes_and_leased_items_are_the_codecs_bytes(outcomes: list[FoqsError | None], found: list[Any]) -> None:
+    call = Call("AckAndDequeue", idl.AckAndDequeueRequest())
+    structs = responses.item_outcomes(call, outcomes, Counters())
+    acked = encode_struct(idl.AckResponse(structs))
+    usual = reply_bytes.dequeue_response(found)
+    assert usual is not None
+    both = idl.AckAndDequeueResponse(structs, [responses.leased(item) for item in found])
+    assert reply_bytes.ack_and_dequeue_response(acked, usual) == encode_struct(both)

@@ -48,7 +48,7 @@ def test_assignment_as_a_table() -> None:
         (
             ["nonsense"],
             "foqs: there is no workload 'nonsense': choose from cycle, single, callers, enqueue, drain, latency, "
-            "assignment, cluster, topics\n",
+            "assignment, cluster, topics, workers\n",
         ),
         *(
             (
@@ -147,3 +147,15 @@ def test_another_installation_that_fails_is_reported(tmp_path: Path) -> None:
         assert ran.returncode == 1
         assert str(other) in ran.stderr
         assert reason in ran.stderr
+
+
+@pytest.mark.timeout(400)
+def test_workers_save_a_request_an_item() -> None:
+    args = ("--database", "sqlite", "--shards", "2", "--single-items", "400", "--rounds", "2", "--json")
+    ran = foqs("bench", "workers", *args, patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    apart, together = json.loads(ran.stdout).values()
+    assert [len(figures) for figures in (*apart.values(), *together.values())] == [2] * 8
+    assert min(apart["requests_per_item"]) >= 2
+    assert max(together["requests_per_item"]) < 1.5
+    assert min(apart["items_per_s"] + together["items_per_s"] + together["worker_cpu_us"]) > 0

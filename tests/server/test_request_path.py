@@ -21,13 +21,14 @@ import uvloop
 import foqs
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
+from foqs.idl import idl
 from foqs.server.node import Node
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.api.wire import Wire
 
 PRODUCT = str(Path(foqs.__file__).parent)
-CEILINGS = {"enqueue": (36, 132), "dequeue": (22, 72), "ack": (29, 103)}
+CEILINGS = {"enqueue": (37, 140), "dequeue": (22, 77), "ack": (31, 112), "ack and dequeue": (43, 186)}
 """The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two files."""
 SAMPLES = 20
 
@@ -74,7 +75,7 @@ async def _measured(tmp_path: Path) -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = {name: [] for name in CEILINGS}
     wire = Wire(("127.0.0.1", port))
     with wire:
-        await asyncio.to_thread(wire.put, "t", *[b"x"] * 10)  # dequeues are served from the windows
+        await asyncio.to_thread(wire.put, "t", *[b"x"] * 100)  # dequeues are served from the windows
         sys.setprofile(recorder)
         try:
             for _ in range(SAMPLES):
@@ -84,6 +85,11 @@ async def _measured(tmp_path: Path) -> dict[str, list[list[str]]]:
                 found["dequeue"].append(calls)
                 calls, _ = await recorder.of(partial(wire.ack, item))
                 found["ack"].append(calls)
+                (item,) = await asyncio.to_thread(wire.dequeue, "t")
+                acks = [idl.AckItem(item.id, item.lease)]
+                both = partial(wire.ask, "AckAndDequeue", ns=wire.ns, acks=acks, wants=[idl.TopicCount("t", 1)])
+                calls, _ = await recorder.of(both)
+                found["ack and dequeue"].append(calls)
         finally:
             sys.setprofile(None)
         await node.stop()

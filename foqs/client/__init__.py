@@ -7,6 +7,7 @@
 ...     client.enqueue("mail", b"hello")
 """
 
+from foqs.client.ack_dequeue import Taken
 from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
@@ -68,6 +69,7 @@ __all__ = [
     "Retry",
     "ServerInfo",
     "StaleLease",
+    "Taken",
     "Tls",
     "Unauthenticated",
     "Unavailable",

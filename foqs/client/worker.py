@@ -6,8 +6,8 @@ import logging
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -25,6 +25,7 @@ from foqs.client.leases import Leases
 from foqs.client.room import Room
 from foqs.client.routes import Part
 from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settled, Settler
+from foqs.client.stop_signals import stop_signals
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
 
 log = logging.getLogger("foqs.client")
@@ -74,11 +75,13 @@ class Worker:
     ...                 return                  # another consumer may have it now
 
     concurrency     handlers at a time; the client's `pool_size` should be at least 4
-    prefetch        items held beside those in work. At most `concurrency + prefetch` are held
+    prefetch        items held beside those in work. At most `concurrency + prefetch` are held, beside those whose acks
+                    failed in a request that brought more
     lease_ms        duration of a lease, which is extended while the worker holds the item; about this long after a
                     worker was killed, other workers get its items
     wait_ms         length of one long poll; a stop may take that time
-    ack_linger_ms   how long an outcome waits for more outcomes in its request
+    ack_linger_ms   how long an outcome waits for more outcomes in its request. Acks of a busy worker then go with its
+                    next request for items
     grace_ms        how long a stop waits for handlers at work
 
     A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
@@ -165,7 +168,7 @@ class Worker:
         """Works until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
         A second signal ends the grace. Raises what ended the worker by itself.
         """
-        with _signals() as caught:
+        with stop_signals() as caught:
             self.start()
             threading.Thread(target=lambda: caught.put(self._ended.wait() and None), daemon=True).start()
             while (number := caught.get()) is not None:
@@ -379,20 +382,3 @@ def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:
     share, over = divmod(count, len(topics))
     wants = {t: share + ((n - turn) % len(topics) < over) for n, t in enumerate(topics)}
     return {topic: n for topic, n in wants.items() if n}
-
-
-@contextmanager
-def _signals() -> Iterator[SimpleQueue[int | None]]:
-    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
-    caught: SimpleQueue[int | None] = SimpleQueue()
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = {
-        number: signal.signal(number, lambda got, _frame: caught.put(got)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -135,6 +135,7 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "Ack": {"items": [idl.AckItem(1, 1)]},
         "Nack": {"items": [idl.NackItem(1, 1)]},
         "ExtendLease": {"items": [idl.ExtendItem(1, 1)]},
+        "AckAndDequeue": {"ns": "shop", "acks": [idl.AckItem(1, 1)], "wants": [idl.TopicCount("t", 1)]},
         "GetItem": {"id": 1},
         "ListItems": {"ns": "shop", "topic": "t"},
         "DeleteItems": {"ids": [1]},
@@ -151,6 +152,22 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
             assert code(lambda m=method, f=fields: nobody.ask(m, **f)) == Code.FORBIDDEN, method
     assert nobody.ask("GetServerInfo").version
     assert nobody.ask("GetRouting").hosts
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_acks_with_a_dequeue_need_the_right_to_consume(wire: NewWire, at: int) -> None:
+    """An item of another tenant is not found, on this host or on another one, and stays leased."""
+    (item_id,) = wire("shop", at).put("t", b"x")
+    item = wire("shop", at).one("t")
+    asked = {"acks": [idl.AckItem(item.id, item.lease)], "wants": [idl.TopicCount("t", 1)]}
+    assert code(lambda: wire("maker").ask("AckAndDequeue", ns="shop", **asked)) == Code.FORBIDDEN
+    assert code(lambda: wire("rival").ask("AckAndDequeue", ns="shop", **asked)) == Code.FORBIDDEN
+    (outcome,) = wire("rival").ask("AckAndDequeue", ns="rival", **asked).outcomes
+    assert outcome.error.code == Code.NOT_FOUND
+    assert wire("admin").state(item_id) is not None
+    (outcome,) = wire("taker").ask("AckAndDequeue", ns="shop", **asked).outcomes
+    assert outcome.error is None
+    assert wire("admin").state(item_id) is None
 
 
 def test_each_right_is_one_of_its_own(wire: NewWire) -> None:

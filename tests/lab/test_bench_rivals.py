@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_clients_report_together() -> None:
 def test_a_client_that_fails_ends_the_measurement(fails: Callable[[], Run]) -> None:
     with pytest.raises(RuntimeError, match="a client of the benchmark failed"):
         measure([PythonClient(works), PythonClient(fails)], 10, {})
+
+
+def never_ends() -> Run:
+    def run() -> list[float]:
+        threading.Event().wait()
+        return []
+
+    return run
+
+
+def test_a_client_that_never_ends_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.cjs"
+    program.write_text("echo ready; exec cat >/dev/null")
+    for client in (PythonClient(never_ends), NodeClient("/bin/sh", program, {})):
+        with pytest.raises(RuntimeError, match="took too long"):
+            measure([client], 10, {}, limit_s=0.5)
 
 
 def test_a_node_client_that_fails_ends_the_measurement(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 _STOP_S = 10.0
+_LIMIT_S = 60.0
+_LIMIT_OF_ITEM_S = 0.02
+"""No measured queue was slower than 140 items a second."""
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 Run = Callable[[], list[float]]
@@ -46,6 +50,8 @@ class Client(Protocol):
         """Return when the client has connected. Raises RuntimeError if it failed."""
 
     def go(self) -> None: ...
+
+    def kill(self) -> None: ...
 
     def report(self) -> Report:
         """Return when the client has done its work. Raises RuntimeError if it failed."""
@@ -77,6 +83,9 @@ class PythonClient:
     def go(self) -> None:
         self._here.send(None)
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def report(self) -> Report:
         report: Report = self._receive()
         return report
@@ -85,7 +94,7 @@ class PythonClient:
         try:
             received: Report = self._here.recv()
         except (EOFError, ConnectionError) as error:
-            raise RuntimeError("a client of the benchmark failed; its error is above") from error
+            raise RuntimeError("a client of the benchmark failed with the error above, or took too long") from error
         return received
 
 
@@ -131,6 +140,9 @@ class NodeClient:
         process.stdin.write("go\n")
         process.stdin.flush()
 
+    def kill(self) -> None:
+        self._started().kill()
+
     def report(self) -> Report:
         return Report(**json.loads(self._line()))
 
@@ -139,7 +151,7 @@ class NodeClient:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{Path(self._argv[1]).name} failed; its error is above")
+            raise RuntimeError(f"{Path(self._argv[1]).name} failed with the error above, or took too long")
         return line
 
     def _started(self) -> subprocess.Popen[str]:
@@ -156,14 +168,19 @@ class Measured:
     enqueue_p50_ms: float | None = None
 
 
-def measure(clients: Sequence[Client], items: int, servers: Mapping[str, int]) -> Measured:
+def measure(
+    clients: Sequence[Client], items: int, servers: Mapping[str, int], limit_s: float | None = None
+) -> Measured:
     """Run `clients`, which enqueue, dequeue and ack `items` together. `servers` are processes by name.
 
-    Raises RuntimeError if a client fails.
+    Raises RuntimeError if a client fails, or takes longer than `limit_s`: by default a minute, and 20 ms for each item.
     """
     with ExitStack() as stack:
         for client in clients:
             stack.enter_context(client)
+        limit = threading.Timer(_LIMIT_S + items * _LIMIT_OF_ITEM_S if limit_s is None else limit_s, _kill, [clients])
+        stack.callback(limit.cancel)
+        limit.start()
         for client in clients:
             client.ready()
         before_s = {name: cpu_s(pid) for name, pid in servers.items()}
@@ -179,6 +196,11 @@ def measure(clients: Sequence[Client], items: int, servers: Mapping[str, int]) -
         {name: 1e6 * seconds / items for name, seconds in used_s.items()},
         median(enqueues) if enqueues else None,
     )
+
+
+def _kill(clients: Sequence[Client]) -> None:
+    for client in clients:
+        client.kill()
 
 
 def cpu_s(pid: int) -> float:

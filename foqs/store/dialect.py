@@ -19,12 +19,13 @@ _IDLE_S = 31_536_000
 class Dialect:
     """Fragments of SQL, and whether several statements may travel as one packet.
 
-    `ordered_join` joins from left to right; `for_update` makes a read wait for the writers before it; `setup` is run
-    on each new connection.
+    `prepared_inserts`: they cost the server less than text does. `ordered_join` joins from left to right; `for_update`
+    makes a read wait for the writers before it; `setup` is run on each new connection.
     """
 
     name: str
     one_packet: bool
+    prepared_inserts: bool
     begin: str
     clock_ms: str
     connection_id: str
@@ -117,6 +118,7 @@ def _equal(columns: tuple[str, ...], key: tuple[int, ...]) -> str:
 MYSQL = Dialect(
     name="MySQL",
     one_packet=True,
+    prepared_inserts=False,
     begin="BEGIN",
     clock_ms="CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
     connection_id="SELECT CONNECTION_ID()",
@@ -132,11 +134,15 @@ MYSQL = Dialect(
         f"innodb_lock_wait_timeout = {_LOCK_WAIT_S}, lock_wait_timeout = {_LOCK_WAIT_S}, wait_timeout = {_IDLE_S}",
     ),
 )
-MARIADB = MariaDialect(**{field.name: getattr(MYSQL, field.name) for field in fields(MYSQL)} | {"name": "MariaDB"})
+MARIADB = MariaDialect(
+    **{field.name: getattr(MYSQL, field.name) for field in fields(MYSQL)}
+    | {"name": "MariaDB", "prepared_inserts": True}
+)
 
 SQLITE = SqliteDialect(
     name="SQLite",
     one_packet=False,
+    prepared_inserts=False,
     begin="BEGIN IMMEDIATE",
     clock_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
     connection_id="SELECT 0",

@@ -215,7 +215,9 @@ class Link:
 
     def run(self, statements: Sequence[str]) -> Iterator[int]:
         """Runs `statements` and yields the rows that each one matched, in order. Stops at the first that fails."""
-        cursor = self._ready()
+        if not self.autocommit:
+            self._commit_each()
+        cursor = self._cursor
         if not self._one_packet:
             for statement in statements:
                 cursor.execute(statement)
@@ -272,15 +274,15 @@ class Link:
             found.sendall(b"".join([close_command(number) for number in numbers]))
 
     def execute(self, statement: str) -> None:
-        self._ready().execute(statement)
-
-    def _ready(self) -> Any:
-        """The cursor, in autocommit mode."""
         if not self.autocommit:
-            self._cursor.execute("ROLLBACK")  # switching it on would commit
-            self._cursor.execute("SET autocommit = 1")
-            self.autocommit = True
-        return self._cursor
+            self._commit_each()
+        self._cursor.execute(statement)
+
+    def _commit_each(self) -> None:
+        """Switch autocommit on: else a read would open a transaction, and leave it open."""
+        self._cursor.execute("ROLLBACK")  # switching it on would commit
+        self._cursor.execute("SET autocommit = 1")
+        self.autocommit = True
 
     def rollback(self) -> None:
         # SQLite ends a transaction by itself after some errors.
@@ -289,16 +291,19 @@ class Link:
 
     def fetch(self, query: str) -> Sequence[Any]:
         """All rows of `query`, as tuples."""
-        cursor = self._ready()
-        cursor.execute(query)
-        rows: Sequence[Any] = cursor.fetchall()
+        if not self.autocommit:
+            self._commit_each()
+        self._cursor.execute(query)
+        rows: Sequence[Any] = self._cursor.fetchall()
         return rows
 
     def fetch_all(self, queries: Sequence[str]) -> list[Sequence[Any]]:
         """The rows of each query, in one trip where the database allows."""
         if not self._one_packet:
             return [self.fetch(query) for query in queries]
-        cursor = self._ready()
+        if not self.autocommit:
+            self._commit_each()
+        cursor = self._cursor
         cursor.execute(";".join(queries))
         results = [cursor.fetchall()]
         while cursor.nextset():

@@ -1,13 +1,11 @@
 """A shard in MySQL, MariaDB or SQLite: transactions behind the fence, and reads.
 
 Never in here: what to write, and when. A transaction is BEGIN, the fence, the batch and COMMIT. A short one is one
-packet, which saves a trip; COMMIT of a longer one has a packet of its own. The fence and every other statement that
-fails end their packet, so COMMIT runs only after all of them.
+packet, which saves a trip; COMMIT of a longer one has a packet of its own. A statement that fails ends its packet, so
+COMMIT runs only after the fence and all writes.
 
-A server may hang with a packet that it was sent, and its client gives the connection up. Settling takes the lock and
-reads `seq` on a new connection. A transaction that was begun holds the lock on the shard's row until it is decided, and
-that read waits for it. One that was not begun never will be: the new connection is in the row then, and the fence of
-the packet names the old one.
+Settling takes the lock and reads `seq` on a new connection. If the server has begun the transaction, that read waits
+for its end. If it begins the packet later, the fence ends it: the row names the new connection, the packet the old.
 """
 
 from __future__ import annotations
@@ -44,7 +42,8 @@ from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.lanes import refuse_orphans
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
-from foqs.store.plans import planner_of
+from foqs.store.pipelines import transaction_of
+from foqs.store.plans import ANOTHER_OWNER, COMMIT, Plan, planner_of
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -58,7 +57,7 @@ from foqs.store.protocol import (
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.store.statements import Fence
-from foqs.store.transaction import ANOTHER_OWNER, COMMIT, Loss, Plan, State, Transaction
+from foqs.store.transaction import Loss, State, Transaction, end_of
 
 log = structlog.get_logger("foqs.store")
 
@@ -149,7 +148,7 @@ class SqlStore:
         max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
         self._planner = planner_of(self._dialect, max_statement_bytes, link.packet_bytes)
-        if self._binary_inserts:
+        if self._binary_inserts and self._dialect.prepared_inserts:
             link.prepare_inserts()
         if self._database.reads_in_python:
             raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
@@ -261,7 +260,7 @@ class SqlStore:
         except self._errors.error as error:
             committing = plan.with_commit or len(counts) == len(plan.rows)
             answered, null = self._errors.is_answer(error), self._errors.is_refused_null(error)
-            state = plan.end_of(len(counts), committing=committing, answered=answered, null=null)
+            state = end_of(plan, len(counts), committing=committing, answered=answered, null=null)
             raise self._ended(link, state, error) from error
         except BaseException:
             self._unsettled = True
@@ -284,7 +283,7 @@ class SqlStore:
 
         Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
         link = self._connected()
-        return self._planner.transaction(link, self._next_fence(link, batch), batch)
+        return transaction_of(self._planner, link, self._next_fence(link, batch), batch)
 
     def conclude(self, transaction: Transaction) -> None:
         """Take the end of a transaction of `begin`: returns or raises as `commit` of its batch does."""

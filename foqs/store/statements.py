@@ -84,25 +84,23 @@ class Fence(NamedTuple):
         )
 
 
-def writes(batch: Batch, dialect: Dialect, max_statement_bytes: int) -> list[Statement]:
-    """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry."""
-    made = writes_before_inserts(batch)
-    if batch.inserts:
-        _insert_items(made, batch.inserts, max_statement_bytes)
-    writes_after_inserts(made, batch, dialect, max_statement_bytes)
-    return made
+def writes(
+    batch: Batch, dialect: Dialect, max_statement_bytes: int, *, before_inserts: list[Statement] | None = None
+) -> list[Statement]:
+    """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry.
 
-
-def writes_before_inserts(batch: Batch) -> list[Statement]:
+    `before_inserts` gets those before the new items, which are left out then.
+    """
     made: list[Statement] = []
     if batch.lanes_new:
         _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
     if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
         _insert_keys(made, batch)
-    return made
-
-
-def writes_after_inserts(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    if before_inserts is not None:
+        before_inserts += made
+        made = []
+    elif batch.inserts:
+        _insert_items(made, batch.inserts, max_statement_bytes)
     if batch.ready_gone:
         keys = _pieces(batch.ready_gone, ROWS)
         made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
@@ -119,6 +117,7 @@ def writes_after_inserts(made: list[Statement], batch: Batch, dialect: Dialect, 
         _delete(made, dialect, "item", "id", batch.item_gone)
     if batch.lanes_gone:
         _delete(made, dialect, "lane", "lane", batch.lanes_gone)
+    return made
 
 
 def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
@@ -172,8 +171,9 @@ def _insert_items(made: list[Statement], items: list[NewItem], max_statement_byt
     _insert_pieces(made, ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
     rows = narrow_rows(items)
     if rows.ready:
-        _insert(made, READY, [_NEW_READY % row for row in rows.ready])
-    insert_timed(made, rows)
+        _insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
+    if rows.timer or rows.expiry:
+        insert_timed(made, rows)
 
 
 def insert_timed(made: list[Statement], rows: NarrowRows) -> list[Statement]:

@@ -24,51 +24,15 @@ and COMMIT is sent only after an OK to all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from foqs.store.packets import BadReply, Err, Replies, query
-from foqs.store.protocol import Fenced
+from foqs.store.plans import COMMIT, FENCE, Plan
 
-ANOTHER_OWNER = "another owner has the shard"
 NULL_REFUSED = 1048
 """The error of a fence that does not hold."""
-COMMIT = "COMMIT"
 _COMMIT_PACKET = query(COMMIT)
-_FENCE = 1
-
-
-class Plan(NamedTuple):
-    """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
-
-    None stands for any number of rows. `next_number` is the one that the fence saves. `with_commit`: COMMIT is the last
-    of `texts`; else it is sent after the replies to them."""
-
-    texts: list[str]
-    rows: list[int | None]
-    next_number: int
-    with_commit: bool = False
-
-    def end_of(self, replies: int, *, committing: bool, answered: bool, null: bool) -> State:
-        """The end of a transaction that failed after `replies`.
-
-        `committing`: COMMIT was sent. `answered`: the server said so, and the connection was not lost. `null`: because
-        of a NULL."""
-        if replies == _FENCE and null:
-            return State.FENCED
-        in_doubt = committing and (not answered or replies >= len(self.rows))
-        return State.IN_DOUBT if in_doubt else State.FAILED
-
-    def missed(self, counts: Iterable[int]) -> int:
-        """Return how many rows the statements missed that they should have matched. Raises Fenced."""
-        missed = 0
-        for at, (wanted, count) in enumerate(zip(self.rows, counts, strict=False)):
-            if wanted is not None and count != wanted:
-                if at == _FENCE:
-                    raise Fenced(ANOTHER_OWNER)
-                missed += abs(wanted - count)
-        return missed
 
 
 class State(Enum):
@@ -78,6 +42,17 @@ class State(Enum):
     FENCED = "fenced"
     FAILED = "failed"  # certainly not committed: COMMIT was not run
     IN_DOUBT = "in doubt"
+
+
+def end_of(plan: Plan, replies: int, *, committing: bool, answered: bool, null: bool) -> State:
+    """The end of a transaction that failed after `replies`.
+
+    `committing`: COMMIT was sent. `answered`: the server said so, and the connection was not lost. `null`: because of a
+    NULL."""
+    if replies == FENCE and null:
+        return State.FENCED
+    in_doubt = committing and (not answered or replies >= len(plan.rows))
+    return State.IN_DOUBT if in_doubt else State.FAILED
 
 
 class Loss(Enum):
@@ -163,13 +138,13 @@ class Transaction:
 
     def _fail(self, *, answered: bool, null: bool) -> None:
         committing = self.state is State.COMMITTING
-        self.state = self.plan.end_of(len(self._counts), committing=committing, answered=answered, null=null)
+        self.state = end_of(self.plan, len(self._counts), committing=committing, answered=answered, null=null)
 
     def _replied(self) -> bytes:
         """All replies to a packet are read."""
         counts, rows = self._counts, self.plan.rows
         committing = self.state is State.COMMITTING
-        if len(counts) > _FENCE and counts[_FENCE] != rows[_FENCE]:
+        if len(counts) > FENCE and counts[FENCE] != rows[FENCE]:
             self.state, self.failure = State.FENCED, None
         elif self.failure is not None:
             self._fail(answered=True, null=isinstance(self.failure, Err) and self.failure.code == NULL_REFUSED)

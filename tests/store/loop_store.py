@@ -45,7 +45,7 @@ class LoopStore(SqlStore):
 
 
 class BinaryStore(LoopStore):
-    """Sends the new items of every batch as parameters. `pipelines` counts these transactions."""
+    """Sends the new items of every batch as parameters, to MySQL too. `pipelines` counts these transactions."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, binary_inserts=True, **options)
@@ -53,6 +53,8 @@ class BinaryStore(LoopStore):
 
     def _connect(self) -> tuple[Link, Facts]:
         made = super()._connect()
+        if made[0].inserts is None:
+            made[0].prepare_inserts()
         self._planner = self._planner._replace(one_packet_bytes=0)
         return made
 

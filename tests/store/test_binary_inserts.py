@@ -205,10 +205,11 @@ def test_a_server_without_room_for_statements(shard: BinaryShard, store: BinaryS
 
 
 @SERVERS
-def test_a_blocking_store_prepares_nothing(shard: BinaryShard) -> None:
-    store = SqlStore(shard.url, shard=NUMBER)
+@pytest.mark.parametrize("binary", [False, True])
+def test_which_stores_prepare_statements(shard: BinaryShard, shard_kind: str, binary: bool) -> None:
+    store = SqlStore(shard.url, shard=NUMBER, binary_inserts=binary)
     store.open("owner", take_over=False)
     assert store._link is not None
-    assert store._link.inserts is None
+    assert (store._link.inserts is not None) == (binary and shard_kind == "mariadb")
     store.commit(Batch(lanes_new=[LANE], inserts=[new_item(1)], next_number=1, due_from_ms=NOW_MS))
     store.close()

@@ -13,6 +13,8 @@ from foqs.store.prepared import Inserts
 from foqs.store.statements import Fence, Statement, insert_timed, narrow_rows, writes
 from foqs.store.transaction import Transaction
 
+_COMMAND_BYTES = 12 << 20
+"""Bound on a command, whatever the server takes: a packet has 16 MiB at most."""
 _TEXT_OF_ITEM_BYTES = 150
 """Text of a new item beside its payload."""
 
@@ -40,7 +42,7 @@ def _in_binary(planner: Planner, link: Link, inserts: Inserts, fence: Fence, bat
         return None
     rows = narrow_rows(items)
     try:
-        executed = inserts.commands(items, rows, planner.max_statement_bytes)
+        executed = inserts.commands(items, rows, min(planner.max_statement_bytes, _COMMAND_BYTES))
     except StructError:
         inserts.forget_types()
         return None

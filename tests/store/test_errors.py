@@ -109,6 +109,29 @@ def test_errors_of_sqlite(code: int, becomes: type[StoreError]) -> None:
     assert "secret" not in str(made)
 
 
+@pytest.mark.parametrize(
+    ("error", "answered"),
+    [
+        (err.OperationalError(1053, SECRET), True),
+        (err.OperationalError(1927, SECRET), True),
+        (err.OperationalError(4031, SECRET), True),
+        (err.IntegrityError(1062, SECRET), True),
+        (err.OperationalError(2006, SECRET), False),
+        (err.OperationalError(2013, SECRET), False),
+        (err.OperationalError(5014, SECRET), False),
+        (err.InterfaceError(0, ""), False),
+        (err.InternalError("Packet sequence number wrong"), False),
+        (ConnectionResetError(104, SECRET), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_which_errors_a_server_answered(error: Exception, answered: bool) -> None:
+    """After any other, a packet with COMMIT may have been carried out."""
+    seam = Seam(pymysql)
+    assert seam.is_answer(error) is answered
+    assert seam.is_answer(DBAPIError(SECRET, None, error)) is answered
+
+
 def opened(shard: ServerShard | SqliteShard) -> SqlStore:
     store = shard.store()
     store.open("owner", take_over=False)

@@ -11,8 +11,7 @@ for its end. If it begins the packet later, the fence ends it: the row names the
 from __future__ import annotations
 
 import socket
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -21,7 +20,6 @@ import structlog
 
 from foqs.marks import Mark
 from foqs.rows import (
-    Backlog,
     Batch,
     Body,
     DedupRow,
@@ -29,9 +27,7 @@ from foqs.rows import (
     DueRow,
     ExpiringRow,
     Found,
-    Holding,
     Key,
-    LaneRow,
     Opened,
     ReadyRow,
     Scan,
@@ -39,9 +35,9 @@ from foqs.rows import (
 )
 from foqs.store import packed, queries, server
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
-from foqs.store.lanes import refuse_orphans
 from foqs.store.link import PACKET_BYTES, Database, Link
-from foqs.store.ownership import Lock, ShardRow, give_up_epoch, lock_of, take_again, take_epoch
+from foqs.store.opening import read_opened
+from foqs.store.ownership import Lock, give_up_epoch, lock_of, take_again, take_epoch
 from foqs.store.pipelines import transaction_of
 from foqs.store.plans import ANOTHER_OWNER, COMMIT, Plan, planner_of
 from foqs.store.protocol import (
@@ -129,7 +125,10 @@ class SqlStore:
             row, start = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, mark)
             self._epoch, self._seq, self._next_number = start.epoch, row.seq, start.next_number
             may_live = seized or not self._lock.free_when_dead
-            opened = self._read_all([one.found for one in facts.unsafe], row, replaced=may_live and not row.closed)
+            # Counting a long backlog takes longer than any other call may.
+            database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
+            warnings = [one.found for one in facts.unsafe]
+            opened = read_opened(database, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
             return replace(opened, behind=mark) if start.behind else opened
         except self._errors.error as error:
             self.close()
@@ -164,38 +163,6 @@ class SqlStore:
         if not self._lock.seize(link, self._lock.holder(link)):
             raise ShardRefused("killed the owner's connection, but its lock is still held", held=True)
         return True
-
-    def _read_all(self, warnings: list[str], row: ShardRow, *, replaced: bool) -> Opened:
-        # Counting a long backlog takes longer than any other call may.
-        database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
-        link = Link(database)
-        try:
-            (now,), read_ns = link.fetch(queries.clock(self._dialect)), time.monotonic_ns()
-            lanes = [LaneRow(*row) for row in link.fetch(queries.LANES)]
-            backlog = [Backlog(*row) for row in link.fetch(queries.BACKLOG)]
-            timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)}
-            rows = Counter({lane: count for lane, (count, _) in timers.items()})
-            for found in backlog:
-                rows[found.lane] += found.items
-            refuse_orphans((lane.lane for lane in lanes), rows)
-            return Opened(
-                epoch=self._epoch,
-                next_number=self._next_number,
-                due_from_ms=row.due_from_ms,
-                expiry_from_ms=row.expiry_from_ms,
-                lanes=lanes,
-                backlog=backlog,
-                timers=timers,
-                db_now_ms=now[0],
-                warnings=warnings,
-                replaced=replaced,
-                dedup_from_ms=row.dedup_from_ms,
-                slots=Holding(row.slots_stamp, bytes(row.slots)),
-                read_ns=read_ns,
-                tail=row.has_tail,
-            )
-        finally:
-            link.close()
 
     def reconnect(self) -> bool:
         if self._fenced:

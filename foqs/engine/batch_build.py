@@ -170,8 +170,9 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 key = item_key
                 lane = _stored_lane(shard, shard.lane(key), batch, transaction)
                 window = lane.window
-                # An unindexed item stays in memory, so its window must have room.
-                room = not lane.ready if window is None else len(window.entries) < window_rows
+                # Unindexed items stay in memory, so their window must have room for the chunk.
+                found = lane.ready if window is None else len(window.entries)
+                room = found + len(chunk.items) <= window_rows and (window is not None or not found)
                 unindexed = room and tail_rows >= 0 and tail_bytes >= 0
             item.lane = lane.number  # type: ignore[union-attr,assignment]
             item.id = base + number

@@ -57,6 +57,8 @@ TOPICS = (
     "a_cut_page_of_lanes_is_taken_for_whole",
     "a_cut_lane_is_taken_for_whole",
 )
+# Found only where a TTL ends during an early lease.
+CALM = ("the_index_mark_passes_items_whose_ttl_is_put_off",)
 # Found only where windows are short.
 CUT = ("a_window_that_was_cut_takes_the_page_asked_for_before",)
 # Found only where transactions are stored in parts.
@@ -375,6 +377,8 @@ def trouble_of(name: str) -> str:
         return "rival"
     if name in SKEWED:
         return "skew"
+    if name in CALM:
+        return "calm"
     if name in CUT:
         return "cut"
     if name in REFUSED:

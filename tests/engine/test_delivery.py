@@ -7,6 +7,7 @@ import pytest
 from foqs.engine import delivery, item_ops
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
+from foqs.engine.state import Callbacks
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory
@@ -215,3 +216,16 @@ def test_a_draining_host_leases_nothing() -> None:
     lab.engine.drain(lab.now_ms)
     assert lab.dequeue(wait_ms=1_000) == [[]]
     assert shard.known[item_id].lease == 0
+
+
+def test_work_for_the_next_turn_is_done_once_behind_the_batches() -> None:
+    woken: list[int] = []
+    lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(1)))
+    woken.clear()
+    sent: list[int] = []
+    lab.engine.soon(lambda: sent.append(len(lab.flights)))
+    assert (woken, sent) == ([1], [])
+    lab.enqueue()
+    lab.send()
+    lab.send()
+    assert sent == [1]

@@ -21,11 +21,12 @@ UNKNOWN = TApplicationException(TApplicationException.UNKNOWN_METHOD, "what?")
 @pytest.fixture
 def work():
     """`work(client, handler, ...)` is a started worker, stopped after the test. By default it has no room beside the
-    item at work."""
+    item at work, and lingers for long enough that its own thread waits for room when an ack is due."""
     workers: list[Worker] = []
 
     def start(client, handler=lambda item: None, **options):
-        settings = {"concurrency": 1, "prefetch": 0, "wait_ms": 100, "grace_ms": LATER * 1000, **options}
+        settings = {"concurrency": 1, "prefetch": 0, "wait_ms": 100, "grace_ms": LATER * 1000, "ack_linger_ms": 30}
+        settings |= options
         workers.append(Worker(client, "t", handler, **settings))
         workers[-1].start()
         return workers[-1]

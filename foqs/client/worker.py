@@ -26,7 +26,7 @@ from foqs.client.room import Room
 from foqs.client.routes import Part
 from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settled, Settler
 from foqs.client.stop_signals import stop_signals
-from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unauthenticated
+from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, OutcomeUnknown, StaleLease, Unauthenticated
 
 log = logging.getLogger("foqs.client")
 
@@ -265,6 +265,9 @@ class Worker:
         except FoqsError as error:
             self._settler.failed(along, error)
             return []
+        except BaseException as error:  # it ends the worker, which sends its outcomes first
+            self._settler.failed(along, OutcomeUnknown(str(error)))
+            raise
         self._settler.answered(along, taken.outcomes)
         return list(taken.items)
 

@@ -152,6 +152,20 @@ def test_a_refused_dequeue_is_asked_again(new_peer, client_of, work):
     assert len(peer.named("Dequeue")) >= 2
 
 
+def test_a_fault_of_the_worker_loses_no_outcome(peer, client_of):
+    client = client_of(peer)
+    enqueue(client, 2)
+
+    def fault(*args, **options):
+        raise RuntimeError("a fault")
+
+    client.combined.ask = fault
+    worker = Worker(client, "t", lambda item: None, concurrency=1, prefetch=0, wait_ms=100, ack_linger_ms=30)
+    with pytest.raises(RuntimeError, match="a fault"):
+        worker.run()
+    assert (peer.acked, worker.counts.done) == ([1], 1)
+
+
 def test_a_silent_request_holds_up_few_outcomes(new_peer, client_of, work, gate):
     answers = threading.Event()
 

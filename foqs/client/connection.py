@@ -10,7 +10,7 @@ import select
 import socket
 from contextlib import suppress
 from ipaddress import IPv6Address
-from ssl import SSLSocket
+from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
 
 _FIRST_READ_BYTES = 1 << 16
-_AT_ONCE_S = 0.001
+_NEXT_READ_BYTES = 1 << 18
+_WOULD_BLOCK = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 DEFAULT_PORT = 7707
 
 
@@ -123,6 +124,7 @@ class Connection:
             raise NotSent(f"cannot connect to {address}: not the name of a host") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.setblocking(False)  # a time-out of the socket costs system calls in each request
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
@@ -138,12 +140,17 @@ class Connection:
 
     def send(self, frame: bytes, deadline: float) -> None:
         """Send `frame`, its length included. Raises NotSent or WrongPeer; then the connection must be closed."""
-        left = memoryview(frame)
+        left: bytes | memoryview = frame
         try:
             # Not sendall: how much went out decides whether the server can have seen the request.
             while left:
-                self._socket.settimeout(_remaining(deadline))
-                left = left[self._socket.send(left) :]
+                _remaining(deadline)
+                try:
+                    sent = self._socket.send(left)
+                except _WOULD_BLOCK as blocked:
+                    self._wait(blocked, select.POLLOUT, deadline)
+                else:
+                    left = memoryview(left)[sent:]
         except OSError as error:
             if (wrong := self._wrong_peer(error, deadline)) is not None:
                 raise wrong from error
@@ -161,9 +168,12 @@ class Connection:
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
 
     def _receive(self, deadline: float) -> bytes:
-        data = self._read(deadline)
+        data = b""
         while len(data) < FRAME_HEAD_BYTES:
-            data += self._read(deadline)
+            more = self._read(_FIRST_READ_BYTES, deadline)
+            if not more:
+                raise _Closed("the connection was closed")
+            data = data + more if data else more
         head = data[:FRAME_HEAD_BYTES]
         length = int.from_bytes(head, "big")
         if length > MAX_REPLY_BYTES:
@@ -177,25 +187,38 @@ class Connection:
         return self._rest(data, length, deadline)
 
     def _rest(self, begun: bytes, length: int, deadline: float) -> bytes:
-        frame = bytearray(length)
-        filled = len(begun) - FRAME_HEAD_BYTES
-        frame[:filled] = begun[FRAME_HEAD_BYTES:]
-        view = memoryview(frame)
-        while filled < length:
-            self._socket.settimeout(_remaining(deadline))
-            count = self._socket.recv_into(view[filled:])
-            if not count:
+        parts = [begun[FRAME_HEAD_BYTES:]]
+        missing = length - len(parts[0])
+        while missing:
+            _remaining(deadline)
+            data = self._read(min(missing, _NEXT_READ_BYTES), deadline)
+            if not data:
                 raise OSError("the connection was closed within the reply")
-            filled += count
-        return bytes(frame)
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
 
-    def _read(self, deadline: float) -> bytes:
+    def _read(self, most_bytes: int, deadline: float) -> bytes:
+        """Return what was received, or wait for it; empty at the end of the connection."""
         # A thread that looks late still reads a received reply, which may have come in time.
-        self._socket.settimeout(max(_AT_ONCE_S, deadline - monotonic()))
-        data = self._socket.recv(_FIRST_READ_BYTES)
-        if not data:
-            raise _Closed("the connection was closed")
-        return data
+        if not self._held() and not self._readable.poll(max(0.0, deadline - monotonic()) * 1000):
+            raise TimeoutError("timed out")
+        while True:
+            try:
+                return self._socket.recv(most_bytes)
+            except _WOULD_BLOCK as blocked:
+                self._wait(blocked, select.POLLIN, deadline)
+
+    def _wait(self, blocked: OSError, event: int, deadline: float) -> None:
+        """Wait until the socket has `event`, or what TLS said that it needs first."""
+        if isinstance(blocked, SSLWantReadError):
+            event = select.POLLIN
+        elif isinstance(blocked, SSLWantWriteError):
+            event = select.POLLOUT
+        poll = select.poll()
+        poll.register(self._socket, event)
+        if not poll.poll(_remaining(deadline) * 1000):
+            raise TimeoutError("timed out")
 
     def _wrong_peer(self, error: OSError, deadline: float) -> WrongPeer | None:
         """The error to raise if the first request here failed as the peer speaks another protocol."""

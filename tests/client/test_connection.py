@@ -1,6 +1,7 @@
-"""One socket: a reply received in time is read also by a late reader."""
+"""One socket: frames larger than its buffers, and a reply received in time that is read late."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from time import monotonic
@@ -8,23 +9,46 @@ from time import monotonic
 import pytest
 
 from foqs.client.connection import Address, Connection
-from foqs.errors import LostReply
+from foqs.client.tls import Securing, Tls
+from foqs.errors import LostReply, NotSent
 from tests.client.peer import LATER, eventually
+from tests.support.certificates import Authority
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Connection, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(Address("127.0.0.1", listener.getsockname()[1]), LATER)
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["plain", "tls"])
+def ends(request: pytest.FixtureRequest, authority: Authority) -> Iterator[tuple[Connection, socket.socket]]:
+    """The client's connection and the socket of its peer."""
+    accepted: list[socket.socket] = []
+
+    def accept() -> None:
         other, _ = listener.accept()
-        with other:
-            yield connection, other
+        if request.param == "tls":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*authority.issue("127.0.0.1"))
+            other = context.wrap_socket(other, server_side=True)
+        accepted.append(other)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        securing = Securing(Tls(ca_file=authority.ca_file)) if request.param == "tls" else None
+        connection = Connection(Address("127.0.0.1", listener.getsockname()[1]), LATER, securing)
+        accepting.join(LATER)
+        with accepted[0]:
+            yield connection, accepted[0]
         connection.close()
 
 
 def test_a_reply_received_in_time_is_read_late(ends):
     """It was stopped in between, or had to connect to a silent host for another part of its call."""
     connection, other = ends
+    other.sendall(b"\0\0\0\2ok")
+    assert connection.exchange(b"hello", monotonic() + LATER) == b"ok"  # reads what TLS sends behind its handshake
     connection.send(b"hello", monotonic() + LATER)
     other.sendall(b"\0\0\0\2ok")
     eventually(lambda: not connection.usable())
@@ -53,3 +77,38 @@ def test_a_reply_that_comes_byte_by_byte_gets_no_more_time(ends):
     finally:
         ended.set()
         thread.join(LATER)
+
+
+LARGE = (8 << 20).to_bytes(4, "big") + bytes(8 << 20)
+
+
+def received(other: socket.socket, size: int) -> int:
+    while size and (data := other.recv(size)):
+        size -= len(data)
+    return size
+
+
+def test_a_frame_larger_than_the_buffers_goes_out_as_the_peer_reads(ends):
+    connection, other = ends
+    missing: list[int] = []
+    reader = threading.Thread(target=lambda: (missing.append(received(other, len(LARGE))), other.sendall(LARGE)))
+    reader.start()
+    assert connection.exchange(LARGE, monotonic() + LATER) == LARGE[4:]
+    reader.join(LATER)
+    assert missing == [0]
+    assert connection.usable()
+
+
+def test_a_peer_that_does_not_read_has_not_seen_the_request(ends):
+    connection, _ = ends
+    with pytest.raises(NotSent, match="timed out"):
+        connection.send(LARGE, monotonic() + 0.2)
+
+
+def test_the_end_within_a_large_reply_is_a_lost_reply(ends):
+    connection, other = ends
+    connection.send(b"hello", monotonic() + LATER)
+    other.sendall(LARGE[: 1 << 16])
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(LostReply, match="closed within the reply"):
+        connection.receive(monotonic() + LATER)

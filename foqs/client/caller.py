@@ -15,7 +15,7 @@ from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.methods import SERVER_INFO
 from foqs.client.pool import Pool
-from foqs.client.request_ids import current, in_one_call
+from foqs.client.request_ids import current
 from foqs.client.retry import pause_ms
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, named
@@ -102,9 +102,12 @@ class Caller:
         repeatable: bool,
         wait_ms: float = 0,
         to: Sequence[Address] = (),
+        request_id: str | None = None,
     ) -> Any:
         """One request, one response. Raises the typed error of the failure; the rest as for `send`."""
-        return self.receive(self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to))
+        return self.receive(
+            self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id)
+        )
 
     def send(
         self,
@@ -116,9 +119,10 @@ class Caller:
         wait_ms: float = 0,
         to: Sequence[Address] = (),
         wait: bool = True,
+        request_id: str | None = None,
     ) -> Asked:
         """Sends a request to the first of `to` that can be had; `receive` has to follow. Raises NotSent (Busy without
-        `wait`, when it would have to wait for a connection), Invalid.
+        `wait`, when it would have to wait for a connection), Invalid. Without a `request_id` it is a call of its own.
 
         What must not be repeated gets all the time there is; else a silent server is left after the attempt's
         time-out, `wait_ms` being the wait of a long poll.
@@ -128,7 +132,7 @@ class Caller:
         if repeatable:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
         server_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
-        request_id = current()
+        request_id = request_id or current()
         request.context = idl.RequestContext(token=self._token, request_id=request_id, timeout_ms=server_ms)
         if self._traceparent is not None:
             request.context.traceparent = self._traceparent()
@@ -201,9 +205,6 @@ class Caller:
 
     def finish(self, task: Task) -> None:
         """Attempts `task` until it is finished, its time is over or the client is closed."""
-        in_one_call(lambda: self._finish(task))
-
-    def _finish(self, task: Task) -> None:
         tries = 0
         while not task.attempt():
             tries += 1

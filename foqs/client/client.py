@@ -178,12 +178,14 @@ class Client:
         wait_until = monotonic() + wait_ms / 1000
         deadline = wait_until + self._requests.timeout_s(timeout_ms)
 
-        def attempt() -> Any:
+        def attempt(request_id: str) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request.wait_ms = int(left_ms)
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
-            return self._caller.ask(methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to)
+            return self._caller.ask(
+                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id
+            )
 
         look = partial(self._requests.look, attempt, deadline)
         response = look() if self.tracing is None else self.tracing.dequeue(counts, look)

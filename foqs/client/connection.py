@@ -199,7 +199,7 @@ class Connection:
         return b"".join(parts)
 
     def _read(self, most_bytes: int, deadline: float) -> bytes:
-        """Return what was received, or wait for it; empty at the end of the connection."""
+        """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
         # A thread that looks late still reads a received reply, which may have come in time.
         if not self._held() and not self._readable.poll(max(0.0, deadline - monotonic()) * 1000):
             raise TimeoutError("timed out")

@@ -51,7 +51,9 @@ class Pool:
         renew_after_fork(self)
 
     def _start(self) -> None:
-        self._change = threading.Condition()
+        self._lock = threading.RLock()  # a signal handler may call the client
+        self._change = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for a change
         self._idle: list[Connection] = []
         self._open = 0
 
@@ -73,32 +75,32 @@ class Pool:
         WrongPeer if none of the addresses is a port for this client; Busy
         when all are in use, at once without `wait`.
         """
-        order = self._in_turn(wanted)
-        first = order[0] if wanted else None
+        first = (self._in_turn(wanted) if self._failed_at else wanted)[0] if wanted else None
         while (connection := self._idle_or_slot(deadline if wait else 0.0, first)) is not None:
             if monotonic() - connection.idle_since < self._max_idle_s and connection.usable():
                 return connection
             self.give(connection, usable=False)
         try:
-            return self._connect(deadline, order)
+            return self._connect(deadline, self._in_turn(wanted))
         except BaseException:
             self._free_slot()
             raise
 
     def give(self, connection: Connection, *, usable: bool) -> None:
         """Takes back what `take` gave; keeps it when it may be used again."""
-        with self._change:
+        with self._lock:
             if usable and not self._closed:
                 connection.idle_since = monotonic()
                 self._idle.append(connection)
-                self._change.notify()
+                if self._waiting:
+                    self._change.notify()
                 return
         connection.close()
         self._free_slot()
 
     def avoid(self, address: Address) -> None:
         """After a failure there: idle connections to it are dropped, and other addresses are preferred for a while."""
-        with self._change:
+        with self._lock:
             self._failed_at[address] = monotonic()
             dropped = [c for c in self._idle if c.address == address]
             self._idle = [c for c in self._idle if c.address != address]
@@ -110,11 +112,11 @@ class Pool:
     def living(self, hosts: Iterable[Address]) -> None:
         """Set the live hosts of the routing: drop connections to hosts that are gone, and forget failures of new
         ones."""
-        with self._change:
+        with self._lock:
             before, self._living = self._living, frozenset(hosts)
         for address in before - self._living:
             self.avoid(address)
-        with self._change:
+        with self._lock:
             # Not only those of `before`: a call to a host that is gone may fail later.
             kept = self._living.union(self.addresses) - self._living.symmetric_difference(before)
             for address in [address for address in [*self._failed_at, *self._refused] if address not in kept]:
@@ -123,7 +125,7 @@ class Pool:
 
     def close(self) -> None:
         """Idle connections are closed now, lent ones when they come back."""
-        with self._change:
+        with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             self._open -= len(idle)
@@ -133,7 +135,7 @@ class Pool:
 
     def _idle_or_slot(self, deadline: float, wanted: Address | None) -> Connection | None:
         """An idle connection to `wanted` (None: to any), or None when the caller may open one."""
-        with self._change:
+        with self._lock:
             while True:
                 if self._closed:
                     raise ClientClosed("the client is closed")
@@ -150,7 +152,11 @@ class Pool:
                 if left <= 0:
                     raise Busy(f"all {self._size} connections of the client are in use")
                 # Looked at again when the time is over: a notification that came just then woke no other thread.
-                self._change.wait(left)
+                self._waiting += 1
+                try:
+                    self._change.wait(left)
+                finally:
+                    self._waiting -= 1
 
     def _last_idle(self, wanted: Address | None) -> int | None:
         for at in range(len(self._idle) - 1, -1, -1):
@@ -178,7 +184,7 @@ class Pool:
 
     def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
         """`wanted`, or all addresses, another one first each time; those that failed lately last."""
-        with self._change:
+        with self._lock:
             if not wanted:
                 self._turn = (self._turn + 1) % len(self.addresses)
                 wanted = self.addresses[self._turn :] + self.addresses[: self._turn]
@@ -192,10 +198,10 @@ class Pool:
         return failed_at + min(AVOID_AT_MOST_S, AVOID_S * 2.0 ** min(self._refused.get(address, 1) - 1, 10))
 
     def _free_slot(self) -> None:
-        with self._change:
+        with self._lock:
             self._open -= 1
             self._change.notify()
 
     def __repr__(self) -> str:
-        with self._change:
+        with self._lock:
             return f"Pool({self._open} open, {len(self._idle)} idle, at most {self._size})"

@@ -4,7 +4,7 @@ parts of a batch, second tries, and what hosts ask each other for it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -28,22 +28,6 @@ def request_id(name: str) -> Iterator[None]:
         _current.reset(token)
 
 
-def in_one_call(work: Callable[[], None]) -> None:
-    """All requests that `work` makes belong to one call."""
-    if _current.get() is not None:
-        work()
-        return
-    token = _current.set(_random())
-    try:
-        work()
-    finally:
-        _current.reset(token)
-
-
 def current() -> str:
-    """The id of the call that a request belongs to; a new one where it belongs to none."""
-    return _current.get() or _random()
-
-
-def _random() -> str:
-    return f"{random.getrandbits(48):012x}"
+    """Return the id for the requests of a call that begins now."""
+    return _current.get() or f"{random.getrandbits(48):012x}"

@@ -30,7 +30,7 @@ class Requests:
     def timeout_s(self, timeout_ms: int | None) -> float:
         return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
 
-    def look(self, ask: Callable[[], Any], deadline: float) -> Any:
+    def look(self, ask: Callable[[str], Any], deadline: float) -> Any:
         self._router.begin()
         look = Look(deadline, ask)
         self._caller.finish(look)
@@ -39,10 +39,10 @@ class Requests:
     def read(self, method: RemoteMethod, request: Any, timeout_ms: int | None, item_id: int | None = None) -> Any:
         deadline = monotonic() + self.timeout_s(timeout_ms)
 
-        def attempt() -> Any:
+        def attempt(request_id: str) -> Any:
             owner = self._router.routes.owner(item_id)
             to = self._router.order(() if owner is None else (owner,))
-            return self._caller.ask(method, request, deadline, repeatable=True, to=to)
+            return self._caller.ask(method, request, deadline, repeatable=True, to=to, request_id=request_id)
 
         return self.look(attempt, deadline)
 

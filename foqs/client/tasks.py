@@ -12,6 +12,7 @@ from foqs.client.caller import Asked, Caller
 from foqs.client.connection import Address
 from foqs.client.methods import ENQUEUE
 from foqs.client.pool import Busy
+from foqs.client.request_ids import current
 from foqs.client.routes import Part
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, item_error, named
@@ -34,12 +35,13 @@ def _id(answer: Any) -> int:
 
 
 class Look:
-    """A call without outcomes per item, which may be repeated whatever happened."""
+    """A call without outcomes per item, which may be repeated whatever happened. `ask` gets the id for its request."""
 
-    def __init__(self, deadline: float, ask: Callable[[], Any]) -> None:
+    def __init__(self, deadline: float, ask: Callable[[str], Any]) -> None:
         self.deadline = deadline
         self.error: FoqsError | None = None
         self._ask = ask
+        self._request_id = current()
         self._response: Any = None
 
     @property
@@ -48,7 +50,7 @@ class Look:
 
     def attempt(self) -> bool:
         try:
-            self._response = self._ask()
+            self._response = self._ask(self._request_id)
         except FoqsError as error:
             self.error = error
             return judge(LOOK, error, doubtful=False) not in _AGAIN
@@ -93,6 +95,7 @@ class ItemTask:
         self._items = items
         self._request = request
         self._split = split
+        self._request_id = current()
         self._refused: dict[int, Address] = {}
 
     @property
@@ -150,6 +153,7 @@ class ItemTask:
             repeatable=self._policy.repeatable,
             to=part.to,
             wait=wait,
+            request_id=self._request_id,
         )
 
     def _receive(self, part: Part, asked: Asked) -> None:

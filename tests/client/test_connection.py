@@ -88,7 +88,7 @@ def received(other: socket.socket, size: int) -> int:
     return size
 
 
-def test_a_frame_larger_than_the_buffers_goes_out_as_the_peer_reads(ends):
+def test_a_frame_larger_than_the_buffers_is_sent_whole(ends):
     connection, other = ends
     missing: list[int] = []
     reader = threading.Thread(target=lambda: (missing.append(received(other, len(LARGE))), other.sendall(LARGE)))

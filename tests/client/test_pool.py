@@ -81,7 +81,7 @@ def test_a_connection_given_back_as_the_wait_ends_is_taken(peer, client_of):
             eventually(lambda: monotonic() > deadline)
             return False
 
-    pool._change = Late()
+    pool._change = Late(pool._lock)
     deadline = monotonic() + 0.1
     assert pool.take(deadline) is lent
 

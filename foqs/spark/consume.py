@@ -2,13 +2,15 @@
 
 Promises:
 
-- A batch is acked when its sink has it: at the next trigger, when Spark asks for the next batch.
+- A batch is acked when its sink has it: from the next trigger on, when Spark asks for the next batch.
 - A run with Trigger.AvailableNow acks all items that it leased. It ends when no host has ready items, when the query
   could not lease ready items for `timeoutMs`, or when all items of a batch became ready after the run began; it returns
   that batch. (Before PySpark 4.2 a run takes one batch, which the next run acks.)
 - If a batch failed or its query was stopped, the query gets exactly the same rows when it starts from its checkpoint:
   `stateDir` has them. So the sink gets every item at least once, and exactly once if it identifies a batch by its
   number.
+- Behind a full batch the reader leases the next one while Spark runs the first. So it holds leases of up to two batches
+  that did not reach their sink.
 - The driver's reader extends the leases while it runs, and at once when it starts again. If they run out before that
   (`leaseMs` after the reader died), other consumers may get the items too. The service then refuses the acks as stale;
   the reader counts and logs them. If a query stops between the end of a batch and the next trigger, it acks that batch

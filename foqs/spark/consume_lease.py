@@ -37,7 +37,7 @@ class LeaseSettings(Protocol):
 
 
 class Taken(NamedTuple):
-    """`full`: there are as many items, or bytes, as a batch may have."""
+    """`full`: a batch may not have more items, or more bytes, than these."""
 
     items: list[Item]
     full: bool
@@ -56,8 +56,8 @@ class Leaser:
     def take(self, count: int, wait_ms: int, *, must_answer: bool = False) -> Taken:
         """Lease items until there are `count`, or the bytes of a batch; wait up to `wait_ms` for the first.
 
-        One answer has the items of one host only. With a wait, one connection asks first: the others join when it got
-        its whole share. Raise FoqsError if the service refuses, if it never answered, and with `must_answer` if it does
+        One answer has the items of one host only. With a wait, one connection asks first: the rest join when it got its
+        whole share. Raise FoqsError if the service refuses, if it never answered, and with `must_answer` if it does
         not answer; otherwise a missing answer means no items now.
         """
         items: list[Item] = []

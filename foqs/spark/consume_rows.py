@@ -1,4 +1,4 @@
-"""The rows of a batch as an Arrow table: in the folder, on their way to the tasks, and as Spark gets them.
+"""The rows of a batch as an Arrow table: in the folder, in the partitions, and as Spark gets them.
 
 The driver builds the columns of a batch once. After that it moves bytes: a task makes rows of them.
 """

@@ -78,7 +78,7 @@ def test_parts_have_the_chosen_columns_of_their_rows_only(parts: int, rows: list
     assert [row for table in tables for row in table.to_pylist()] == [
         {"payload": b"%d" % n * 1_000, "id": n} for n in range(5)
     ]
-    assert sum(map(len, packed)) < 5 * 1_000 + len(packed) * 1_000, "no part has the rows of others"
+    assert sum(map(len, packed)) < 5 * 1_000 + len(packed) * 1_000, "each part has its own rows only"
 
 
 def test_no_rows_have_no_parts() -> None:

@@ -10,6 +10,7 @@ from foqs.client import Delivery, Item  # noqa: E402
 from foqs.errors import Invalid  # noqa: E402
 from foqs.spark.columns import read_as  # noqa: E402
 from foqs.spark.consume import COLUMNS, ConsumeReader  # noqa: E402
+from foqs.spark.consume_rows import table_of  # noqa: E402
 from foqs.spark.snapshot import SnapshotReader  # noqa: E402
 from foqs.spark.source import FoqsSource  # noqa: E402
 from foqs.spark.write_columns import COLUMNS as WRITTEN  # noqa: E402
@@ -30,8 +31,9 @@ def struct(**columns: str) -> Any:
 class Taken:
     """A consumer with one item."""
 
-    def batch(self, start: int, end: int) -> list[Item]:
-        return [Item(id=7, ns="n", topic="t", priority=-3, payload=b"p", attempt=2, delivery=Delivery.AT_LEAST_ONCE)]
+    def batch(self, start: int, end: int) -> Any:
+        item = Item(id=7, ns="n", topic="t", priority=-3, payload=b"p", attempt=2, delivery=Delivery.AT_LEAST_ONCE)
+        return table_of([item])
 
 
 def test_a_stream_has_the_columns_of_its_schema() -> None:
@@ -40,7 +42,9 @@ def test_a_stream_has_the_columns_of_its_schema() -> None:
     def rows(schema: Any) -> list[Any]:
         reader = ConsumeReader(STREAM, schema)
         reader._consumer = Taken()  # type: ignore[assignment]
-        return [row for part in reader.partitions({"seq": 0}, {"seq": 1}) for row in reader.read(part)]  # type: ignore[arg-type]
+        parts = reader.partitions({"seq": 0}, {"seq": 1})  # type: ignore[arg-type]
+        batches = [batch for part in parts for batch in reader.read(part)]  # type: ignore[arg-type]
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     assert rows(struct(payload="binary", Topic="string", ID="bigint")) == [(b"p", "t", 7)]
     assert rows(struct(attempt="int")) == [(2,)]

@@ -19,6 +19,8 @@ _OK, _ERR = 0x00, 0xFF
 _MORE_RESULTS = 0x0008
 _HEAD_BYTES = 4
 _ERR_BYTES = 3
+_OK_BYTES = 5
+"""Of an OK packet with small numbers, up to its flags."""
 _REPLY_BYTES = 1 << 16
 """Bound on a reply's packet, so that a damaged length is an error and not a wait."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
@@ -31,6 +33,11 @@ class Ok(NamedTuple):
 
     rows: int
     more: bool
+
+
+_SMALL = 0xFB
+"""Numbers below are one byte."""
+_OKS = [(Ok(rows, more=False), Ok(rows, more=True)) for rows in range(_SMALL)]
 
 
 class Err(NamedTuple):
@@ -92,9 +99,14 @@ class Replies:
             # A server that ends a connection on its own account counts from 0.
             if data[at + 3] != self._sequence and (data[at + 3] != 0 or data[body] != _ERR):
                 raise BadReply(f"packet {data[at + 3]} instead of {self._sequence}")
-            reply = _reply(data[body:stop])
-            made.append(reply)
-            self._sequence = self._sequence + 1 & 0xFF if isinstance(reply, Ok) and reply.more else 1
+            if size >= _OK_BYTES and data[body] == _OK and data[body + 1] < _SMALL and data[body + 2] < _SMALL:
+                more = data[body + 3] & _MORE_RESULTS != 0
+                made.append(_OKS[data[body + 1]][more])
+            else:
+                reply = _reply(data[body:stop])
+                made.append(reply)
+                more = isinstance(reply, Ok) and reply.more
+            self._sequence = self._sequence + 1 & 0xFF if more else 1
             at = stop
         self._rest = data[at:]
         return made
@@ -130,7 +142,7 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
     """Read a length-encoded integer; return it and where it ends."""
     first = body[at]
     at += 1
-    if first < 0xFB:
+    if first < _SMALL:
         return first, at
     width = _WIDTHS.get(first)
     if width is None:

@@ -27,7 +27,8 @@ def transaction_of(planner: Planner, link: Link, fence: Fence, batch: Batch) -> 
             link.autocommit = False
             return made
     plan = planner.in_text(fence, batch)
-    return Transaction(plan, [query(text) for text in link.packets(plan.texts)])
+    texts = (";".join(plan.texts),) if plan.with_commit else link.packets(plan.texts)
+    return Transaction(plan, [query(text) for text in texts])
 
 
 def _in_binary(planner: Planner, link: Link, inserts: Inserts, fence: Fence, batch: Batch) -> Transaction | None:

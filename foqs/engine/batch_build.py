@@ -44,6 +44,8 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         return _begin(shard, ShardBatch(reconnect=True), now_ms)
     if breaker.state is BreakerState.HALF_OPEN:
         return _begin(shard, ShardBatch(confirm=True), now_ms)
+    if _nothing_is_due(shard, now_ms):
+        return None
     batch = ShardBatch()
     transaction = _build_transaction(shard, batch, now_ms)
     if transaction is not None:
@@ -52,6 +54,15 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     if transaction is None and not batch.reads:
         return None
     return _begin(shard, batch, now_ms)
+
+
+def _nothing_is_due(shard: Shard, now_ms: int) -> bool:
+    """Whether a batch would surely be empty. A shard is asked again after each batch, and most then have no work."""
+    keys = shard.keys
+    if shard.chunks or shard.changes or keys.copies or keys.gives or shard.state is not ShardState.SERVING:
+        return False
+    idle = next(iter(shard.idle_lanes.values()), None)
+    return (idle is None or not is_over(shard, idle, now_ms)) and next_ms(shard, now_ms) > now_ms
 
 
 def _begin(shard: Shard, batch: ShardBatch, now_ms: int) -> ShardBatch:
@@ -252,7 +263,10 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
     before_ms = now_ms - _write_after_ms(shard)
     if shard.state is ShardState.DRAINING or shard.lists:
         before_ms = now_ms  # the rows have to show every lease
-    unwritten, kept = shard.unwritten, deque[tuple[int, Item, int]]()
+    unwritten = shard.unwritten
+    if unwritten[0][0] > before_ms:
+        return
+    kept: deque[tuple[int, Item, int]] = deque()
     room = shard.config.batch_rows
     while unwritten and unwritten[0][0] <= before_ms and room > 0:
         given_ms, item, lease = unwritten.popleft()

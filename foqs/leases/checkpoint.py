@@ -67,7 +67,8 @@ class Checkpoint:
             return NEVER_MS
         if self._not_before_ms > now_ms + RETRY_MS:
             self._not_before_ms = 0  # the clock was set back: the pause must not grow by that
-        return max(self._not_before_ms, 0 if self._sweep is not None else self.next_ms)
+        at_ms = 0 if self._sweep is not None else self.next_ms
+        return at_ms if at_ms > self._not_before_ms else self._not_before_ms
 
     def begin(self, now_ms: int) -> Range:
         """Return the next range to read: due rows from the checkpoint on first, then the sweep below it."""

@@ -61,8 +61,7 @@ def _nothing_is_due(shard: Shard, now_ms: int) -> bool:
     keys = shard.keys
     if shard.chunks or shard.changes or keys.copies or keys.gives or shard.state is not ShardState.SERVING:
         return False
-    idle = next(iter(shard.idle_lanes.values()), None)
-    return (idle is None or not is_over(shard, idle, now_ms)) and next_ms(shard, now_ms) > now_ms
+    return not idle_is_over(shard, now_ms) and next_ms(shard, now_ms) > now_ms
 
 
 def _begin(shard: Shard, batch: ShardBatch, now_ms: int) -> ShardBatch:
@@ -115,7 +114,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
         _take_leases(shard, batch, transaction, now_ms)
     if tail.count and (batch.chunks or shard.lists):
         _index_tail(shard, batch, transaction)
-    if shard.idle_lanes or batch.lanes_gone:
+    if idle_is_over(shard, now_ms) or batch.lanes_gone:
         _take_idle_lanes(shard, batch, transaction, now_ms)
     keys, beside = shard.keys, False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
@@ -310,16 +309,22 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     batch.rows += len(batch.indexed)
 
 
-def is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
+def _is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
     """Whether the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
     config = shard.config
     return now_ms - lane.empty_since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
 
 
+def idle_is_over(shard: Shard, now_ms: int) -> bool:
+    """Whether the first of the empty lanes, which has been empty for the longest time, may be removed."""
+    lane = next(iter(shard.idle_lanes.values()), None)
+    return lane is not None and _is_over(shard, lane, now_ms)
+
+
 def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Remove rows of lanes whose idle time is over, at most `_IDLE_LANES`, the longest empty first."""
     first = islice(shard.idle_lanes.values(), _IDLE_LANES)
-    for lane in list(takewhile(lambda lane: is_over(shard, lane, now_ms), first)):
+    for lane in list(takewhile(lambda lane: _is_over(shard, lane, now_ms), first)):
         if lane.total:
             del shard.idle_lanes[lane.key]
         else:

@@ -262,8 +262,7 @@ def keep_house(state: State, now_ms: int) -> None:
         if not 0 <= now_ms - shard.clock_read_ms < _CLOCK_EVERY_MS:
             shard.clock_wanted = True
             state.touch(shard)
-        idle = next(iter(shard.idle_lanes.values()), None)
-        if idle is not None and batch_build.is_over(shard, idle, now_ms):
+        if batch_build.idle_is_over(shard, now_ms):
             state.touch(shard)
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
     state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)

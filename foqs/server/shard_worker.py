@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.marks import Mark
 from foqs.rows import Batch, Opened
 from foqs.server.loop_transactions import LoopTransactions
-from foqs.server.shard_thread import Begun, ShardThread, run
+from foqs.server.shard_thread import Begun, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
@@ -111,8 +111,7 @@ class ShardWorker:
             transaction = store.begin(shard_batch.transaction)
         except StoreError:
             return False  # the thread gets the same error, and handles it
-        begun = Begun(at_s, partial(store.conclude, transaction))
-        ended = partial(self._ended, shard_batch, transaction, begun, done, crashed)
+        ended = partial(self._ended, shard_batch, transaction, at_s, done, crashed)
         self._on_loop.run(connection, transaction, ended)
         return True
 
@@ -120,7 +119,7 @@ class ShardWorker:
         self,
         shard_batch: ShardBatch,
         transaction: Transaction,
-        begun: Begun,
+        at_s: float,
         done: Callable[[BatchResult], None],
         crashed: Callable[[Exception], None],
         error: Exception | None,
@@ -129,26 +128,27 @@ class ShardWorker:
             if error is not None:
                 crashed(error)
             elif transaction.state is State.COMMITTED:
-                _conclude(self._store, shard_batch, begun, done, crashed)
+                self._committed(transaction, at_s, done, crashed)
             else:
                 self._on_loop.detach()
+                begun = Begun(at_s, partial(self._store.conclude, transaction))
                 self._thread.submit(shard_batch, done, crashed, begun)
         finally:
             if self._close is not None:
                 close, self._close = self._close, None
                 close()
 
-
-def _conclude(
-    store: SqlStore,
-    shard_batch: ShardBatch,
-    begun: Begun,
-    done: Callable[[BatchResult], None],
-    crashed: Callable[[Exception], None],
-) -> None:
-    try:
-        result = run(store, shard_batch, begun)
-    except Exception as error:  # noqa: BLE001 - as in `submit`
-        crashed(error)
-    else:
-        done(result)
+    def _committed(
+        self,
+        transaction: Transaction,
+        at_s: float,
+        done: Callable[[BatchResult], None],
+        crashed: Callable[[Exception], None],
+    ) -> None:
+        try:
+            self._store.conclude(transaction)
+        except Exception as error:  # noqa: BLE001 - as in `submit`
+            crashed(error)
+            return
+        took_ms = (time.perf_counter() - at_s) * 1000
+        done(BatchResult(Outcome.COMMITTED, latency_ms=took_ms, transaction_ms=took_ms))

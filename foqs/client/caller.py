@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 from math import inf
 from time import monotonic
@@ -15,6 +16,7 @@ from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.methods import SERVER_INFO
 from foqs.client.pool import Pool
+from foqs.client.request_bytes import context, context_head
 from foqs.client.request_ids import current
 from foqs.client.retry import pause_ms
 from foqs.client.wrong_peer import WrongPeer
@@ -85,6 +87,10 @@ class Caller:
         self.after_fork()
         renew_after_fork(self)
 
+    @cached_property
+    def _context_head(self) -> bytes:
+        return context_head(self._token)
+
     def after_fork(self) -> None:
         self._closed = threading.Event()
 
@@ -121,8 +127,9 @@ class Caller:
         wait: bool = True,
         request_id: str | None = None,
     ) -> Asked:
-        """Sends a request to the first of `to` that can be had; `receive` has to follow. Raises NotSent (Busy without
-        `wait`, when it would have to wait for a connection), Invalid. Without a `request_id` it is a call of its own.
+        """Sends a request to the first of `to` that can be had; `receive` has to follow. The request is a struct
+        without its context, or the bytes of its fields; without a `request_id` it is a call of its own. Raises NotSent
+        (Busy without `wait`, when it would have to wait for a connection), Invalid.
 
         What must not be repeated gets all the time there is; else a silent server is left after the attempt's
         time-out, `wait_ms` being the wait of a long poll.
@@ -133,11 +140,10 @@ class Caller:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
         server_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
         request_id = request_id or current()
-        request.context = idl.RequestContext(token=self._token, request_id=request_id, timeout_ms=server_ms)
-        if self._traceparent is not None:
-            request.context.traceparent = self._traceparent()
+        trace = None if self._traceparent is None else self._traceparent()
+        about = context(self._context_head, request_id, trace, server_ms)
         sequence = next(self._sequence) & _SEQUENCES
-        frame = method.encode(request, sequence, self.max_frame_bytes)
+        frame = method.encode(request, sequence, self.max_frame_bytes, about)
         connection = self.pool.take(until, to, wait=wait)
         try:
             if len(frame) > SMALL_BYTES and self._token is not None and not connection.authenticated:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import finalize
 
 from foqs import second_answer
@@ -24,12 +24,14 @@ from foqs.client.items import (
     Leased,
     Nack,
     ServerInfo,
+    counts_of,
 )
 from foqs.client.pool import Pool
+from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
 from foqs.client.requests import Requests
 from foqs.client.router import Router
 from foqs.client.routes import Part, slot
-from foqs.client.tasks import Split
+from foqs.client.tasks import First, Split, id_of, one_of
 from foqs.client.tls import Securing, Tls
 from foqs.client.topics import Topics, active_topics
 from foqs.errors import FoqsError
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
 
 _LIMITS = Limits()
-T = TypeVar("T")
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
@@ -127,7 +128,13 @@ class Client:
         With a `dedup_key` that was used before it is a `Duplicate`, the id of the item that was stored then. Raises
         OutcomeUnknown when it may or may not have been stored, else the reason why it was not.
         """
-        return _one(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
+        usual = None if self.tracing is not None else enqueue_request(self.namespace, topic, payload, **options)
+        if usual is None:
+            return one_of(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
+        first = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, self._router.order(), timeout_ms)
+        if (stored := first.outcome) is not None:
+            return id_of(stored)
+        return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, first))
 
     def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
         """Stores items; the outcome of each, in order: its id, or the error that kept it from being stored.
@@ -142,9 +149,11 @@ class Client:
             return store(specs)
         return self.tracing.enqueue(specs, store, lambda: self.server_info().limits)
 
-    def _enqueue_many(self, specs: Sequence[ItemSpec], timeout_ms: int | None) -> list[int | FoqsError]:
+    def _enqueue_many(
+        self, specs: Sequence[ItemSpec], timeout_ms: int | None, first: First | None = None
+    ) -> list[int | FoqsError]:
         if all(spec.dedup_key is None for spec in specs):
-            return self._requests.each(methods.ENQUEUE, second_answer.ONCE, specs, self._anywhere, timeout_ms)
+            return self._requests.each(methods.ENQUEUE, second_answer.ONCE, specs, self._anywhere, timeout_ms, first)
         keyed = [spec for spec in specs if spec.dedup_key is not None]
         plain = [spec for spec in specs if spec.dedup_key is None]
         keyed_outcomes = iter(
@@ -172,15 +181,16 @@ class Client:
         last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
         together.
         """
-        counts = _counts(topics, count)
-        wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
-        request = idl.DequeueRequest(ns=self.namespace, wants=wants, lease_ms=lease_ms, max_bytes=max_bytes)
+        counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
         deadline = wait_until + self._requests.timeout_s(timeout_ms)
 
         def attempt(request_id: str) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
-            request.wait_ms = int(left_ms)
+            request: Any = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
+            if request is None:
+                wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
+                request = idl.DequeueRequest(self.namespace, wants, lease_ms, int(left_ms), max_bytes)
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
             return self._caller.ask(
@@ -213,7 +223,7 @@ class Client:
         all the same. Raises no FoqsError. An ack that failed where items came is not repeated, because the leases of
         these run: give it to `ack_many`.
         """
-        acks, counts = list(done), _counts(topics, count)
+        acks, counts = list(done), counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
         deadline = monotonic() + self._requests.timeout_s(timeout_ms)
         dequeue = partial(self.dequeue, counts, lease_ms=lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms)
@@ -234,12 +244,22 @@ class Client:
         """Ends the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
         NotFound when it is gone.
         """
-        _one(self.ack_many((item,), timeout_ms=timeout_ms))
+        usual = ack_request(self.namespace, item.id, item.lease)
+        if usual is None:
+            return one_of(self.ack_many((item,), timeout_ms=timeout_ms))
+        to = self._router.order_for(item.id)
+        first = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
+        return None if first.outcome is not None else one_of(self._ack_many((item,), timeout_ms, first))
 
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
+        return self._ack_many(items, timeout_ms)
+
+    def _ack_many(
+        self, items: Iterable[Leased], timeout_ms: int | None, first: First | None = None
+    ) -> list[FoqsError | None]:
         acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
-        return self._requests.each(methods.ACK, second_answer.END_ITEM, acks, self._by_id, timeout_ms)
+        return self._requests.each(methods.ACK, second_answer.END_ITEM, acks, self._by_id, timeout_ms, first)
 
     def nack(
         self,
@@ -255,7 +275,7 @@ class Client:
         like `ack`, and OutcomeUnknown when a reply was lost and the lease is over now.
         """
         nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason)
-        _one(self.nack_many((nack,), timeout_ms=timeout_ms))
+        one_of(self.nack_many((nack,), timeout_ms=timeout_ms))
 
     def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`nack` for many, each with its own delay and metadata.
@@ -269,7 +289,7 @@ class Client:
         """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
         well.
         """
-        _one(self.release_many((item,), timeout_ms=timeout_ms))
+        one_of(self.release_many((item,), timeout_ms=timeout_ms))
 
     def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`release` for many."""
@@ -280,7 +300,7 @@ class Client:
         """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
         StaleLease or NotFound when it is lost.
         """
-        _one(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
+        one_of(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
 
     def extend_many(
         self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
@@ -371,17 +391,3 @@ def _tracing(namespace: str) -> Tracing:
     from foqs.client.tracing import Tracing
 
     return Tracing(namespace)
-
-
-def _counts(topics: str | Sequence[str] | Mapping[str, int], count: int) -> Mapping[str, int]:
-    """Return how many items of each topic are wanted; `count` of each where `topics` does not say."""
-    if isinstance(topics, str):
-        return {topics: count}
-    return topics if isinstance(topics, Mapping) else dict.fromkeys(topics, count)
-
-
-def _one(outcomes: list[T | FoqsError]) -> T:
-    outcome = outcomes[0]
-    if isinstance(outcome, FoqsError):
-        raise outcome
-    return outcome

@@ -6,7 +6,7 @@ item.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
@@ -201,3 +201,10 @@ class ServerInfo(NamedTuple):
 
     version: str
     limits: dict[str, int]
+
+
+def counts_of(topics: str | Sequence[str] | Mapping[str, int], count: int) -> Mapping[str, int]:
+    """Return how many items of each topic are wanted; `count` of each where `topics` does not say."""
+    if isinstance(topics, str):
+        return {topics: count}
+    return topics if isinstance(topics, Mapping) else dict.fromkeys(topics, count)

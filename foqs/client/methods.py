@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from foqs.client.items import Item
+from foqs.client.reply_bytes import dequeue_response, enqueue_response, items_response
 from foqs.wire.remote_method import RemoteMethod
 
-ENQUEUE = RemoteMethod("Enqueue")
-DEQUEUE = RemoteMethod("Dequeue", Item)
-ACK = RemoteMethod("Ack")
-NACK = RemoteMethod("Nack")
-EXTEND = RemoteMethod("ExtendLease")
+ENQUEUE = RemoteMethod("Enqueue", usual=enqueue_response)
+DEQUEUE = RemoteMethod("Dequeue", Item, usual=dequeue_response)
+ACK = RemoteMethod("Ack", usual=items_response)
+NACK = RemoteMethod("Nack", usual=items_response)
+EXTEND = RemoteMethod("ExtendLease", usual=items_response)
 ACK_AND_DEQUEUE = RemoteMethod("AckAndDequeue", Item)
 DELETE = RemoteMethod("DeleteItems")
 TOPICS = RemoteMethod("GetActiveTopics")

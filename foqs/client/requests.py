@@ -9,9 +9,11 @@ from typing import Any
 from foqs.client import methods
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
+from foqs.client.request_ids import current
 from foqs.client.router import Router
 from foqs.client.routes import Part
-from foqs.client.tasks import ItemTask, Look, Split, requests_of
+from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
+from foqs.errors import FoqsError
 from foqs.second_answer import Policy
 from foqs.wire.remote_method import RemoteMethod
 
@@ -40,8 +42,7 @@ class Requests:
         deadline = monotonic() + self.timeout_s(timeout_ms)
 
         def attempt(request_id: str) -> Any:
-            owner = self._router.routes.owner(item_id)
-            to = self._router.order(() if owner is None else (owner,))
+            to = self._router.order_for(item_id)
             return self._caller.ask(method, request, deadline, repeatable=True, to=to, request_id=request_id)
 
         return self.look(attempt, deadline)
@@ -56,6 +57,22 @@ class Requests:
                 return
             request.cursor = response.cursor
 
+    def first(
+        self, method: RemoteMethod, policy: Policy, request: bytes, to: Sequence[Address], timeout_ms: int | None
+    ) -> First:
+        """Send the request of a call for one item. `each` has to follow if it has no outcome."""
+        self._router.begin()
+        deadline = monotonic() + self.timeout_s(timeout_ms)
+        request_id = current()
+        try:
+            asked = self._caller.send(
+                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
+            )
+            answers = Answers(self._caller.receive(asked).outcomes or (), asked)
+        except FoqsError as error:
+            return First(deadline, request_id, error)
+        return First(deadline, request_id, answers)
+
     def each(
         self,
         method: RemoteMethod,
@@ -63,8 +80,10 @@ class Requests:
         items: Iterable[Any],
         splitting: Callable[[Sequence[Any]], Split],
         timeout_ms: int | None,
+        first: First | None = None,
     ) -> list[Any]:
-        """Return the outcome of each item. `splitting` says for the items of one request which host gets which."""
+        """Return the outcome of each item. `splitting` says for the items of one request which host gets which. With
+        the `first` request of the call, for its one item, the call goes on from there."""
 
         def request(chunk: Sequence[Any]) -> Any:
             if method is methods.DELETE:
@@ -74,9 +93,11 @@ class Requests:
         self._router.begin()
         outcomes: list[Any] = []
         for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
-            deadline = monotonic() + self.timeout_s(timeout_ms)
-            split = splitting(chunk)
-            task = ItemTask(self._caller, method, policy, items=chunk, request=request, split=split, deadline=deadline)
+            deadline = monotonic() + self.timeout_s(timeout_ms) if first is None else first.deadline
+            task = ItemTask(
+                self._caller, method, policy,
+                items=chunk, request=request, split=splitting(chunk), deadline=deadline, first=first,
+            )  # fmt: skip
             self._caller.finish(task)
             outcomes += task.closed()
         return outcomes

@@ -92,6 +92,11 @@ class Router:
         """Return the hosts to try for one request; see `foqs.client.routes.order`."""
         return order(self.routes, self._given, random.sample, among=among, last=last)
 
+    def order_for(self, item_id: Any) -> tuple[Address, ...]:
+        """As `order`, of a request about one item."""
+        owner = self.routes.owner(item_id)
+        return self.order(() if owner is None else (owner,))
+
     def split(self, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
         """The indices `asked` of `ids`, by owner; see `foqs.client.routes.by_owner`."""
         return self._split(self.routes.owner, ids, asked, refused)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from foqs.client.caller import Asked, Caller
 from foqs.client.connection import Address
@@ -30,7 +30,8 @@ Split = Callable[[Sequence[int], Mapping[int, Address]], Sequence[Part]]
 _AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
 
 
-def _id(answer: Any) -> int:
+def id_of(answer: Any) -> int:
+    """Return the id of an EnqueueOutcome."""
     return Duplicate(answer.id) if answer.duplicate else answer.id
 
 
@@ -64,6 +65,29 @@ class Look:
         return self._response
 
 
+class Answers(NamedTuple):
+    """The outcomes of all items of one request."""
+
+    outcomes: Sequence[Any]
+    request: Asked
+
+
+class First(NamedTuple):
+    """The first request of a call for one item, and its answers, or why there are none."""
+
+    deadline: float
+    request_id: str
+    found: Answers | FoqsError
+
+    @property
+    def outcome(self) -> Any:
+        """The outcome of the item, None unless it is a success."""
+        if isinstance(self.found, FoqsError) or len(self.found.outcomes) != 1:
+            return None
+        (outcome,) = self.found.outcomes
+        return outcome if outcome.error is None else None
+
+
 class ItemTask:
     """The items of one request, and the outcome of each.
 
@@ -82,8 +106,9 @@ class ItemTask:
         request: Callable[[Sequence[Any]], Any],
         split: Split,
         deadline: float,
+        first: First | None = None,
     ) -> None:
-        """`split` says which host to ask about which items."""
+        """`split` says which host to ask about which items. After `first`, the task continues that call."""
         self.deadline = deadline
         self.outcomes: list[Any] = [None] * len(items)
         self.pending: Sequence[int] = range(len(items))
@@ -95,7 +120,8 @@ class ItemTask:
         self._items = items
         self._request = request
         self._split = split
-        self._request_id = current()
+        self._request_id = current() if first is None else first.request_id
+        self._first = first
         self._refused: dict[int, Address] = {}
 
     @property
@@ -109,9 +135,13 @@ class ItemTask:
 
     def attempt(self) -> bool:
         asked, self.pending, self.errors = self.pending, [], {}
-        waiting = deque(self._split(asked, self._refused))
-        while waiting:
-            self._ask_together(waiting)
+        first, self._first = self._first, None
+        if first is not None:
+            self._found(asked, first.found)
+        else:
+            waiting = deque(self._split(asked, self._refused))
+            while waiting:
+                self._ask_together(waiting)
         self.pending = sorted(self.errors)
         return not self.pending
 
@@ -158,14 +188,19 @@ class ItemTask:
 
     def _receive(self, part: Part, asked: Asked) -> None:
         try:
-            answers: Sequence[Any] = self._caller.receive(asked).outcomes or ()
-            if len(answers) != len(part.asked):
-                raise OutcomeUnknown(f"the server gave {len(answers)} outcomes for {len(part.asked)} items")
+            found: Answers | FoqsError = Answers(self._caller.receive(asked).outcomes or (), asked)
         except FoqsError as error:
-            named(error, asked.request_id)
-            self._failed_whole(part.asked, error)
+            found = error
+        self._found(part.asked, found)
+
+    def _found(self, asked: Sequence[int], found: Answers | FoqsError) -> None:
+        if isinstance(found, FoqsError):
+            self._failed_whole(asked, found)
+        elif len(found.outcomes) != len(asked):
+            wrong = OutcomeUnknown(f"the server gave {len(found.outcomes)} outcomes for {len(asked)} items")
+            self._failed_whole(asked, named(wrong, found.request.request_id))
         else:
-            self._answered(part.asked, answers, asked)
+            self._answered(asked, found.outcomes, found.request)
 
     def _failed_whole(self, asked: Sequence[int], error: FoqsError) -> None:
         for i in asked:
@@ -175,7 +210,7 @@ class ItemTask:
         has_id = self._method is ENQUEUE
         for i, answer in zip(asked, answers, strict=True):
             if answer.error is None:
-                self.outcomes[i] = _id(answer) if has_id else None
+                self.outcomes[i] = id_of(answer) if has_id else None
                 continue
             error = named(item_error(answer.error), request.request_id)
             self._failed(i, error)
@@ -212,6 +247,14 @@ class ItemTask:
         for i in self.pending:
             self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
         return self.outcomes
+
+
+def one_of(outcomes: list[T | FoqsError]) -> T:
+    """Return the outcome of a call for one item, or raise it if it is an error."""
+    outcome = outcomes[0]
+    if isinstance(outcome, FoqsError):
+        raise outcome
+    return outcome
 
 
 def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:

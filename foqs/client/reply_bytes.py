@@ -1,0 +1,103 @@
+"""Replies of the usual shape read from their bytes, without a struct for each.
+
+The codec is the reference: each function gets a reply frame and where the result begins in it. It returns what reads
+like the response of the codec, or None for what it leaves to the codec (errors, duplicates, several items, metadata,
+headers, TTLs, fields of a newer version).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from foqs.client.items import Item
+from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
+
+_RESPONSE = field_head(STRUCT, 0)
+_STOPS = b"\0\0"  # of a response and of the result
+_LIST = _RESPONSE + field_head(LIST, 1) + bytes((STRUCT,))
+_ONE = _LIST + (1).to_bytes(4, "big")
+_NONE = _LIST + bytes(4) + _STOPS
+_ONE_DONE = _ONE + b"\0" + _STOPS
+_STORED, _STORED_STOPS = _ONE + field_head(I64, 1), b"\0" + _STOPS
+_stored = Struct(f">{len(_STORED)}sq{len(_STORED_STOPS)}s")
+
+# Up to the namespace; before the topic; from its end to the payload; from the payload's end.
+_head = Struct(f">{len(_ONE)}s3sq3sq3si3sI")
+_topic = Struct(">3sI")
+_middle = Struct(">3si3sI")
+_tail = Struct(">3si3sq3sq3sq3s")
+_FIELDS = (
+    _ONE, field_head(I64, 1), field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5),
+    field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10), field_head(I64, 11), field_head(I64, 12),
+    field_head(I64, 13), b"\0" + _STOPS,
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """Reads like an EnqueueOutcome or ItemOutcome without an error."""
+
+    id: int | None = None
+    error: None = None
+    duplicate: None = None
+
+
+class Outcomes(NamedTuple):
+    """Reads like the response to items of any method."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+class Dequeued(NamedTuple):
+    """Reads like a DequeueResponse."""
+
+    items: list[Item]
+    doubtful: None = None
+    news_version: None = None
+
+
+_DONE = Outcomes((Outcome(),))
+
+
+def enqueue_response(frame: bytes, start: int) -> Outcomes | None:
+    """Return the response to one item that was stored, and is no duplicate."""
+    if len(frame) != start + _stored.size:
+        return None
+    head, item_id, stops = _stored.unpack_from(frame, start)
+    if head != _STORED or stops != _STORED_STOPS:
+        return None
+    return Outcomes((Outcome(item_id),))
+
+
+def items_response(frame: bytes, start: int) -> Outcomes | None:
+    """Return the response to one ack, nack or extension that was carried out."""
+    return _DONE if len(frame) == start + len(_ONE_DONE) and frame.endswith(_ONE_DONE) else None
+
+
+def dequeue_response(frame: bytes, start: int) -> Dequeued | None:
+    """Return the response with at most one leased item."""
+    if len(frame) == start + len(_NONE):
+        return Dequeued([]) if frame.endswith(_NONE) else None
+    try:
+        one, id_, item_id, lease_, lease, attempt_, attempt, ns_, ns_bytes = _head.unpack_from(frame, start)
+        ns_at = start + _head.size
+        topic_, topic_bytes = _topic.unpack_from(frame, ns_at + ns_bytes)
+        topic_at = ns_at + ns_bytes + _topic.size
+        priority_, priority, payload_, payload_bytes = _middle.unpack_from(frame, topic_at + topic_bytes)
+        payload_at = topic_at + topic_bytes + _middle.size
+        tail_at = payload_at + payload_bytes
+        delivery_, delivery, due_, due_ms, enqueued_, enqueued_ms, expires_, expires_ms, stops = _tail.unpack_from(
+            frame, tail_at
+        )
+        ns, topic = frame[ns_at : ns_at + ns_bytes].decode(), frame[topic_at : topic_at + topic_bytes].decode()
+    except (StructError, UnicodeDecodeError):
+        return None
+    fields = (one, id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_, stops)
+    if fields != _FIELDS or len(frame) != tail_at + _tail.size:
+        return None
+    item = Item(
+        item_id, lease, attempt, ns, topic, priority, frame[payload_at:tail_at], None, None, delivery, due_ms,
+        enqueued_ms, expires_ms,
+    )  # fmt: skip
+    return Dequeued([item])

@@ -1,8 +1,8 @@
 """Replies of the usual shape read from their bytes, without a struct for each.
 
-The codec is the reference: each function gets a reply frame and where the result begins in it. It returns what reads
-like the response of the codec, or None for what it leaves to the codec (errors, duplicates, several items, metadata,
-headers, TTLs, fields of a newer version).
+The codec is the reference: each function gets a reply frame and where the result begins in it. It returns an object
+with the fields of the codec's response, or None for a reply that the codec has to read (errors, duplicates, several
+items, metadata, headers, TTLs, fields of a newer version).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests of the usual shape as bytes, without a struct for each, and the context that ends every request.
 
 The codec is the reference: each function returns exactly its bytes, without the STOP of the request, or None for values
-that it leaves to the codec (options of an item beside its priority, several topics, what does not fit the contract).
+that the codec has to encode or refuse (options of an item beside its priority, several topics, wrong types).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _acks = Struct(f">{len(_ACKS)}s3sq3sqB").pack
 _after_topic = Struct(">3siB3sq").pack
 _context_end = Struct(">3sqB").pack
 _MISFITS = (StructError, TypeError, AttributeError, UnicodeEncodeError)
-"""A value of another type, too large, or not valid Unicode: the codec takes it or says what is wrong."""
+"""A value of another type, too large, or not valid Unicode: the codec encodes it or names the fault."""
 
 
 def enqueue_request(namespace: str, topic: str, payload: bytes, priority: int = 0, **unusual: object) -> bytes | None:

@@ -45,6 +45,7 @@ class Verdict(Enum):
     UNKNOWN = 5  # report OUTCOME_UNKNOWN: the answer does not say whether an earlier request was carried out
 
 
+_LOST = Answer.LOST.value
 Row = tuple[Verdict, Verdict, Verdict, Verdict, Verdict]
 
 
@@ -59,7 +60,7 @@ class Policy(NamedTuple):
     @property
     def repeatable(self) -> bool:
         """Whether the request may be repeated after a lost reply."""
-        return self.first[Answer.LOST.value] is not Verdict.FAILED
+        return self.first[_LOST] is not Verdict.FAILED
 
 
 _A, _D, _F, _U = Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL, Verdict.FAILED, Verdict.UNKNOWN

@@ -131,10 +131,10 @@ class Client:
         usual = None if self.tracing is not None else enqueue_request(self.namespace, topic, payload, **options)
         if usual is None:
             return one_of(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
-        first = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, self._router.order(), timeout_ms)
-        if (stored := first.outcome) is not None:
-            return id_of(stored)
-        return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, first))
+        found = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, self._router.order(), timeout_ms)
+        if isinstance(found, First):
+            return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found))
+        return id_of(found)
 
     def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
         """Stores items; the outcome of each, in order: its id, or the error that kept it from being stored.
@@ -198,8 +198,7 @@ class Client:
             )
 
         look = partial(self._requests.look, attempt, deadline)
-        response = look() if self.tracing is None else self.tracing.dequeue(counts, look)
-        return leased_items(response)
+        return leased_items(look() if self.tracing is None else self.tracing.dequeue(counts, look))
 
     def ack_and_dequeue(
         self,
@@ -246,10 +245,12 @@ class Client:
         """
         usual = ack_request(self.namespace, item.id, item.lease)
         if usual is None:
-            return one_of(self.ack_many((item,), timeout_ms=timeout_ms))
+            one_of(self.ack_many((item,), timeout_ms=timeout_ms))
+            return
         to = self._router.order_for(item.id)
-        first = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
-        return None if first.outcome is not None else one_of(self._ack_many((item,), timeout_ms, first))
+        found = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
+        if isinstance(found, First):
+            one_of(self._ack_many((item,), timeout_ms, found))
 
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""

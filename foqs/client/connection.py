@@ -125,12 +125,13 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket.setblocking(False)  # a time-out of the socket costs system calls in each request
+        self._tls = self._socket if isinstance(self._socket, SSLSocket) else None
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
 
     def usable(self) -> bool:
         """False when the server closed it, or sent bytes without a request, while it was idle."""
-        return not self._ended and not self._readable.poll(0) and not self._held()
+        return not self._ended and not self._readable.poll(0) and (self._tls is None or not self._tls.pending())
 
     def exchange(self, frame: bytes, deadline: float) -> bytes:
         """Send `frame` and return the reply's, without its length. Raises NotSent, LostReply or WrongPeer; then the
@@ -144,13 +145,14 @@ class Connection:
         try:
             # Not sendall: how much went out decides whether the server can have seen the request.
             while left:
-                _remaining(deadline)
+                if deadline <= monotonic():
+                    raise TimeoutError("timed out")
                 try:
                     sent = self._socket.send(left)
                 except _WOULD_BLOCK as blocked:
                     self._wait(blocked, select.POLLOUT, deadline)
                 else:
-                    left = memoryview(left)[sent:]
+                    left = memoryview(left)[sent:] if sent < len(left) else b""
         except OSError as error:
             if (wrong := self._wrong_peer(error, deadline)) is not None:
                 raise wrong from error
@@ -201,8 +203,10 @@ class Connection:
     def _read(self, most_bytes: int, deadline: float) -> bytes:
         """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
         # A thread that looks late still reads a received reply, which may have come in time.
-        if not self._held() and not self._readable.poll(max(0.0, deadline - monotonic()) * 1000):
-            raise TimeoutError("timed out")
+        if self._tls is None or not self._tls.pending():
+            left_s = deadline - monotonic()
+            if not self._readable.poll(left_s * 1000 if left_s > 0 else 0):
+                raise TimeoutError("timed out")
         while True:
             try:
                 return self._socket.recv(most_bytes)
@@ -227,17 +231,13 @@ class Connection:
         found = None
         if isinstance(error, _NoFrame):
             found = spoken(error.head)
-        elif isinstance(error, _Closed | ConnectionError) and not isinstance(self._socket, SSLSocket):
+        elif isinstance(error, _Closed | ConnectionError) and self._tls is None:
             # A host with TLS closes a connection that does not begin with a handshake, and says nothing. The answer of
             # an HTTP server is lost if it closes while a large request is sent.
             for ask in (asked_with_tls, asked_plainly)[: 1 if isinstance(error, _Closed) else 2]:
                 left = min(PROBE_S, deadline - monotonic())
                 found = found or (ask(self.address, left) if left > 0 else None)
         return None if found in (None, Speaks.PLAIN) else found.error(self.address)
-
-    def _held(self) -> bool:
-        """Whether something was received that was not read."""
-        return isinstance(self._socket, SSLSocket) and self._socket.pending() > 0
 
     def abort(self) -> None:
         """Ends what another thread waits for; that one closes it."""

@@ -139,9 +139,9 @@ class Pool:
             while True:
                 if self._closed:
                     raise ClientClosed("the client is closed")
-                at = self._last_idle(wanted)
-                if at is not None:
-                    return self._idle.pop(at)
+                for at in range(len(self._idle) - 1, -1, -1):
+                    if wanted is None or self._idle[at].address == wanted:
+                        return self._idle.pop(at)
                 if self._open < self._size:
                     self._open += 1
                     return None
@@ -157,12 +157,6 @@ class Pool:
                     self._change.wait(left)
                 finally:
                     self._waiting -= 1
-
-    def _last_idle(self, wanted: Address | None) -> int | None:
-        for at in range(len(self._idle) - 1, -1, -1):
-            if wanted is None or self._idle[at].address == wanted:
-                return at
-        return None
 
     def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
         error: FoqsError | None = None

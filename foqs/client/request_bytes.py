@@ -76,8 +76,10 @@ def context_head(token: str | None) -> bytes:
 
 def context(head: bytes, request_id: str, traceparent: str | None, timeout_ms: int) -> bytes:
     """Return the field with the RequestContext."""
+    encoded = request_id.encode()
     trace = b"" if traceparent is None else _text(_TRACEPARENT, traceparent)
-    return b"".join((head, _text(_REQUEST_ID, request_id), trace, _context_end(_TIMEOUT, timeout_ms, 0)))
+    end = _context_end(_TIMEOUT, timeout_ms, 0)
+    return b"".join((head, _REQUEST_ID, _length(len(encoded)), encoded, trace, end))
 
 
 @lru_cache(_NAMES_KEPT)

@@ -59,8 +59,9 @@ class Requests:
 
     def first(
         self, method: RemoteMethod, policy: Policy, request: bytes, to: Sequence[Address], timeout_ms: int | None
-    ) -> First:
-        """Send the request of a call for one item. `each` has to follow if it has no outcome."""
+    ) -> Any:
+        """Send the request of a call for one item. Return the item's outcome if it succeeded, else a `First` for
+        `each`."""
         self._router.begin()
         deadline = monotonic() + self.timeout_s(timeout_ms)
         request_id = current()
@@ -68,10 +69,12 @@ class Requests:
             asked = self._caller.send(
                 method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
             )
-            answers = Answers(self._caller.receive(asked).outcomes or (), asked)
+            outcomes: Sequence[Any] = self._caller.receive(asked).outcomes or ()
         except FoqsError as error:
             return First(deadline, request_id, error)
-        return First(deadline, request_id, answers)
+        if len(outcomes) == 1 and outcomes[0].error is None:
+            return outcomes[0]
+        return First(deadline, request_id, Answers(outcomes, asked))
 
     def each(
         self,

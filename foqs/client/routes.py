@@ -35,7 +35,7 @@ class Routes:
     hosts: tuple[Address, ...] = ()
     slots: Sequence[int] = ()
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Whether there is no choice."""
         return len(self.hosts) < 2
@@ -106,8 +106,7 @@ def order(
     gave; those in `last` not before all these. Empty: what the user gave is all there is."""
     if routes.alone:
         # A host that is alone may call itself by a name that means nothing here.
-        learned = tuple(host for host in routes.hosts if host not in given)
-        return (*given, *learned) if learned else ()
+        return () if not routes.hosts or routes.hosts[0] in given else (*given, *routes.hosts)
     serving = routes.serving
     if last:
         serving = tuple(host for host in serving if host not in last)

@@ -73,19 +73,11 @@ class Answers(NamedTuple):
 
 
 class First(NamedTuple):
-    """The first request of a call for one item, and its answers, or why there are none."""
+    """The first request of a call for one item, which did not succeed. `found`: its answers, or why there are none."""
 
     deadline: float
     request_id: str
     found: Answers | FoqsError
-
-    @property
-    def outcome(self) -> Any:
-        """The outcome of the item, None unless it is a success."""
-        if isinstance(self.found, FoqsError) or len(self.found.outcomes) != 1:
-            return None
-        (outcome,) = self.found.outcomes
-        return outcome if outcome.error is None else None
 
 
 class ItemTask:

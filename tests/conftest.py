@@ -81,6 +81,7 @@ _THREAD_TESTS = (
     "tests/peers/",
     "tests/server/",
     "tests/rpc/",
+    "tests/spark/test_consume_ahead.py",
     "tests/spark/test_consume_driver.py",
     "tests/spark/test_consume_orders.py",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from foqs.engine import delivery, dequeue, turns
 from foqs.engine.pending import DequeueCall
@@ -179,7 +179,18 @@ def end_merge_waits(state: State, now_ms: int) -> None:
 def _let_go(state: State, now_ms: int) -> None:
     """End the extra wait of calls whose topics have no ready item on any shard any more."""
     for call, until_ms in list(state.staying.items()):
-        if not any(ready(state, key) for key, _ in call.wants):
+        if not _has_ready(state, call):
             del state.staying[call]
             state.patience.push(max(until_ms, now_ms), call)
             state.alarm(max(until_ms, now_ms))
+
+
+def _has_ready(state: State, call: DequeueCall) -> bool:
+    """Whether a topic of `call` has ready items. This is asked after each batch, and topics are drained in order: the
+    search goes on where it ended."""
+    wants, first = call.wants, call.ready_at
+    for at in chain(range(first, len(wants)), range(first)):
+        if ready(state, wants[at][0]):
+            call.ready_at = at
+            return True
+    return False

@@ -193,6 +193,7 @@ class DequeueCall:
         "lease_ms",
         "max_bytes",
         "places",
+        "ready_at",
         "reply",
         "wants",
     )
@@ -220,6 +221,7 @@ class DequeueCall:
         self.commits = False  # some of the leases must be committed before the reply
         self.lacks = False  # some of its ready items are not in memory yet
         self.places: dict[TopicKey, int] = {}  # of topics in `wants`, when they were asked for
+        self.ready_at = 0  # the one of `wants` that was seen to have ready items last, while this host keeps the call
         self.away = False  # on another host; its answer would be lost if no consumer waited for it
         self.done = False
 

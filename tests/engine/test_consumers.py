@@ -219,6 +219,25 @@ def test_the_extra_wait_ends_when_the_items_are_gone() -> None:
     assert answers == [[]]
 
 
+def test_the_extra_wait_lasts_while_any_of_the_topics_has_items() -> None:
+    lab = Laboratory(1)
+    lab.dequeue(keys=[("ns", "other")], wait_ms=60_000)
+    keys = [("ns", "one"), ("ns", "two")]
+    call = DequeueCall([(key, 1) for key in keys], 1_000, 1 << 20, 0, lambda *_: True)
+    lab.engine.staying[call] = lab.now_ms
+
+    def delete(item_id: int) -> bool:
+        lab.operate(item_id, item_ops.delete)
+        lab.settle()
+        return call in lab.engine.staying
+
+    (one,), (two,) = (lab.stored(lab.item(), key=key) for key in keys)
+    assert delete(one), "the second topic has an item"
+    (new,) = lab.stored(lab.item(), key=keys[0])
+    assert delete(two), "the first topic has one again"
+    assert not delete(new)
+
+
 def test_a_merge_waits_for_a_late_shard_and_then_goes_on() -> None:
     lab, second, first = two_shards()
     answers = lab.dequeue()

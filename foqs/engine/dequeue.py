@@ -120,6 +120,8 @@ def _sources(
             continue
         if shard not in able:
             able[shard] = leases(shard, now_ms)
+            if able[shard] is False:
+                state.touch(shard)
         may_lease = able[shard]
         if may_lease is None:
             continue
@@ -128,7 +130,6 @@ def _sources(
             window = shard.open_window(lane)
         window.used_ms = now_ms
         if not may_lease:
-            state.touch(shard)
             shard.stalled[topic.key] = None
             lacking.append((shard, lane, window))
         elif not window.entries:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
+from foqs.wire.columns import ids_and_leases
 from foqs.wire.struct_writer import encode_struct
 
 
@@ -76,31 +77,30 @@ class AckDequeue:
     def ack_and_dequeue(self, call: Call) -> None:
         """Check both parts, then carry out the acks. Raises Invalid."""
         request, limits = call.request, self._items.limits
-        acks = request.acks or []
-        if acks:
-            validation.counted(acks, "acks", limits.request_items)
-            validation.nothing_twice([ack.id for ack in acks])
+        ids, leases = ids_and_leases(request.acks)
+        if ids:
+            validation.counted(ids, "acks", limits.request_items)
+            validation.nothing_twice(ids)
         now_ms = self._now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(dequeue, now_ms)
-        if not acks:
+        if not ids:
             self._dequeue(dequeue, waiting, wait_ms)
             return
         timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
-        self._ack(request, acks, now_ms, timeout_ms, partial(self._acked, call, dequeue, waiting))
+        self._ack(request, ids, leases, now_ms, timeout_ms, partial(self._acked, call, dequeue, waiting))
 
     def _ack(
-        self, request: Any, acks: Sequence[Any], now_ms: int, timeout_ms: int,
+        self, request: Any, ids: list[int], leases: list[int], now_ms: int, timeout_ms: int,
         acked: Callable[[list[FoqsError | None]], None],
     ) -> None:  # fmt: skip
         """Call `acked` with the outcomes when every ack has one."""
-        ids = [ack.id for ack in acks]
         if request.context is None:
             request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
-        origin = idl.AckRequest(acks, request.ns, request.context)
-        op = lambda at: item_ops.ack(acks[at].lease or 0)  # noqa: E731
+        origin = idl.AckRequest(request.acks, request.ns, request.context)
+        op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         elsewhere = partial(self._forwarder.items, by_id.ACK, origin, ids, op, now_ms + timeout_ms)
-        self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), acks, request.ns, now_ms, timeout_ms)
+        self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
 
     def _acked(
         self, call: Call, dequeue: DequeueAfterAcks, waiting: DequeueCall, outcomes: list[FoqsError | None]

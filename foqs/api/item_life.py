@@ -23,6 +23,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.rpc.call import Call
+from foqs.wire.columns import ids_and_leases
 
 
 class Consumer(Incoming, Protocol):
@@ -139,11 +140,11 @@ class ItemLife:
         return waiting, wait_ms
 
     def ack(self, call: Call) -> None:
-        items = validation.counted(call.request.items, "items", self.limits.request_items)
-        ids = [item.id for item in items]
-        op = lambda at: item_ops.ack(items[at].lease or 0)  # noqa: E731
+        ids, leases = ids_and_leases(call.request.items)
+        validation.counted(ids, "items", self.limits.request_items)
+        op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         waiting, ns, now_ms, timeout_ms = self._waiting(call, idl.AckResponse, by_id.ACK, ids, op)
-        self._engine.ack(waiting, items, ns, now_ms, timeout_ms)
+        self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms)
 
     def nack(self, call: Call) -> None:
         items = validation.counted(call.request.items, "items", self.limits.request_items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from foqs.engine import item_ops
 from foqs.engine.pending import ItemsCall
@@ -21,36 +20,31 @@ _LEASED, _SERVING, _GONE, _ACK = Phase.LEASED, ShardState.SERVING, To.GONE, Caus
 _RETRY_MS = 100
 
 
-class Acked(Protocol):
-    """One entry of an ack, as the contract has it: absent fields are None."""
-
-    id: int | None
-    lease: int | None
-
-
-def ack_all(state: State, call: ItemsCall, acks: Sequence[Acked], ns: str | None, now_ms: int) -> None:
-    """The common case, a live lease that nothing else touches, is decided right here; the rest by `item_ops.ack`."""
+def ack_all(
+    state: State, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int
+) -> None:
+    """Ack each of `ids` with its lease. The common case, a live lease that nothing else touches, is decided right here;
+    the rest by `item_ops.ack`."""
     shards, items, most = state.shards, call.items, state.config.host.pending_rows
     if call.within is not None:  # and so no namespace is named
-        for at, acked in enumerate(acks):
-            operate(state, call, at, acked.id or 0, item_ops.ack(acked.lease or 0), None, now_ms)
+        for at, item_id in enumerate(ids):
+            operate(state, call, at, item_id, item_ops.ack(leases[at]), None, now_ms)
         return
-    for at, acked in enumerate(acks):
-        item_id = acked.id or 0
+    for at, (item_id, lease) in enumerate(zip(ids, leases, strict=True)):
         shard = shards.get(item_id >> NUMBER_BITS)
         item = shard.known.get(item_id) if shard is not None else None
         if (
             shard is None
             or item is None
             or item.phase is not _LEASED
-            or item.lease != acked.lease
+            or item.lease != lease
             or item.change is not None
             or item.in_flight is not None
             or (ns is not None and item.lane.topic.key[0] != ns)
             or shard.state is not _SERVING
             or len(shard.changes) >= most
         ):
-            operate(state, call, at, item_id, item_ops.ack(acked.lease or 0), ns, now_ms)
+            operate(state, call, at, item_id, item_ops.ack(lease), ns, now_ms)
             continue
         item.change = change = Change(item, _GONE, _ACK, (call, at))  # `Item.queue`, of which all is checked above
         items[at] = item

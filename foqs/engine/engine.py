@@ -168,13 +168,15 @@ class Engine(State):
 
     # ------------------------------------------------------------------------------------- acks and the like
 
-    def ack(self, call: ItemsCall, acks: Sequence[ack.Acked], ns: str | None, now_ms: int, timeout_ms: int) -> None:
-        """Ack each of `acks`."""
+    def ack(
+        self, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int, timeout_ms: int
+    ) -> None:
+        """Ack each of `ids` with its lease."""
         until_ms = now_ms + timeout_ms
         self.deadlines.push(until_ms, call)
         if until_ms < self.timer_ms:
             self.alarm(until_ms)
-        ack.ack_all(self, call, acks, ns, now_ms)
+        ack.ack_all(self, call, ids, leases, ns, now_ms)
 
     def settle(
         self, call: ItemsCall, items: list[tuple[int, item_ops.Op]], ns: str | None, now_ms: int, timeout_ms: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from foqs.idl import idl
 from foqs.wire.protocol import BOOL, I32, I64, LIST, REPLY, STRING, STRUCT, field_head, message_head
 from foqs.wire.structs import lean
 
@@ -14,12 +15,13 @@ _SCALARS = (STRING, BOOL, I32, I64)
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of a request that the decoder reads itself. `struct` is the lean class of the struct in it, or of its
-    elements."""
+    elements; `acks`: these elements are AckItem."""
 
     name: str
     ttype: int
     element: int = 0
     struct: Any = None
+    acks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +62,5 @@ def _field(spec: tuple[Any, ...]) -> Field | None:
     if ttype == LIST and inner == I64:
         return Field(name, LIST, I64)
     if ttype == LIST and isinstance(inner, tuple) and inner[0] == STRUCT:
-        return Field(name, LIST, STRUCT, inner[1])
+        return Field(name, LIST, STRUCT, inner[1], issubclass(inner[1], idl.AckItem))
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
@@ -31,11 +31,6 @@ from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
 
 KEY = ("ns", "topic")
-
-
-class Acked(NamedTuple):
-    id: int
-    lease: int
 
 
 class NextFaults(Faults):
@@ -218,8 +213,8 @@ class Laboratory:
     def ack(self, *acked: tuple[int, int], ns: str | None = None, timeout_ms: int = 5_000) -> list[FoqsError | None]:
         """Ack each (id, lease) in one request, and return a list that gets the reply."""
         answers: list[FoqsError | None] = []
-        acks = [Acked(*one) for one in acked]
-        self.engine.ack(ItemsCall(len(acks), answers.extend), acks, ns, self.now_ms, timeout_ms)
+        ids, leases = zip(*acked, strict=True)
+        self.engine.ack(ItemsCall(len(ids), answers.extend), ids, leases, ns, self.now_ms, timeout_ms)
         return answers
 
     def operate(

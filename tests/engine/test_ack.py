@@ -9,7 +9,7 @@ from foqs.engine.pending import ItemsCall
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE
-from tests.engine.laboratory import KEY, Acked, Laboratory
+from tests.engine.laboratory import KEY, Laboratory
 
 
 def leased(lab: Laboratory) -> tuple[int, int]:
@@ -244,8 +244,8 @@ def test_acks_within_namespaces_change_no_other_item() -> None:
     answers: list[FoqsError | None] = []
     call = ItemsCall(2, answers.extend)
     call.within = {"ns"}
-    acks = [Acked(item_id, lab.lease_of(item_id)) for item_id in (mine, other)]
-    ack.ack_all(lab.engine, call, acks, None, lab.now_ms)
+    leases = [lab.lease_of(item_id) for item_id in (mine, other)]
+    ack.ack_all(lab.engine, call, (mine, other), leases, None, lab.now_ms)
     lab.settle()
     assert types(answers) == [type(None), NotFound]
     assert list(lab.dbs[1].items) == [other]

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 import pytest
 
@@ -22,11 +21,6 @@ from tests.engine.laboratory import KEY, Laboratory
 PACKAGE = Path(foqs.__file__).parent
 FOLDERS = tuple(str(PACKAGE / name) for name in ("engine", "fairness", "prefetch", "buffers", "leases", "item"))
 ITEMS = 100
-
-
-class Acked(NamedTuple):
-    id: int
-    lease: int
 
 
 def cycle(lab: Laboratory, batch: int) -> None:
@@ -45,8 +39,8 @@ def cycle(lab: Laboratory, batch: int) -> None:
             return True
 
         lab.engine.dequeue(DequeueCall([(KEY, batch)], 60_000, 1 << 20, 0, reply), lab.now_ms, 0)
-        acks = [Acked(item.id, item.lease) for item in got]
-        lab.engine.ack(ItemsCall(len(acks), lambda outcomes: None), acks, "ns", lab.now_ms, 5_000)
+        ids, leases = [item.id for item in got], [item.lease for item in got]
+        lab.engine.ack(ItemsCall(len(ids), lambda outcomes: None), ids, leases, "ns", lab.now_ms, 5_000)
         lab.settle()
         acked += len(got)
 

@@ -135,10 +135,10 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
     ((item_id,),) = lab.dequeue()
     outcomes: list[FoqsError | None] = []
     item = lab.engine.shards[1].known[item_id]
-    acked = type("Acked", (), {"id": item_id, "lease": item.lease})()
+    lease = item.lease
     for result in (FULL, None):
         call = ItemsCall(1, outcomes.extend)
-        lab.engine.ack(call, [acked], None, lab.now_ms, 5_000)  # type: ignore[list-item]
+        lab.engine.ack(call, [item_id], [lease], None, lab.now_ms, 5_000)
         ((shard, batch),) = lab.send()
         lab.arrive(shard, batch, result)
         lab.ring(10_000)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, bounds_of, content_of, digest_of
@@ -26,11 +26,6 @@ from tests.sim.slots import FEW_SLOTS
 if TYPE_CHECKING:
     from tests.sim.member import Member
     from tests.sim.simulation import Simulation
-
-
-class _Acked(NamedTuple):
-    id: int | None
-    lease: int | None
 
 
 class Clients:
@@ -346,7 +341,8 @@ class Clients:
         call = ItemsCall(len(asked), reply)
         more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.2
         if all(op.kind == "ack" for op in asked):
-            member.engine.ack(call, [_Acked(op.id, op.token) for op in asked], ns, member.now_ms, timeout_ms)
+            ids, tokens = [op.id for op in asked], [op.token for op in asked]
+            member.engine.ack(call, ids, tokens, ns, member.now_ms, timeout_ms)
         else:
             member.engine.settle(call, [(op.id, _host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.wire.columns import AckColumns
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import MIN_BYTES
 from foqs.wire.request_decoder import RequestDecoder, UnknownCall
@@ -49,6 +50,7 @@ specs = struct_of(
     delivery=st.integers(0, 9),
 )
 nacks = struct_of(idl.NackItem, id=i64s, lease=i64s, delay_ms=i64s, metadata=blobs, release=st.booleans(), reason=texts)
+acks = st.builds(idl.AckItem, id=i64s, lease=i64s) | struct_of(idl.AckItem, id=i64s, lease=i64s)
 requests = st.one_of(
     struct_of(idl.EnqueueRequest, ns=texts, items=st.lists(specs, max_size=6), context=contexts),
     struct_of(
@@ -58,6 +60,7 @@ requests = st.one_of(
         wait_ms=i64s,
         context=contexts,
     ),
+    struct_of(idl.AckRequest, items=st.lists(acks, max_size=6), ns=texts, context=contexts),
     struct_of(idl.NackRequest, items=st.lists(nacks, max_size=6), ns=texts),
     struct_of(idl.DeleteItemsRequest, ids=st.lists(i64s, max_size=20), context=contexts),
     struct_of(idl.ListItemsRequest, ns=texts, topic=texts, state=i32s, limit=i32s, cursor=texts),
@@ -73,7 +76,7 @@ def plain(value: Any) -> Any:
     """A struct as comparable values, whatever class it is of."""
     if hasattr(value, "thrift_spec"):
         return {spec[1]: plain(getattr(value, spec[1])) for spec in value.thrift_spec.values()}
-    if isinstance(value, list):
+    if isinstance(value, list | AckColumns):
         return [plain(each) for each in value]
     return value
 

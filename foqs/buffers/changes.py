@@ -10,11 +10,14 @@ from foqs.item import Change
 from foqs.item_states import Place, To
 from foqs.rows import Batch, ReadyRow, TimerRow
 
+# Members of enums, bound once for the hot path.
+_KEPT, _GONE, _READY, _DELAYED, _IN_READY = To.KEPT, To.GONE, To.READY, To.DELAYED, Place.READY
+
 
 def emit(change: Change, transaction: Batch) -> None:
     """Adds the rows of this change to `transaction`."""
     item, to = change.item, change.to
-    if to == To.KEPT:
+    if to is _KEPT:
         transaction.expiry_gone.append(item.id)
         transaction.expiry_new.append((change.due_ms, item.id))
         return
@@ -22,22 +25,22 @@ def emit(change: Change, transaction: Batch) -> None:
     assert lane is not None, "a stored item's lane has a number"
     if item.unindexed:
         pass  # it has no row that it could leave
-    elif item.place == Place.READY:
+    elif item.place is _IN_READY:
         transaction.ready_gone.append((lane, item.priority, item.deliver_after_ms, item.id))
     else:
         transaction.timer_gone.append(item.id)
-    if to == To.GONE:
+    if to is _GONE:
         transaction.item_gone.append(item.id)
         if item.expires_at_ms:
             transaction.expiry_gone.append(item.id)
         return
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
-    if to == To.READY:
+    if to is _READY:
         transaction.ready_new.append(
             ReadyRow(lane, item.priority, item.deliver_after_ms, item.id, change.attempt, change.lease, item.bytes)
         )
-    elif to == To.DELAYED:
+    elif to is _DELAYED:
         transaction.deliver_after_new.append((item.id, change.due_ms))
         transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, item.bytes))
     else:

@@ -1,11 +1,13 @@
 """Which host is asked for which items: pure."""
 
 import random
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client.connection import Address
+from foqs.client.router import sample
 from foqs.client.routes import OTHERS, Routes, by_owner, hosts_by_topic, order, routes_of
 from foqs.idl import idl
 from foqs.ids import make_id
@@ -60,6 +62,18 @@ def test_the_choice_is_random_among_those_that_have_the_topic():
     assert {order(routes, [D], random.sample, among=(A, B))[0] for _ in range(100)} == {A, B}
     assert {order(routes, [D], random.sample)[0] for _ in range(100)} == {A, B, C}
     assert {order(routes, [D], random.sample, among=(D,))[0] for _ in range(100)} == {A, B, C}, "it is gone"
+
+
+@given(ADDRESSES, st.data())
+def test_a_sample_has_different_hosts(hosts, data):
+    count = data.draw(st.integers(0, len(hosts)))
+    chosen = sample(hosts, count)
+    assert len(chosen) == len(set(chosen)) == count
+    assert set(chosen) <= set(hosts)
+
+
+def test_each_host_may_be_at_each_place_of_a_sample():
+    assert {tuple(sample((A, B, C), 2)) for _ in range(500)} == set(permutations((A, B, C), 2))
 
 
 def test_a_host_that_refused_the_shard_is_asked_last():

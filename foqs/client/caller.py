@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import count
 from math import inf
 from time import monotonic
@@ -77,6 +76,7 @@ class Caller:
         self.pool = pool
         self.max_frame_bytes = max_frame_bytes
         self._token = token
+        self._context_head = b""
         self._attempt_timeout_ms = attempt_timeout_ms
         self._traceparent = traceparent
         self._on_retry = on_retry or self._log_retry
@@ -86,10 +86,6 @@ class Caller:
         self.waited_s = 0.0
         self.after_fork()
         renew_after_fork(self)
-
-    @cached_property
-    def _context_head(self) -> bytes:
-        return context_head(self._token)
 
     def after_fork(self) -> None:
         self._closed = threading.Event()
@@ -140,6 +136,8 @@ class Caller:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
         server_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
         request_id = request_id or current()
+        if not self._context_head:
+            self._context_head = context_head(self._token)
         trace = None if self._traceparent is None else self._traceparent()
         about = context(self._context_head, request_id, trace, server_ms)
         sequence = next(self._sequence) & _SEQUENCES

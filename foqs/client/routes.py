@@ -34,11 +34,11 @@ class Routes:
     owners: Mapping[int, Address] = field(default_factory=dict)
     hosts: tuple[Address, ...] = ()
     slots: Sequence[int] = ()
+    alone: bool = field(init=False, repr=False, compare=False)
+    """Whether there is no choice."""
 
-    @cached_property
-    def alone(self) -> bool:
-        """Whether there is no choice."""
-        return len(self.hosts) < 2
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alone", len(self.hosts) < 2)
 
     @cached_property
     def serving(self) -> tuple[Address, ...]:

@@ -84,6 +84,7 @@ _THREAD_TESTS = (
     "tests/spark/test_consume_ahead.py",
     "tests/spark/test_consume_driver.py",
     "tests/spark/test_consume_orders.py",
+    "tests/spark/test_write_memory.py",
 )
 
 

@@ -72,16 +72,19 @@ class _Writer:
             invalid.add(row, spec, error)
             if keys is not None and known is not None and spec is not None:
                 # An equal row of another partition is invalid as well, and the driver must not look for it.
-                keys.counts.pop(known.hash_of(spec) or 0, None)
+                keys.counts.forget(known.hash_of(spec) or 0)
 
         try:
             rows = (spec for batch in batches for spec in specs_of(batch, options.topic, keys))
             totals = self._store(rows, rejected, _Progress(partition), known.add if known is not None else None)
+            sent = Sent.of(keys.counts, known.kept) if keys is not None and known is not None else None
         except BaseException:
             if invalid is not None:
                 invalid.discard()
             raise
-        sent = Sent.of(keys.counts, known.kept) if keys is not None and known is not None else None
+        finally:
+            if keys is not None:
+                keys.counts.close()
         return Written(job, totals, sent, invalid.close() if invalid is not None else None)
 
     def finished(self, messages: list[Any], what: str) -> None:

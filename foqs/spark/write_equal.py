@@ -9,9 +9,8 @@ rows of a batch only, and a repetition with other partitions stores nothing agai
 from __future__ import annotations
 
 import re
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 
 from foqs.client import ItemSpec
 from foqs.errors import Invalid
+from foqs.spark.write_counts import RowCounts
 
 KEPT_BYTES = 8 << 20
 _KEY = re.compile(r"(?P<digest>[0-9a-f]{32}):[0-9]+", re.ASCII)
@@ -44,9 +44,8 @@ class Sent:
     kept: dict[int, ItemSpec] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, counts: Mapping[int, int], kept: dict[int, ItemSpec]) -> Sent:
-        """`counts`: how many rows have which hash."""
-        return cls(array("Q", counts).tobytes(), {row: count for row, count in counts.items() if count > 1}, kept)
+    def of(cls, counts: RowCounts, kept: dict[int, ItemSpec]) -> Sent:
+        return cls(counts.hashes(), counts.repeats(), kept)
 
 
 class Known:

@@ -26,6 +26,7 @@ SCHEMA = pa.schema([
     ("dedup_key", pa.string()),
 ])  # fmt: skip
 _ROWS = 1_000
+_BYTES = 4 << 20
 
 
 class InvalidRows:
@@ -39,6 +40,7 @@ class InvalidRows:
         self._path = path
         self._partition = partition
         self._rows: list[dict[str, Any]] = []
+        self._size_bytes = 0
         self._writer: Any = None
         self._temporary = ""
         self.name = f"part-{partition:05d}-{_plain(job)}.parquet"
@@ -47,7 +49,8 @@ class InvalidRows:
         """Add a row. `spec` is None if the row could not be made into an item."""
         given = {} if spec is None else {name: getattr(spec, name) for name in SCHEMA.names[3:]}
         self._rows.append({"partition": self._partition, "row": row, "reason": error.message, **given})
-        if len(self._rows) >= _ROWS:
+        self._size_bytes += 0 if spec is None else spec.size_bytes
+        if len(self._rows) >= _ROWS or self._size_bytes >= _BYTES:
             self._flush()
 
     def close(self) -> str | None:
@@ -75,7 +78,7 @@ class InvalidRows:
             self._temporary = f"{folder}/.{self.name}.{uuid4().hex}.tmp"
             self._writer = pq.ParquetWriter(self._temporary, SCHEMA, filesystem=files)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
-        self._rows = []
+        self._rows, self._size_bytes = [], 0
 
 
 def remove_others(path: str, job: str, names: Collection[str]) -> None:

@@ -12,19 +12,20 @@ import pyarrow as pa
 
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
+from foqs.spark.write_counts import RowCounts
 from foqs.spark.write_equal import short_hash
 
 
 class KeyMaker:
     """Make keys from rows, so a row that Spark computes again gets the same key. Equal rows are numbered from 0.
 
-    Keep 8 bytes of the hash of each distinct row and its count: about 100 bytes a row.
+    Keep 8 bytes of the hash of each distinct row and its count: see `RowCounts`.
     """
 
     def __init__(self, scope: str) -> None:
         """Keys are unique within `scope`, such as "job:partition" or "query:batch"."""
         self._scope = scope
-        self.counts: dict[int, int] = {}
+        self.counts = RowCounts()
         self._fields: tuple[Any, ...] = ()
         self._start = blake2b(digest_size=16)  # fields whose values are often the same in consecutive rows
 
@@ -39,9 +40,7 @@ class KeyMaker:
         made = self._start.copy()
         made.update(b"%d\0%b" % (spec.priority, spec.payload))
         digest = made.digest()
-        row = short_hash(digest)
-        number = self.counts.get(row, 0)
-        self.counts[row] = number + 1
+        number = self.counts.add(short_hash(digest))
         return f"{self._scope}:{digest.hex()}:{number}"
 
 

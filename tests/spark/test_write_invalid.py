@@ -69,3 +69,13 @@ def test_files_of_a_try_with_more_partitions_are_removed(tmp_path: Path) -> None
         "part-00002-1-0f0e-7.parquet",
     ]
     assert pq.read_table(tmp_path / again).num_rows == 2
+
+
+def test_large_rows_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_invalid, "_BYTES", 3_000)
+    made = InvalidRows(str(tmp_path), JOB, 0)
+    for number in range(7):
+        made.add(number, ItemSpec("t", bytes(1_000)), Invalid("too long"))
+    assert made.close() == "part-00000-0f0e-7.parquet"
+    file = pq.ParquetFile(tmp_path / "part-00000-0f0e-7.parquet")
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [3, 3, 1]

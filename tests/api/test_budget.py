@@ -111,7 +111,11 @@ def test_consumers_that_do_not_read_their_answers(start_whole: Start) -> None:
             each.reset()
         deadline = time.monotonic() + 60
         while ids and time.monotonic() < deadline:
-            items = wire.dequeue("big", 100, wait_ms=3000, lease_ms=60_000)
+            try:
+                items = wire.dequeue("big", 100, wait_ms=3000, lease_ms=60_000)
+            except Refused as refused:  # the host has not seen the end of each deaf connection yet
+                assert refused.code == Code.OVERLOADED
+                continue
             assert set(wire.ack(*items)) == {0} if items else True
             ids -= {item.id for item in items}
         assert not ids

@@ -252,6 +252,7 @@ def test_a_second_process_with_the_same_id_waits(new_cluster: NewCluster, tmp_pa
         cluster.registry.wait_for(
             lambda facts: (
                 len(facts.owners) == 2
+                and "a" in facts.hosts
                 and {owner.address for owner in facts.owners.values()} == {facts.hosts["a"].address}
                 and str(cluster.hosts["a"].port) not in facts.hosts["a"].address
             )

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from structlog.testing import capture_logs
 
 from foqs.api import auth as api_auth
 from foqs.api import lookups
-from foqs.api.audit import REFUSED_A_SECOND, Audit
 from foqs.api.auth import NEEDS, proof_of
 from foqs.errors import Code
 from foqs.idl import idl
@@ -392,14 +390,3 @@ def test_refusals_and_deletes_are_in_the_audit_log(wire: NewWire) -> None:
          "first": [item_id], "request_id": "cleanup", "left_out": 0},
     ]  # fmt: skip
     assert "no-such-token" not in str(lines)
-
-
-def test_refusals_cannot_fill_the_log() -> None:
-    audit, call = (
-        Audit(lambda: 5.0),
-        SimpleNamespace(method="Enqueue", peer="127.0.0.1:9", certified=(), request=SimpleNamespace(context=None)),
-    )
-    with capture_logs() as lines:
-        for _ in range(1_000):
-            audit.refused(call, "the token is not valid")
-    assert len(lines) == REFUSED_A_SECOND

@@ -18,13 +18,11 @@ from foqs.engine import (
     expiry,
     item_ops,
     pages,
-    shard_open,
 )
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.topics import Topic
 from foqs.item import KNOWN_BYTES, Change, Item
 from foqs.item_states import Phase
 from foqs.leases.checkpoint import Checkpoint
@@ -34,7 +32,7 @@ from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
-from tests.sim import fence_mutants, key_mutants, tail_mutants  # noqa: F401 - they add their mutants
+from tests.sim import fence_mutants, key_mutants, tail_mutants, topic_mutants  # noqa: F401 - they add their mutants
 from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
@@ -343,32 +341,6 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
     patch.setattr(Residents, "relieve", lambda residents: None)
     patch.setattr(Residents, "room_bytes", room_bytes)
     patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
-
-
-@mutant
-def a_lane_belongs_to_no_topic(patch: Patch) -> None:
-    """Its items are stored and never delivered."""
-    patch.setattr(Topic, "attach", lambda topic, lane: None)
-
-
-@mutant
-def a_closed_shards_lanes_stay_in_their_topics(patch: Patch) -> None:
-    patch.setattr(shard_open, "_detach", lambda state, lanes: iter(()))
-
-
-@mutant
-def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
-    """They are in their topics until they are detached."""
-
-    def close(shard: Shard) -> shard_open.Abandoned:
-        tenure = shard.tenure
-        left = original(shard)
-        tenure.shard = shard
-        return left
-
-    original = shard_open.close_shard
-    patch.setattr(shard_open, "close_shard", close)
-    patch.setattr(shard_open, "_LANES", 1)
 
 
 def trouble_of(name: str) -> str:

@@ -1,0 +1,34 @@
+"""Mutants of the lanes of a topic: see test_mutants.py."""
+
+from __future__ import annotations
+
+from foqs.engine import shard_open
+from foqs.engine.shard import Shard
+from foqs.fairness.topics import Topic
+from tests.sim.mutants import Patch, mutant
+
+
+@mutant
+def a_lane_belongs_to_no_topic(patch: Patch) -> None:
+    """Its items are stored and never delivered."""
+    patch.setattr(Topic, "attach", lambda topic, lane: None)
+
+
+@mutant
+def a_closed_shards_lanes_stay_in_their_topics(patch: Patch) -> None:
+    patch.setattr(shard_open, "_detach", lambda state, lanes: iter(()))
+
+
+@mutant
+def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
+    """They are in their topics until they are detached."""
+
+    def close(shard: Shard) -> shard_open.Abandoned:
+        tenure = shard.tenure
+        left = original(shard)
+        tenure.shard = shard
+        return left
+
+    original = shard_open.close_shard
+    patch.setattr(shard_open, "close_shard", close)
+    patch.setattr(shard_open, "_LANES", 1)

@@ -1,0 +1,45 @@
+"""Which hosts may serve a shard: `min_reader` follows the tail of its owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from foqs.store.link import Database
+from foqs.store.tables import SCHEMA_VERSION, TAIL_VERSION
+from tests.store.asking import run
+from tests.store.contract import insert
+from tests.store.shards import ServerShard, SqliteShard, new_item
+
+AnyShard = ServerShard | SqliteShard
+
+
+@pytest.mark.parametrize(
+    ("version", "closed", "served", "closed_again"),
+    [(SCHEMA_VERSION, 1, TAIL_VERSION, 1), (SCHEMA_VERSION + 1, TAIL_VERSION, TAIL_VERSION, TAIL_VERSION)],
+)
+def test_the_oldest_reader_of_a_shard(
+    shard: AnyShard, version: int, closed: int, served: int, closed_again: int
+) -> None:
+    """A host of an older version may serve it between its owners, unless a later version has reasons of its own."""
+    run(shard.url, f"UPDATE shard SET version = {version}, min_reader = {closed}")
+    store = shard.store()
+    store.open("owner", take_over=False)
+    assert reader_of(shard) == served
+    store.close(clean=True)
+    assert reader_of(shard) == closed_again
+
+
+def test_a_shard_of_version_1_has_no_tail(shard: AnyShard) -> None:
+    """Its owner names no column that the database lacks."""
+    run(shard.url, "UPDATE shard SET version = 1", "ALTER TABLE shard DROP COLUMN indexed_to")
+    store = shard.store()
+    opened = store.open("owner", take_over=False)
+    insert(store, new_item(), next_number=opened.next_number + 1)
+    assert (opened.tail, reader_of(shard)) == (False, 1)
+    store.close(clean=True)
+    assert reader_of(shard) == 1
+
+
+def reader_of(shard: AnyShard) -> int:
+    with Database(shard.url).connect() as connection:
+        return int(connection.exec_driver_sql("SELECT min_reader FROM shard").scalar_one())

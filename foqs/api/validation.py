@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from foqs.budget import Budget
@@ -16,6 +17,7 @@ from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from foqs.wire.columns import SpecColumns
 
 
 def name(value: object, what: str, limits: Limits) -> str:
@@ -40,7 +42,7 @@ def timeout_ms(request: Any, limits: Limits) -> int:
     return wanted
 
 
-def counted(items: Any, what: str, most: int) -> list[Any]:
+def counted(items: Any, what: str, most: int) -> Sequence[Any]:
     """Return a list of 1 to `most` entries."""
     if not items:
         raise Invalid(f"{what} is empty")
@@ -57,7 +59,7 @@ def within(value: int | None, what: str, low: int, high: int, default: int) -> i
     return value
 
 
-def topics(ns: str, wants: list[Any], limits: Limits) -> tuple[list[tuple[TopicKey, int]], int]:
+def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[TopicKey, int]], int]:
     """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take."""
     found: dict[TopicKey, int] = {}
     longest_bytes = 0
@@ -114,13 +116,35 @@ class Intake:
         self.keyed: list[Keyed] = []  # items with a deduplication key; they are not in `items`
         self.errors: dict[int, FoqsError] = {}
 
-    def take(self, specs: list[Any]) -> None:
+    def take(self, specs: Sequence[Any]) -> None:
+        if isinstance(specs, SpecColumns) and self._take_columns(specs):
+            return
         for index, spec in enumerate(specs):
             try:
                 self._take(index, spec)
             except Invalid as error:
                 # Without its frames, which refer to this: the payloads would wait for the garbage collector.
                 self.errors[index] = error.with_traceback(None)
+
+    def _take_columns(self, specs: SpecColumns) -> bool:
+        """Take all items at once. False when the first is refused, or a payload is too large."""
+        payloads, sizes = specs.payloads, list(map(len, specs.payloads))
+        if max(sizes) > self._limits.payload_bytes:
+            return False
+        try:
+            self._take(0, specs.first)
+        except Invalid:
+            return False
+        first, count, now_ms = self.items[0], len(payloads), self._now_ms
+        after_ms, due_ms, expires_at_ms = first.deliver_after_ms, first.due_ms, first.expires_at_ms
+        lease_ms, delivery = first.lease_ms, first.delivery
+        self.items = [
+            NewItem(payload, None, None, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
+            for payload, priority in zip(payloads, specs.priorities, strict=True)
+        ]
+        self.keys *= count
+        self.indices, self.sizes = list(range(count)), sizes
+        return True
 
     def keep(self, count: int) -> list[int]:
         """Drop all but the first `count` items, with keys or without. Return the indices of the dropped ones."""

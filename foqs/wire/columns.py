@@ -1,8 +1,9 @@
-"""Acks of a request in two columns: a struct for each costs twice the time."""
+"""Acks, and the items of an enqueue, in columns: a struct for each costs twice the time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from struct import Struct
 from typing import Any
 
@@ -37,6 +38,25 @@ class AckColumns:
 
     def __getitem__(self, at: int) -> Any:
         return idl.AckItem(self.ids[at], self.leases[at])
+
+
+class SpecColumns:
+    """A list of ItemSpec that are like `first` but for their payloads and priorities. Reads as a list of structs."""
+
+    __slots__ = ("first", "payloads", "priorities")
+
+    def __init__(self, first: Any) -> None:
+        self.first = first
+        self.payloads: list[bytes] = [first.payload]
+        self.priorities: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __getitem__(self, at: int) -> Any:
+        spec = copy(self.first)
+        spec.payload, spec.priority = self.payloads[at], self.priorities[at]
+        return spec
 
 
 def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 from foqs.idl import idl
 from foqs.wire.protocol import BOOL, I32, I64, LIST, REPLY, STRING, STRUCT, field_head, message_head
 from foqs.wire.structs import lean
+from foqs.wire.usual_request import READERS, ReadRequest
 
 _SCALARS = (STRING, BOOL, I32, I64)
 
@@ -15,13 +16,12 @@ _SCALARS = (STRING, BOOL, I32, I64)
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of a request that the decoder reads itself. `struct` is the lean class of the struct in it, or of its
-    elements; `acks`: these elements are AckItem."""
+    elements."""
 
     name: str
     ttype: int
     element: int = 0
     struct: Any = None
-    acks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class ServedMethod:
     fields: dict[bytes, Field]  # by the three bytes that begin the field
     strings: tuple[str, ...]  # names of the request's own string fields
     reply_head: bytes  # from the version to the name
+    usual: ReadRequest | None  # reads usual requests
 
 
 def served_method(service: Any, name: str) -> ServedMethod:
@@ -48,12 +49,13 @@ def served_method(service: Any, name: str) -> ServedMethod:
     fields = {head: field for head, field in known.items() if field is not None}
     strings = tuple(spec[1] for _, spec in specs if spec[0] == STRING)
     result = getattr(service, f"{name}_result").thrift_spec[0][2]
-    return ServedMethod(name, request, args, result, fields, strings, message_head(REPLY, name.encode()))
+    reply_head = message_head(REPLY, name.encode())
+    return ServedMethod(name, request, args, result, fields, strings, reply_head, READERS.get(name))
 
 
 def _field(spec: tuple[Any, ...]) -> Field | None:
-    """Return None for a shape that the decoder leaves to the scan and the codec: a frame with such a field takes the
-    long way."""
+    """Return None for a field that the decoder leaves to the scan and the codec: a frame with such a field takes the
+    long way. Unusual acks do, because the scan refuses fields of no type that the codec steps over."""
     ttype, name, inner = spec[0], spec[1], spec[2]
     if ttype in _SCALARS:
         return Field(name, ttype)
@@ -61,6 +63,6 @@ def _field(spec: tuple[Any, ...]) -> Field | None:
         return Field(name, STRUCT, struct=inner)
     if ttype == LIST and inner == I64:
         return Field(name, LIST, I64)
-    if ttype == LIST and isinstance(inner, tuple) and inner[0] == STRUCT:
-        return Field(name, LIST, STRUCT, inner[1], issubclass(inner[1], idl.AckItem))
+    if ttype == LIST and isinstance(inner, tuple) and inner[0] == STRUCT and not issubclass(inner[1], idl.AckItem):
+        return Field(name, LIST, STRUCT, inner[1])
     return None

@@ -1,14 +1,15 @@
 """Frames into requests.
 
-Two ways lead through here, with the same result.
+Three ways lead through here, with the same result. Enqueues, dequeues and acks of the usual shape are read by
+`foqs.wire.usual_request`, without the codec.
 
-The short way is for what nearly every frame is: a request of fields in the contract, whose lists hold structs
-without containers. The fields of the request are read here, one by one, with every count checked; only the
-structs inside are given to the Cython codec, each with a nesting depth of one. At that depth the codec can
-meet neither a list nor a map nor a struct, declared or unknown, so it cannot be made to build or to skip more
-than the bytes it consumes; and it costs no pass of its own over the frame. Acks become columns, without the
-codec (`foqs.wire.columns`). Bounds: at most `limits.request_items` elements a list, at most one list per field
-of the request, and 20 ns a byte for fields that come again and again.
+The short way is for the rest of what nearly every frame is: a request of fields in the contract, whose lists
+hold structs without containers. The fields of the request are read here, one by one, with every count checked;
+only the structs inside are given to the Cython codec, each with a nesting depth of one. At that depth the codec
+can meet neither a list nor a map nor a struct, declared or unknown, so it cannot be made to build or to skip
+more than the bytes it consumes; and it costs no pass of its own over the frame. Bounds: at most
+`limits.request_items` elements a list, at most one list per field of the request, and 20 ns a byte for fields
+that come again and again.
 
 Everything else (items with headers, unknown fields, types that are not the contract's) is scanned whole by
 `foqs.wire.scan` before the codec sees it. That the short way did not fit is noticed by the codec's own depth
@@ -32,7 +33,6 @@ from thriftpy2.transport import TCyBufferedTransport, TTransportException
 
 from foqs.errors import Invalid
 from foqs.limits import Limits
-from foqs.wire.columns import ACK_BYTES, AckColumns
 from foqs.wire.errors import Malformed
 from foqs.wire.methods import Field, ServedMethod, served_method
 from foqs.wire.protocol import (
@@ -116,6 +116,11 @@ class RequestDecoder:
         """The request, its own strings and its context checked. Raises Malformed, or Invalid when the caller
         is at fault.
         """
+        usual = called.usual
+        if usual is not None and (request := usual(frame, start, self.limits.request_items)) is not None:
+            if request.context is not None:
+                check_context(request.context, self.limits)
+            return request
         try:
             try:
                 request = self._short_way(called, frame, start)
@@ -179,7 +184,7 @@ class RequestDecoder:
             return read(1) != b"\0"
         return self._read_flat(field.struct())
 
-    def _list(self, field: Field, frame_bytes: int) -> list[Any] | AckColumns:
+    def _list(self, field: Field, frame_bytes: int) -> list[Any]:
         element, count = read_list_head(self._read(5))
         if element != field.element or count > self.limits.request_items:
             raise _Unusual
@@ -187,13 +192,6 @@ class RequestDecoder:
             raise Malformed("more elements declared than the frame can hold")
         if element == I64:
             return list(unpack(f">{count}q", self._read(8 * count)))
-        if field.acks:
-            if count * ACK_BYTES > frame_bytes:
-                raise _Unusual
-            try:
-                return AckColumns(self._read(count * ACK_BYTES))
-            except (ValueError, TTransportException):  # no bytes are left: the elements may be shorter ones
-                raise _Unusual from None
         read_flat, struct = self._read_flat, field.struct
         return [read_flat(struct()) for _ in range(count)]
 

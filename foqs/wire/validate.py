@@ -26,21 +26,19 @@ def check_context(context: Any, limits: Limits) -> None:
     """Raises Invalid unless a RequestContext is of the right types and within the limits. Says no value: one
     is secret.
     """
-    for name, max_bytes in (
-        ("token", limits.token_bytes),
-        ("request_id", limits.context_bytes),
-        ("traceparent", limits.context_bytes),
-        ("host_proof", limits.context_bytes),
-        ("principal", limits.token_bytes),
-    ):
-        value = getattr(context, name)
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise Invalid(f"context.{name} is not UTF-8")
-        if len(value) > max_bytes or len(value.encode()) > max_bytes:
-            raise Invalid(f"context.{name} is longer than {max_bytes} bytes")
-    if context.request_id is not None and not context.request_id.isprintable():
+    # Written out: a loop over the names takes twice the time, and every request comes here.
+    request_id, most = context.request_id, limits.context_bytes
+    if context.token is not None:
+        _check_text(context.token, "token", limits.token_bytes)
+    if request_id is not None:
+        _check_text(request_id, "request_id", most)
+    if context.traceparent is not None:
+        _check_text(context.traceparent, "traceparent", most)
+    if context.host_proof is not None:
+        _check_text(context.host_proof, "host_proof", most)
+    if context.principal is not None:
+        _check_text(context.principal, "principal", limits.token_bytes)
+    if request_id is not None and not request_id.isprintable():
         # Line ends and terminal escapes would forge what a log says.
         raise Invalid("context.request_id has characters that cannot be printed")
     timeout_ms = context.timeout_ms
@@ -48,3 +46,10 @@ def check_context(context: Any, limits: Limits) -> None:
         raise Invalid(f"context.timeout_ms is not within 1 and {limits.timeout_max_ms}")
     if context.hops is not None and context.hops < 0:
         raise Invalid("context.hops is below 0")
+
+
+def _check_text(value: object, name: str, max_bytes: int) -> None:
+    if not isinstance(value, str):
+        raise Invalid(f"context.{name} is not UTF-8")
+    if len(value) > max_bytes or (not value.isascii() and len(value.encode()) > max_bytes):
+        raise Invalid(f"context.{name} is longer than {max_bytes} bytes")

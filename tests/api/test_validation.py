@@ -12,6 +12,7 @@ from foqs.errors import Invalid, Overloaded, Unavailable
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rows import NewItem
+from foqs.wire.columns import SpecColumns
 from tests.api.wire import spec
 
 pytestmark = pytest.mark.memory
@@ -160,6 +161,29 @@ def test_a_refused_item_leaves_the_other_items_in_their_places() -> None:
     assert (intake.indices, intake.keys) == ([0, 4], [("ns", "a"), ("ns", "b")])
     (keyed,) = intake.keyed
     assert (keyed.at, keyed.lane) == (2, ("ns", "b"))
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {}, {"delay_ms": 5}, {"deliver_after_ms": NOW_MS + 9}, {"lease_ms": 200, "ttl_ms": 7}, {"delivery": 2},
+        {"delivery": 3}, {"delay_ms": -1}, {"topic": ""},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("payloads", [[b"", b"ab", b"c"], [b"a", b"x" * 11, b"b"], [b"x" * 11, b"a"], [b"a"]])
+def test_columns_of_specs_are_taken_as_the_specs(shared: dict[str, Any], payloads: list[bytes]) -> None:
+    columns = SpecColumns(idl.ItemSpec(payload=payloads[0], priority=3, **{"topic": "t", **shared}))
+    columns.payloads = payloads
+    columns.priorities = [3, 9, -2][: len(payloads)]
+    by_columns, one_by_one = Intake("ns", LIMITS, NOW_MS), taken(*columns)
+    by_columns.take(columns)
+    for run in ("keys", "indices", "sizes", "keyed"):
+        assert getattr(by_columns, run) == getattr(one_by_one, run)
+    for got, reference in zip(by_columns.items, one_by_one.items, strict=True):
+        assert all(getattr(got, name) == getattr(reference, name) for name in NewItem.__slots__)
+    assert {at: str(error) for at, error in by_columns.errors.items()} == {
+        at: str(error) for at, error in one_by_one.errors.items()
+    }
 
 
 def test_a_key_is_kept_as_hashes_of_the_key_and_the_content() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.wire.columns import AckColumns
+from foqs.wire.columns import AckColumns, SpecColumns
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import MIN_BYTES
 from foqs.wire.request_decoder import RequestDecoder, UnknownCall
@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
     """A struct as comparable values, whatever class it is of."""
     if hasattr(value, "thrift_spec"):
         return {spec[1]: plain(getattr(value, spec[1])) for spec in value.thrift_spec.values()}
-    if isinstance(value, list | AckColumns):
+    if isinstance(value, list | AckColumns | SpecColumns):
         return [plain(each) for each in value]
     return value
 

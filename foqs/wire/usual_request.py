@@ -1,0 +1,236 @@
+"""Requests of the usual shape read from their bytes, without the codec.
+
+A usual request has the fields of the contract in their order. All but the payload and the priority of its items is the
+same, and its acks have both of their fields. The codec is the reference. Each function gets a frame, where its request
+begins, and the most elements of a list. It returns the codec's request with its strings checked, or None for a frame
+that the codec has to read or to refuse. It reads each byte at most once and believes no length: a frame that ends
+elsewhere is not usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from struct import Struct
+from struct import error as StructError
+from typing import Any
+
+from foqs.idl import idl
+from foqs.wire.columns import ACK_BYTES, AckColumns, SpecColumns
+from foqs.wire.protocol import I32, I64, LIST, STOP, STRING, STRUCT, field_head
+from foqs.wire.structs import lean
+
+ReadRequest = Callable[[bytes, int, int], Any]
+
+_EnqueueRequest, _DequeueRequest, _AckRequest = lean(idl.EnqueueRequest), lean(idl.DequeueRequest), lean(idl.AckRequest)
+_AckAndDequeueRequest = lean(idl.AckAndDequeueRequest)
+_ItemSpec, _TopicCount, _RequestContext = lean(idl.ItemSpec), lean(idl.TopicCount), lean(idl.RequestContext)
+
+_REQUEST, _STOPS = field_head(STRUCT, 1), b"\0\0"
+_NS = _REQUEST + field_head(STRING, 1)
+_STRUCTS = bytes((STRUCT,))
+_ITEMS = _WANTS = _SECOND_ACKS = field_head(LIST, 2) + _STRUCTS
+_SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIST, 1) + _STRUCTS
+_NS_OF_ACKS = field_head(STRING, 2)
+_TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
+_DELIVERY, _COUNT, _CONTEXT = field_head(I32, 10), field_head(I32, 2), field_head(STRUCT, 15)
+
+_first_text = Struct(">6sI").unpack_from
+_first_list = Struct(">7sI").unpack_from
+_list = Struct(">4sI").unpack_from
+_list_with_text = Struct(">4sI3sI").unpack_from
+_text = Struct(">3sI").unpack_from
+_i32 = Struct(">3si").unpack_from
+_i64 = Struct(">3sq").unpack_from
+_last_i32 = Struct(">3siB").unpack_from
+
+_MISFITS = (StructError, IndexError, KeyError, ValueError)
+"""The end of the data, a field that is not expected, a string that is not UTF-8."""
+
+
+def _fields(struct: Any, ttype: int) -> dict[bytes, str]:
+    """Return the names of a struct's fields of this type, by the bytes that begin each."""
+    return {field_head(ttype, number): spec[1] for number, spec in struct.thrift_spec.items() if spec[0] == ttype}
+
+
+_TIMES, _OPTIONS, _SECOND_OPTIONS = (
+    _fields(struct, I64) for struct in (_ItemSpec, _DequeueRequest, _AckAndDequeueRequest)
+)
+_TEXTS, _I64S, _I32S = (_fields(_RequestContext, ttype) for ttype in (STRING, I64, I32))
+
+
+def enqueue_request(frame: bytes, start: int, most: int) -> Any:
+    """Return an EnqueueRequest whose items are of one topic, or None."""
+    try:
+        ns_, ns_bytes = _first_text(frame, start)
+        ns_at = start + 10
+        list_at = ns_at + ns_bytes
+        items_, count, topic_, topic_bytes = _list_with_text(frame, list_at)
+        topic_at = list_at + 15
+        size_at = topic_at + topic_bytes + 3
+        payload_, payload_bytes = _text(frame, size_at - 3)
+        payload_at = size_at + 4
+        priority_at = payload_at + payload_bytes
+        priority_, priority = _i32(frame, priority_at)
+        if (
+            ns_ != _NS or items_ != _ITEMS or topic_ != _TOPIC or payload_ != _PAYLOAD or priority_ != _PRIORITY
+            or not 1 <= count <= most
+        ):  # fmt: skip
+            return None
+        request, spec = _EnqueueRequest(), _ItemSpec()
+        request.ns = frame[ns_at:list_at].decode()
+        spec.topic = frame[topic_at : size_at - 3].decode()
+        spec.payload = frame[payload_at:priority_at]
+        spec.priority = priority
+        at = priority_at + 7
+        while frame[at] == I64:
+            head, number = _i64(frame, at)
+            setattr(spec, _TIMES[head], number)
+            at += 11
+        delivery_, spec.delivery, stop = _last_i32(frame, at)
+        at += 8
+        if delivery_ != _DELIVERY or stop != STOP:
+            return None
+        if count == 1:
+            request.items = [spec]
+        else:
+            request.items = items = SpecColumns(spec)
+            beginning, ending = frame[list_at + 8 : size_at], frame[priority_at + 7 : at]
+            at = _more_items(items, frame, priority_at, beginning, ending, count)
+        return _whole(request, frame, at)
+    except _MISFITS:
+        return None
+
+
+def _more_items(items: SpecColumns, frame: bytes, at: int, beginning: bytes, ending: bytes, count: int) -> int:
+    """Read the items behind the first one, and return where the last one ends. Each has the bytes `beginning` before
+    its payload's length, and `ending` behind its priority. `at` is the first one's priority. Raises an error of
+    `_MISFITS`."""
+    payloads, priorities = items.payloads, items.priorities
+    between = ending + beginning
+    from_priority = Struct(f">3si{len(between)}sI")
+    unpack, step = from_priority.unpack_from, from_priority.size
+    for _ in range(count - 1):
+        priority_, priority, between_, size = unpack(frame, at)
+        if between_ != between or priority_ != _PRIORITY:
+            raise ValueError("an item of another form")
+        payload_at = at + step
+        at = payload_at + size
+        priorities.append(priority)
+        payloads.append(frame[payload_at:at])
+    priority_, priority = _i32(frame, at)
+    at += 7
+    if priority_ != _PRIORITY or not frame.startswith(ending, at):
+        raise ValueError("an item of another form")
+    priorities.append(priority)
+    return at + len(ending)
+
+
+def ack_request(frame: bytes, start: int, most: int) -> Any:
+    """Return an AckRequest, or None."""
+    try:
+        acks_, count = _first_list(frame, start)
+        at = start + 11
+        if acks_ != _ACKS or count > most:
+            return None
+        request = _AckRequest()
+        end = at + count * ACK_BYTES
+        request.items = AckColumns(frame[at:end])
+        if frame.startswith(_NS_OF_ACKS, end):
+            _, ns_bytes = _text(frame, end)
+            at, end = end + 7, end + 7 + ns_bytes
+            request.ns = frame[at:end].decode()
+        return _whole(request, frame, end)
+    except _MISFITS:
+        return None
+
+
+def dequeue_request(frame: bytes, start: int, most: int) -> Any:
+    """Return a DequeueRequest, or None."""
+    try:
+        ns_, ns_bytes = _first_text(frame, start)
+        ns_at = start + 10
+        at = ns_at + ns_bytes
+        if ns_ != _NS or not frame.startswith(_WANTS, at):
+            return None
+        request = _DequeueRequest()
+        request.ns = frame[ns_at:at].decode()
+        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS))
+    except _MISFITS:
+        return None
+
+
+def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> Any:
+    """Return an AckAndDequeueRequest, or None."""
+    try:
+        ns_, ns_bytes = _first_text(frame, start)
+        ns_at = start + 10
+        acks_at = ns_at + ns_bytes
+        acks_, count = _list(frame, acks_at)
+        at = acks_at + 8
+        if ns_ != _NS or acks_ != _SECOND_ACKS or count > most:
+            return None
+        wants_at = at + count * ACK_BYTES
+        if not frame.startswith(_SECOND_WANTS, wants_at):
+            return None
+        request = _AckAndDequeueRequest()
+        request.ns = frame[ns_at:acks_at].decode()
+        request.acks = AckColumns(frame[at:wants_at])
+        return _whole(request, frame, _wants(request, frame, wants_at, most, _SECOND_OPTIONS))
+    except _MISFITS:
+        return None
+
+
+def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str]) -> int:
+    """Read the wants at `at` and the numbers behind them, and return where these end. Raises an error of `_MISFITS`."""
+    _, wants = _list(frame, at)
+    at += 8
+    if wants > most:
+        raise ValueError("too many topics")
+    request.wants = []
+    for _ in range(wants):
+        topic_, topic_bytes = _text(frame, at)
+        count_at = at + 7 + topic_bytes
+        want = _TopicCount()
+        want.topic = frame[at + 7 : count_at].decode()
+        count_, want.count, stop = _last_i32(frame, count_at)
+        if topic_ != _TOPIC or count_ != _COUNT or stop != STOP:
+            raise ValueError("a topic of another form")
+        request.wants.append(want)
+        at = count_at + 8
+    while frame[at] == I64:
+        head, number = _i64(frame, at)
+        setattr(request, options[head], number)
+        at += 11
+    return at
+
+
+def _whole(request: Any, frame: bytes, at: int) -> Any:
+    """Read the context at `at`, if there is one. Return `request` if it ends with the frame, or None. Raises an error
+    of `_MISFITS`."""
+    if frame.startswith(_CONTEXT, at):
+        request.context = context = _RequestContext()
+        at += 3
+        while (ttype := frame[at]) != STOP:
+            if ttype == STRING:
+                head, size = _text(frame, at)
+                text_at = at + 7
+                at = text_at + size
+                setattr(context, _TEXTS[head], frame[text_at:at].decode())
+            elif ttype == I64:
+                head, number = _i64(frame, at)
+                setattr(context, _I64S[head], number)
+                at += 11
+            else:
+                head, number = _i32(frame, at)
+                setattr(context, _I32S[head], number)
+                at += 7
+        at += 1
+    return request if len(frame) == at + len(_STOPS) and frame.endswith(_STOPS) else None
+
+
+READERS: Mapping[str, ReadRequest] = {
+    "Enqueue": enqueue_request,
+    "Dequeue": dequeue_request,
+    "Ack": ack_request,
+    "AckAndDequeue": ack_and_dequeue_request,
+}

@@ -1,0 +1,191 @@
+"""Usual requests read from their bytes: the codec is the reference for each of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foqs.client import request_bytes
+from foqs.client.items import ItemSpec
+from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
+from foqs.errors import Invalid
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.wire.columns import AckColumns, SpecColumns
+from foqs.wire.errors import Malformed
+from foqs.wire.request_decoder import RequestDecoder
+from foqs.wire.usual_request import READERS
+from tests.rpc.serving import i32, message
+from tests.wire.test_scan import ITEM, acks, blobs, contexts, enqueue_of, i32s, i64s, method_of, plain, specs, texts
+from tests.wire.test_scan import requests as any_requests
+
+LIMITS = Limits(request_items=8, context_bytes=30)
+FRAME_HEAD_BYTES = 4
+
+whole_contexts = st.none() | st.builds(
+    idl.RequestContext,
+    token=st.none() | texts,
+    request_id=st.none() | texts,
+    traceparent=st.none() | texts,
+    timeout_ms=st.none() | st.integers(-1, 700_000),
+    hops=st.none() | st.integers(-1, 3),
+    host_proof=st.none() | texts,
+    principal=st.none() | texts,
+    peer_version=st.none() | i32s,
+)
+
+
+@st.composite
+def like_items(draw: st.DrawFn) -> list[Any]:
+    """Items that differ in their payloads and priorities."""
+    times = {name: draw(st.none() | i64s) for name in ("deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms")}
+    shared = {"topic": draw(texts), "delivery": draw(i32s), **times}
+    bodies = draw(st.lists(st.tuples(blobs, i32s), min_size=1, max_size=8))
+    return [idl.ItemSpec(payload=payload, priority=priority, **shared) for payload, priority in bodies]
+
+
+whole_acks = st.lists(st.builds(idl.AckItem, id=i64s, lease=i64s), max_size=8)
+wants = st.lists(st.builds(idl.TopicCount, topic=texts, count=i32s), max_size=8)
+times = st.none() | i64s
+usual_requests = st.one_of(
+    st.builds(idl.EnqueueRequest, ns=texts, items=like_items(), context=whole_contexts),
+    st.builds(
+        idl.DequeueRequest, ns=texts, wants=wants, lease_ms=times, wait_ms=times, max_bytes=times,
+        context=whole_contexts,
+    ),
+    st.builds(idl.AckRequest, items=whole_acks, ns=st.none() | texts, context=whole_contexts),
+    st.builds(
+        idl.AckAndDequeueRequest, ns=texts, acks=whole_acks, wants=wants, lease_ms=times, wait_ms=times,
+        max_bytes=times, context=whole_contexts,
+    ),
+)  # fmt: skip
+unusual_requests = st.one_of(
+    st.builds(idl.EnqueueRequest, ns=texts, items=st.lists(specs, max_size=10), context=contexts),
+    st.builds(idl.AckRequest, items=st.none() | st.lists(acks, max_size=10), ns=texts, context=contexts),
+    any_requests,
+)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> RequestDecoder:
+    return RequestDecoder(idl.Foqs, idl.Foqs.thrift_services, LIMITS)
+
+
+def outcome(decoder: RequestDecoder, frame: bytes, *, usual: bool) -> Any:
+    """The request as comparable values, or the error's type and text; without `usual`, what the codec makes of it."""
+    called, _, start = decoder.head(frame)
+    try:
+        return plain(decoder.request(called if usual else replace(called, usual=None), frame, start))
+    except (Malformed, Invalid) as error:
+        return type(error), str(error)
+
+
+def same_by_each_way(decoder: RequestDecoder, frame: bytes) -> None:
+    assert outcome(decoder, frame, usual=True) == outcome(decoder, frame, usual=False)
+
+
+def read(frame: bytes, decoder: RequestDecoder) -> Any:
+    called, _, start = decoder.head(frame)
+    return READERS[called.name](frame, start, LIMITS.request_items)
+
+
+@given(request=usual_requests)
+@settings(max_examples=400)
+def test_a_usual_request_is_read_without_the_codec(decoder: RequestDecoder, request: Any) -> None:
+    frame = message(method_of(request), request)
+    made = read(frame, decoder)
+    assert made is not None
+    assert plain(made) == plain(request)
+    assert isinstance(made, type(request))
+    same_by_each_way(decoder, frame)
+
+
+@given(request=unusual_requests)
+@settings(max_examples=300)
+def test_any_request_is_read_as_the_codec_reads_it(decoder: RequestDecoder, request: Any) -> None:
+    same_by_each_way(decoder, message(method_of(request), request))
+
+
+@given(request=usual_requests, data=st.data())
+@settings(max_examples=600)
+def test_a_changed_frame_gives_the_codecs_request_or_error(
+    decoder: RequestDecoder, request: Any, data: st.DataObject
+) -> None:
+    frame = bytearray(message(method_of(request), request))
+    start = decoder.head(bytes(frame))[2]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(start, len(frame) - 1))
+        frame[at] = data.draw(st.sampled_from([0, 1, 2, 3, 5, 8, 10, 11, 12, 15, 127, 128, 255]))
+    same_by_each_way(decoder, bytes(frame))
+
+
+@given(request=usual_requests, more=st.binary(min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_a_cut_or_longer_frame_gives_the_codecs_error(decoder: RequestDecoder, request: Any, more: bytes) -> None:
+    frame = message(method_of(request), request)
+    start = decoder.head(frame)[2]
+    for changed in (*(frame[:size] for size in range(start, len(frame))), frame + more):
+        same_by_each_way(decoder, changed)
+
+
+def test_the_client_librarys_requests_are_usual(decoder: RequestDecoder) -> None:
+    context = request_bytes.context(request_bytes.context_head("token"), "id", "trace", 30_000)
+    for method, request in (
+        (ENQUEUE, request_bytes.enqueue_request("n", "t", b"x", 3)),
+        (ENQUEUE, idl.EnqueueRequest("n", [ItemSpec("t", b"x"), ItemSpec("t", b"yy", priority=3)])),
+        (DEQUEUE, request_bytes.dequeue_request("n", {"t": 1}, 1_000, None, None)),
+        (ACK, request_bytes.ack_request("n", 1, 2)),
+    ):
+        made = read(method.encode(request, 1, context=context)[FRAME_HEAD_BYTES:], decoder)
+        assert (made.ns, made.context.token, made.context.timeout_ms) == ("n", "token", 30_000)
+
+
+def test_lists_of_like_elements_become_columns(decoder: RequestDecoder) -> None:
+    items = [idl.ItemSpec("t", payload, priority=7) for payload in (b"", b"abc", b"d")]
+    made = read(message("Enqueue", idl.EnqueueRequest("n", items)), decoder).items
+    assert type(made) is SpecColumns
+    assert (made.payloads, made.priorities, len(made)) == ([b"", b"abc", b"d"], [7, 7, 7], 3)
+    assert plain(made[1]) == plain(items[1])
+    made = read(message("Ack", idl.AckRequest([idl.AckItem(1, 2), idl.AckItem(3, 4)])), decoder).items
+    assert type(made) is AckColumns
+    assert (made.ids, made.leases) == ([1, 3], [2, 4])
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [idl.ItemSpec("t", b"x"), idl.ItemSpec("u", b"x")],
+        [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", delay_ms=1)],
+        [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", dedup_key="k")],
+        [idl.ItemSpec("t", b"x", delivery=2), idl.ItemSpec("t", b"x")],
+        [idl.ItemSpec("t", b"x", metadata=b"m")],
+        [idl.ItemSpec("t", b"x", headers={"a": "b"})],
+        [idl.ItemSpec("t", b"x")] * 9,
+        [idl.ItemSpec("t", None)],
+        [],
+    ],
+)
+def test_unusual_items_are_left_to_the_codec(decoder: RequestDecoder, items: list[Any]) -> None:
+    frame = message("Enqueue", idl.EnqueueRequest("n", items))
+    assert read(frame, decoder) is None
+    same_by_each_way(decoder, frame)
+
+
+@pytest.mark.parametrize("field", [b"\x08\0\x63" + i32(1), b"\x0a\0\x63" + bytes(8), b"\x0b\0\x63" + i32(0)])
+def test_fields_of_a_newer_contract_are_left_to_the_codec(decoder: RequestDecoder, field: bytes) -> None:
+    ns, priority, delivery = b"\x0b\0\1" + i32(1) + b"n", b"\x08\0\5" + i32(7), b"\x08\0\x0a" + i32(1)
+    item = b"\x0b\0\1" + i32(1) + b"t" + b"\x0b\0\2" + i32(1) + b"x" + priority
+    context = b"\x0c\0\x0f"
+    assert read(enqueue_of(ns + ITEM + item + delivery + b"\0" + context + b"\0"), decoder) is not None
+    for fields in (
+        ns + ITEM + item + field + delivery + b"\0",
+        ns + ITEM + item + delivery + field + b"\0",
+        ns + ITEM + item + delivery + b"\0" + field,
+        ns + ITEM + item + delivery + b"\0" + context + field + b"\0",
+    ):
+        frame = enqueue_of(fields)
+        assert read(frame, decoder) is None
+        same_by_each_way(decoder, frame)
+        assert outcome(decoder, frame, usual=True)["items"][0]["priority"] == 7

@@ -32,8 +32,9 @@ class PageRead:
 
 @dataclass(slots=True)
 class LanesRead:
-    """The first pages of several lanes with few ready rows, together: up to `limit` rows, lane by lane in the order of
-    their numbers, which is the order of `pages`. The bodies of the first rows come along up to `body_bytes`."""
+    """All rows of several short lanes, together, whatever their `PageRead.after`: up to `limit` rows, lane by lane in
+    the order of their numbers, which is the order of `pages`. The bodies of the first rows come along up to
+    `body_bytes`."""
 
     pages: list[PageRead]
     limit: int

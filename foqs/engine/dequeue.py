@@ -38,9 +38,19 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
     able: _Able = {}
+    topics = state.topics
     for key, count in wants:
         if room_bytes <= 0:
             return
+        # Most of very many topics are empty, and cost no more than this.
+        topic = topics.get(key)
+        lane = topic.first if topic is not None else None
+        while lane is not None and not (lane.ready and lane.tenure.shard is not None):
+            lane = lane.next
+        if lane is None:
+            if state.held_up or state.skipping:
+                _go_on_without(state, key)
+            continue
         lanes, paged, lacking, entries = _merge(state, able, key, count, now_ms)
         last: Entry[Item] | None = None
         if entries:
@@ -49,7 +59,7 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
                 merge.take(lanes, last)
         if paged or lacking or state.held_up or state.skipping:
             call.lacks = call.lacks or bool(lacking)
-            _follow_up(state, key, paged, lacking, now_ms, found=last is not None)
+            _follow_up(state, key, paged, lacking, now_ms, found=last is not None, held=bool(lanes))
 
 
 def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
@@ -70,7 +80,7 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
     if last is not None:
         merge.take(lanes, last)
     if paged or lacking or state.held_up or state.skipping:
-        _follow_up(state, key, paged, lacking, now_ms, found=served > 0)
+        _follow_up(state, key, paged, lacking, now_ms, found=served > 0, held=bool(lanes))
     return served
 
 
@@ -183,16 +193,18 @@ def _follow_up(
     now_ms: int,
     *,
     found: bool,
+    held: bool,
 ) -> None:
     """Ask for the pages that windows need. Wait for a lacking lane once, for a bounded time; then the merge goes on
-    without it."""
+    without it: other lanes have `held` items back, or the consumer is sent to another host."""
     for shard, lane, window in (*paged, *lacking):
         if window.more and window.wants_page(shard.config.window_rows):
             shard.pages_wanted[lane] = None
             state.touch(shard)
     if not lacking:
-        state.held_up.pop(key, None)
-        state.skipping.pop(key, None)
+        _go_on_without(state, key)
+    elif not (held or state.shards_elsewhere):
+        pass  # nothing ends the wait but the lane itself
     elif key in state.skipping:
         state.counters.merge_skips += found
     elif key not in state.held_up:
@@ -201,6 +213,12 @@ def _follow_up(
             state.alarm(at_ms)
         state.held_up[key] = at_ms
         state.counters.merge_waits += 1
+
+
+def _go_on_without(state: State, key: TopicKey) -> None:
+    """No lane of the topic is waited for."""
+    state.held_up.pop(key, None)
+    state.skipping.pop(key, None)
 
 
 def _want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:

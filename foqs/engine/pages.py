@@ -71,9 +71,10 @@ def _add_pages(shard: Shard, batch: ShardBatch, room_bytes: int, now_ms: int) ->
             continue
         limit = min(window.page_rows, config.page_rows, config.window_rows)
         page = PageRead(lane, window, window.generation, window.end, limit, 0)
-        room_rows -= min(limit, lane.ready)
+        room_rows -= min(limit, _rows(page))
         window.asked_ms = now_ms
-        if window.end is None and lane.ready <= limit and len(lanes) > 1:
+        # A short lane is read from its start on, also where the window knows its first rows.
+        if len(lanes) > 1 and _rows(page) <= limit:
             together.append(page)
         else:
             batch.pages.append(page)
@@ -112,15 +113,20 @@ def _add_together(batch: ShardBatch, pages: list[PageRead], page_rows: int) -> N
     One row more than a page tells that the lanes have no further rows."""
     start = rows = 0
     for at, page in enumerate(pages):
-        rows += page.lane.ready
+        rows += _rows(page)
         last = at + 1 == len(pages)
-        if last or at + 1 - start == _LANES or rows + pages[at + 1].lane.ready > page_rows:
+        if last or at + 1 - start == _LANES or rows + _rows(pages[at + 1]) > page_rows:
             part = sorted(pages[start : at + 1], key=lambda one: one.lane.number or 0)
             if len(part) == 1:
                 batch.pages += part
             else:
                 batch.lanes_pages.append(LanesRead(part, page_rows + 1, 0))
             start, rows = at + 1, 0
+
+
+def _rows(page: PageRead) -> int:
+    """How many rows of `ready` the page has to pass, read from the start of its lane on."""
+    return page.lane.ready if page.after is None else page.lane.total
 
 
 # ------------------------------------------------------------------------------------------ after the read
@@ -161,14 +167,15 @@ def _apply_lanes(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: d
     """Apply the pages of several lanes.
 
     A result of `limit` rows may be cut: rows of its last lane may be missing, and later lanes were not read.
-    (Rows that are leased in memory count in the database, and not in `Lane.ready`.)"""
+    (Rows that are leased in memory count in the database, and not in `Lane.ready`.) A window that knows its first rows
+    needs all of its lane: a part may end before them."""
     cut_at = rows[-1].lane if len(rows) >= lanes.limit else None
     rows_of: dict[int, list[ReadyRow]] = {}
     for row in rows:
         rows_of.setdefault(row.lane, []).append(row)
     for read in lanes.pages:
         number = read.lane.number or 0
-        if cut_at is None or number <= cut_at:
+        if cut_at is None or number < cut_at or (number == cut_at and read.after is None):
             _apply_page(shard, read, rows_of.get(number, []), bodies, full=number == cut_at)
         else:
             _not_read(shard, read)

@@ -93,6 +93,31 @@ def test_lanes_read_together_may_have_leased_rows(
     assert list(shard.pages_wanted) == [lanes[at] for at in left]
 
 
+@pytest.mark.parametrize(("limit", "whole"), [(7, 3), (6, 2), (3, 1), (2, 0)])
+def test_windows_that_gave_back_memory_are_read_together(limit: int, whole: int) -> None:
+    """Each knows its first item. A result that is cut within a lane does not end before what its window knows."""
+    lab = Laboratory(1, tail_items=0)
+    shard = lab.engine.shards[1]
+    topics = TOPICS[:3]
+    fill(lab, [key for key in topics for _ in range(2)])
+    lanes = [shard.lanes[key] for key in topics]
+    for lane in lanes:
+        assert lane.window is not None
+        shard.cut_window(lane.window, 1)
+        shard.pages_wanted[lane] = None
+    lab.engine.touch(shard)
+    ((_, batch),) = lab.send()
+    assert not batch.pages
+    (read,) = batch.lanes_pages
+    assert [page.lane for page in read.pages] == lanes
+    read.limit = limit
+    lab.arrive(shard, batch)
+    windows = [lane.window for lane in lanes if lane.window is not None]
+    assert [(len(window), window.more) for window in windows] == [(2, False)] * whole + [(1, True)] * (3 - whole)
+    lab.settle()
+    assert [(len(window), window.more) for window in windows] == [(2, False)] * 3
+
+
 def test_a_later_dequeue_keeps_the_page_that_was_asked_for() -> None:
     """Dequeues that come more often than pages would otherwise each discard the page of the one before."""
     lab = Laboratory(1)

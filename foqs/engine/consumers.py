@@ -56,9 +56,16 @@ def ready(state: State, key: TopicKey) -> int:
 def wake(state: State, shard: Shard, now_ms: int) -> None:
     """Serves consumers of the topics whose items on `shard` became ready, or came into memory: one slice of them in a
     turn of the event loop."""
-    if shard.stalled and shard.may_lease(now_ms):
-        stalled, shard.stalled = shard.stalled, {}
-        shard.woken.update(stalled)
+    if shard.stalled or (state.waiting and shard.woken):
+        able = dequeue.leases(shard, now_ms)
+        if able is False:
+            # Its items stay here until it may lease again, and no other shard's have changed: try these topics then.
+            shard.stalled.update(shard.woken)
+            shard.woken = {}
+            state.touch(shard)
+        elif able and shard.stalled:
+            stalled, shard.stalled = shard.stalled, {}
+            shard.woken.update(stalled)
     if len(shard.woken) <= _SLICE:
         woken, shard.woken = shard.woken, {}
     else:

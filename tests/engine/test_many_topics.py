@@ -147,6 +147,27 @@ def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPat
     assert len(tried) <= 3
 
 
+def test_stalled_topics_are_tried_when_the_shard_may_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Laboratory(1)
+    shard = lab.engine.shards[1]
+    answers = dequeue(lab, TOPICS[:20], 60_000)
+    shard.grace_from_ms = lab.now_ms
+    tried: list[Any] = []
+    original = engine_dequeue._merge
+
+    def count(*args: Any) -> Any:
+        tried.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(engine_dequeue, "_merge", count)
+    fill(lab, TOPICS[:20])
+    assert not tried
+    assert list(shard.stalled) == TOPICS[:20]
+    lab.go_on(shard.config.confirm_ms + 100)
+    assert [len(found) for found in answers] == [20]
+    assert len(tried) == 20
+
+
 def test_a_page_wakes_each_of_its_topics_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost of a page of 500 topics is 500 topics for the consumers that wait for them, and not 500 for each."""
     lab = Laboratory(1, 2)

@@ -79,13 +79,14 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
 
 
 def _many_topics(rng: random.Random) -> Profile:
-    """Many topics with few items each, in memory for the first items of a few of them."""
+    """Many topics with few items each, in memory for the first items of a few of them. Often the consumers are many,
+    name few topics, and shards stop leasing for them, because it has little time to write leases."""
     shards = rng.choice([1, 2, 3])
-    config = _config(rng, shards, "calm")
+    config, stalls = _config(rng, shards, "calm"), rng.random() < 0.5
     host = config.host.model_copy(
         update={
             "confirm_ms": 1_000,
-            "lease_write_delay_ms": 200,
+            "lease_write_delay_ms": 5 if stalls else 200,
             "merge_wait_ms": rng.choice([10, 50]),
             "lanes": 1_000,
             "page_rows": rng.choice([3, 10, 100]),
@@ -103,7 +104,7 @@ def _many_topics(rng: random.Random) -> Profile:
         clock_steps=False,
         topics=[("ns", f"topic-{n:02}") for n in range(60)],
         producers=2,
-        consumers=rng.randint(3, 6),
+        consumers=12 if stalls else rng.randint(3, 6),
         payload_bytes=rng.choice([10, 200]),
         priorities=rng.choice([1, 3]),
         at_most_once=rng.choice([0, 0.2]),
@@ -113,7 +114,7 @@ def _many_topics(rng: random.Random) -> Profile:
         tail=True,
         prefilled=200,
         skews_ms=(),
-        named=60,
+        named=3 if stalls else 60,
         prompt=True,
     )
 

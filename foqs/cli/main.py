@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foqs import __version__
+from foqs import __version__, build
 from foqs.cli import (
     apply,
     auth,
@@ -45,7 +45,7 @@ for commands in (serve, items, spark, doctor, config, shards, apply, hosts, stat
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(__version__)
+        print(f"foqs {__version__} ({build()})")
         raise typer.Exit
 
 

@@ -103,7 +103,7 @@ def test_the_built_image_serves(installed: Path, address: str, tmp_path: Path) -
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert re.fullmatch(r"\d+\.\d+\.\d+\n", foqs("--version"))
+    assert re.fullmatch(r"foqs \d+\.\d+\.\d+ \((pure Python|compiled)\)\n", foqs("--version"))
     foqs("enqueue", "t", "--raw", "--address", address, stdin="hello\n")
     assert "hello" in foqs("dequeue", "t", "--wait-ms", "30000", "--address", address)
 

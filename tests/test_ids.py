@@ -14,6 +14,7 @@ from foqs.client.items import Item as ClientItem
 from foqs.errors import Invalid
 from foqs.ids import MAX_NUMBER, MAX_SHARD, first_id, make_id, number_of, parse_id, shard_of
 from foqs.item import Item
+from tests.support.lanes import lone_lane
 
 shards = st.integers(1, MAX_SHARD)
 numbers = st.integers(1, MAX_NUMBER)
@@ -65,5 +66,4 @@ def test_ids_are_printed_in_decimal_everywhere() -> None:
     assert found == []
     item_id = make_id(1, 1)
     assert str(item_id) in repr(ClientItem(id=item_id, topic="t"))
-    lane: Any = None
-    assert str(item_id) in repr(Item(item_id, lane, 0, 0, 0, 0, 0, None))
+    assert str(item_id) in repr(Item(item_id, lone_lane(), 0, 0, 0, 0, 0, None))

@@ -1,6 +1,5 @@
 """Replies as bytes are those that the codec makes of the structs of `responses`; the codec encodes all unusual ones."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,10 @@ from foqs.counters import Counters
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotFound, Overloaded
 from foqs.idl import idl
+from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
 from foqs.wire.struct_writer import encode_struct
+from tests.support.lanes import lone_lane
 from tests.support.one_host import Call
 
 pytestmark = pytest.mark.memory
@@ -22,7 +23,7 @@ I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TIMES = st.integers(0, 1 << 50)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
-LANES = st.builds(lambda ns, topic: SimpleNamespace(topic=SimpleNamespace(key=(ns, topic))), NAMES, NAMES)
+LANES = st.builds(lambda ns, topic: lone_lane(topic, ns=ns), NAMES, NAMES)
 REFUSED: list[FoqsError] = [Overloaded("full", 20), NotFound("gone")]
 
 
@@ -37,10 +38,9 @@ def items(draw: Any, lanes: Any = LANES, unusual: bool = False) -> Any:
         draw(I64), 1, draw(I32), draw(TIMES), draw(TIMES), expires_at_ms, 5, delivery, draw(st.binary(max_size=300)),
         metadata, headers,
     )  # fmt: skip
-    return SimpleNamespace(
-        id=body.id, body=body, lane=draw(lanes), lease=draw(I64), attempt=draw(I32),
-        deliver_after_ms=draw(TIMES), lease_expires_at_ms=draw(TIMES),
-    )  # fmt: skip
+    item = Item(body.id, draw(lanes), body.priority, draw(TIMES), draw(I32), draw(I64), 0, body)
+    item.lease_expires_at_ms = draw(TIMES)
+    return item
 
 
 @st.composite

@@ -1,7 +1,5 @@
 """Outcomes and items as the structs of the contract: fields, codes, counters, and log lines about unknown outcomes."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from foqs.api import responses
@@ -9,7 +7,9 @@ from foqs.counters import Counters, Namespaces
 from foqs.dedup import Duplicate
 from foqs.errors import Code, FoqsError, Forbidden, NotServed, OutcomeUnknown, Overloaded, StaleLease
 from foqs.idl import idl
+from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Body
+from tests.support.lanes import lone_lane
 from tests.support.one_host import Call
 
 pytestmark = pytest.mark.memory
@@ -68,11 +68,9 @@ def test_a_caller_without_a_context_never_gets_not_owner() -> None:
 
 
 def test_a_leased_item_has_its_lease_and_its_times() -> None:
-    item = SimpleNamespace(
-        body=BODY, lane=SimpleNamespace(topic=SimpleNamespace(key=("n", "t"))),
-        lease=99, attempt=2, deliver_after_ms=20, lease_expires_at_ms=500,
-    )  # fmt: skip
-    made = responses.leased(item)  # type: ignore[arg-type]
+    item = Item(BODY.id, lone_lane("t", ns="n"), BODY.priority, 20, 2, 99, 0, BODY)
+    item.lease_expires_at_ms = 500
+    made = responses.leased(item)
     assert (made.id, made.ns, made.topic, made.priority, made.payload) == (7, "n", "t", 3, b"x")
     assert (made.lease, made.attempt, made.deliver_after_ms, made.lease_expires_at_ms) == (99, 2, 20, 500)
     assert (made.delivery, made.enqueued_at_ms) == (AT_MOST_ONCE, 10)

@@ -7,6 +7,6 @@ from foqs.item import Item
 from foqs.prefetch.lane import Lane
 
 
-def lone_lane(topic: str = "topic", number: int = 1) -> Lane[Item]:
-    key = ("ns", topic)
+def lone_lane(topic: str = "topic", number: int = 1, ns: str = "ns") -> Lane[Item]:
+    key = (ns, topic)
     return Lane(lane_key(key), Topic(key), Tenure(1, "a shard"), number, Namespace())

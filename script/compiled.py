@@ -60,8 +60,8 @@ def build() -> list[Path]:
     return sorted(Path().glob(f"*{suffix}")) + sorted(Path("foqs").rglob(f"*{suffix}"))
 
 
-def write(pure: Path, libraries: Iterable[Path], folder: Path) -> Path:
-    """Write the wheel that holds all of `pure` and the libraries; its path."""
+def write(pure: Path, libraries: Iterable[Path], folder: Path) -> None:
+    """Write the wheel that holds all of `pure` and the libraries."""
     name, version = pure.name.split("-")[:2]
     python = "cp{}{}".format(*sys.version_info)
     tag = f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
@@ -85,8 +85,7 @@ def write(pure: Path, libraries: Iterable[Path], folder: Path) -> Path:
             if file != f"{about}/RECORD":
                 add(file, content)
         wheel.writestr(f"{about}/RECORD", "".join([*record, f"{about}/RECORD,,\n"]))
-    return path
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]), build(), Path(sys.argv[2])))
+    write(Path(sys.argv[1]), build(), Path(sys.argv[2]))

@@ -23,12 +23,18 @@ I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TIMES = st.integers(0, 1 << 50)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
-LANES = st.builds(lambda ns, topic: lone_lane(topic, ns=ns), NAMES, NAMES)
 REFUSED: list[FoqsError] = [Overloaded("full", 20), NotFound("gone")]
 
 
+def lane_of(names: tuple[str, str]) -> Any:
+    return lone_lane(names[1], ns=names[0])
+
+
+# No lane is drawn: hypothesis keeps a weak reference to each drawn value, and a lane of the compiled wheel does not
+# clear it when it ends (docs/decisions.md).
 @st.composite
-def items(draw: Any, lanes: Any = LANES, unusual: bool = False) -> Any:
+def items(draw: Any, lanes: Any = (), unusual: bool = False) -> Any:
+    lane = lanes[draw(st.integers(0, len(lanes) - 1))] if lanes else lane_of((draw(NAMES), draw(NAMES)))
     extra: tuple[int, bytes | None, bytes | None] = (0, None, None)
     if unusual:
         extra = draw(st.sampled_from([(9, None, None), (0, b"m", None), (0, b"", None), (0, None, b'{"a": "b"}')]))
@@ -38,7 +44,7 @@ def items(draw: Any, lanes: Any = LANES, unusual: bool = False) -> Any:
         draw(I64), 1, draw(I32), draw(TIMES), draw(TIMES), expires_at_ms, 5, delivery, draw(st.binary(max_size=300)),
         metadata, headers,
     )  # fmt: skip
-    item = Item(body.id, draw(lanes), body.priority, draw(TIMES), draw(I32), draw(I64), 0, body)
+    item = Item(body.id, lane, body.priority, draw(TIMES), draw(I32), draw(I64), 0, body)
     item.lease_expires_at_ms = draw(TIMES)
     return item
 
@@ -46,8 +52,8 @@ def items(draw: Any, lanes: Any = LANES, unusual: bool = False) -> Any:
 @st.composite
 def replies(draw: Any) -> Any:
     """Items of a few lanes, in any order."""
-    lanes = st.sampled_from(draw(st.lists(LANES, min_size=1, max_size=3)))
-    return draw(st.lists(items(lanes), max_size=12))
+    names = draw(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=3))
+    return draw(st.lists(items([lane_of(each) for each in names]), max_size=12))
 
 
 def by_codec(found: list[Any]) -> bytes:

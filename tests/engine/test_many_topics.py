@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import foqs
 from foqs.engine import consumers, enqueue, item_ops
 from foqs.engine import dequeue as engine_dequeue
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
@@ -147,6 +148,7 @@ def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPat
     assert len(tried) <= 3
 
 
+@pytest.mark.skipif(foqs.build() == "compiled", reason="a compiled module calls its own functions past a patch")
 def test_stalled_topics_are_tried_when_the_shard_may_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1)
     shard = lab.engine.shards[1]

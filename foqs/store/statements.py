@@ -102,7 +102,7 @@ def writes(
     elif batch.inserts:
         _insert_items(made, batch.inserts, max_statement_bytes)
     if batch.ready_gone:
-        keys = _pieces(batch.ready_gone, ROWS)
+        keys = _deletes(dialect, batch.ready_gone)
         made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
     if batch.timer_gone:
         _delete(made, dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
@@ -196,8 +196,13 @@ def _insert_pieces(made: list[Statement], table: str, pieces: Iterable[list[str]
 def _delete(
     made: list[Statement], dialect: Dialect, table: str, column: str, values: list[int], index: str = "PRIMARY"
 ) -> None:
-    pieces = _pieces(values, ROWS)
+    pieces = _deletes(dialect, values)
     made += [Statement(dialect.delete_values(table, column, piece, index), len(piece)) for piece in pieces]
+
+
+def _deletes(dialect: Dialect, rows: list[Row]) -> Sequence[list[Row]]:
+    """Cut rows into those of a DELETE each."""
+    return _pieces(rows, ROWS if len(rows) > dialect.deleted_alone else 1)
 
 
 def _set_metadata(

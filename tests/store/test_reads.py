@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from foqs.store import packed, queries
 from foqs.store.dialect import MARIADB, SQLITE
 from foqs.store.sql import SqlStore
 from foqs.store.statements import READY_KEY, writes
-from tests.store.asking import connect
+from tests.store.asking import ask, connect
 from tests.store.contract import LANE, body, insert, ready_key, timer_row
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
@@ -192,7 +193,7 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
     with connect(shard) as reader, reader.cursor() as cursor:  # its view of the past keeps rows from being purged
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         store.commit(all_gone(items[200:]))
-        for left in (items[:200], items[:40], items[:2]):
+        for left in (items[:200], items[:40], items[:4], items[:2]):
             ids = [item.id for item in left]
             batch = all_gone(left)
             batch.metadata_new = [(item_id, b"m") for item_id in ids]
@@ -216,6 +217,31 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
             store.commit(all_gone(left[2:]))
             insert(store, *left[2:])
     assert store.mismatches == 0
+    store.close()
+
+
+@SERVERS
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_rows_are_deleted_alone_as_all_at_once(shard: ServerShard, count: int) -> None:
+    """Both forms leave the same rows, and both count a row that is not there."""
+    store = shard.store()
+    store.open("owner", take_over=False)
+    store.commit(Batch(lanes_new=[LANE], next_number=1))
+    items = [new_item(number, due_ms=NOW_MS * (number % 2)) for number in range(1, 15)]
+    left = []
+    for alone in (1, 2):
+        store._planner = store._planner._replace(dialect=replace(store._dialect, deleted_alone=alone))
+        insert(store, *items)
+        store.commit(all_gone(items[: 2 * count]))
+        left.append(ask(shard, "SELECT id FROM item UNION ALL SELECT id FROM ready UNION ALL SELECT id FROM timer"))
+        assert store.mismatches == 0
+        again = all_gone(items[2 * count - 1 : 3 * count])
+        store.commit(again)
+        assert store.mismatches == 2, "a row of `item`, and its row of `ready`"
+        store.mismatches = 0
+        store.commit(all_gone(items[3 * count :]))
+        assert store.mismatches == 0
+    assert sorted(left[0]) == sorted(left[1])
     store.close()
 
 

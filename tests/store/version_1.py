@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import tarfile
 from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -40,12 +40,12 @@ def load(url: str, kind: str) -> str:
 def old_code(directory: Path) -> Path:
     """Extract the code of `LAST_COMMIT`; skip the test where git's history does not reach back to it."""
     archive = subprocess.run(
-        ["git", "archive", LAST_COMMIT, "foqs", "thrift"], cwd=ROOT, capture_output=True, check=False
+        ["git", "archive", "--format=zip", LAST_COMMIT, "foqs", "thrift"], cwd=ROOT, capture_output=True, check=False
     )
     if archive.returncode != 0:
         pytest.skip(f"git has no commit {LAST_COMMIT} here (an sdist or a shallow clone): {archive.stderr.decode()}")
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
-        tar.extractall(directory, filter="data")
+    with ZipFile(BytesIO(archive.stdout)) as files:
+        files.extractall(directory)
     return directory
 
 

@@ -23,6 +23,9 @@ from tests.wire.test_scan import requests as any_requests
 
 LIMITS = Limits(request_items=8, context_bytes=30)
 FRAME_HEAD_BYTES = 4
+NS, PRIORITY, DELIVERY = b"\x0b\0\1" + i32(1) + b"n", b"\x08\0\5" + i32(7), b"\x08\0\x0a" + i32(1)
+NAMED_ITEM = b"\x0b\0\1" + i32(1) + b"t" + b"\x0b\0\2" + i32(1) + b"x" + PRIORITY
+NO_TEXT, NO_TIME = b"\x0b\0\1" + i32(0), b"\x0a\0\x06" + bytes(8)
 
 whole_contexts = st.none() | st.builds(
     idl.RequestContext,
@@ -175,17 +178,31 @@ def test_unusual_items_are_left_to_the_codec(decoder: RequestDecoder, items: lis
 
 @pytest.mark.parametrize("field", [b"\x08\0\x63" + i32(1), b"\x0a\0\x63" + bytes(8), b"\x0b\0\x63" + i32(0)])
 def test_fields_of_a_newer_contract_are_left_to_the_codec(decoder: RequestDecoder, field: bytes) -> None:
-    ns, priority, delivery = b"\x0b\0\1" + i32(1) + b"n", b"\x08\0\5" + i32(7), b"\x08\0\x0a" + i32(1)
-    item = b"\x0b\0\1" + i32(1) + b"t" + b"\x0b\0\2" + i32(1) + b"x" + priority
     context = b"\x0c\0\x0f"
-    assert read(enqueue_of(ns + ITEM + item + delivery + b"\0" + context + b"\0"), decoder) is not None
+    assert read(enqueue_of(NS + ITEM + NAMED_ITEM + DELIVERY + b"\0" + context + b"\0"), decoder) is not None
     for fields in (
-        ns + ITEM + item + field + delivery + b"\0",
-        ns + ITEM + item + delivery + field + b"\0",
-        ns + ITEM + item + delivery + b"\0" + field,
-        ns + ITEM + item + delivery + b"\0" + context + field + b"\0",
+        NS + ITEM + NAMED_ITEM + field + DELIVERY + b"\0",
+        NS + ITEM + NAMED_ITEM + DELIVERY + field + b"\0",
+        NS + ITEM + NAMED_ITEM + DELIVERY + b"\0" + field,
+        NS + ITEM + NAMED_ITEM + DELIVERY + b"\0" + context + field + b"\0",
     ):
         frame = enqueue_of(fields)
         assert read(frame, decoder) is None
         same_by_each_way(decoder, frame)
         assert outcome(decoder, frame, usual=True)["items"][0]["priority"] == 7
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        enqueue_of(NS + ITEM + NAMED_ITEM + DELIVERY + b"\0" + b"\x0c\0\x0f" + NO_TEXT * 20 + b"\0"),
+        enqueue_of(NS + ITEM + NAMED_ITEM + NO_TIME * 20 + DELIVERY + b"\0"),
+        message("Dequeue", idl.DequeueRequest("n", [idl.TopicCount("t", 1)]))[:-2]
+        + (b"\x0a\0\3" + bytes(8)) * 20
+        + b"\0\0",
+    ],
+)
+def test_repeated_fields_are_left_to_the_codec(decoder: RequestDecoder, frame: bytes) -> None:
+    """The codec reads them in half of the time, and has a bound for it."""
+    assert read(frame, decoder) is None
+    same_by_each_way(decoder, frame)

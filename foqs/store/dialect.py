@@ -19,9 +19,9 @@ _IDLE_S = 31_536_000
 class Dialect:
     """Fragments of SQL, and whether several statements may travel as one packet.
 
-    `prepared_inserts`: they cost the server less than text does. `deleted_alone`: so many rows cost less with a DELETE
-    each than with one for all. `ordered_join` joins from left to right; `for_update`
-    makes a read wait for the writers before it; `setup` is run on each new connection.
+    `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
+    DELETE for each than with one for all. `ordered_join` joins from left to right; `for_update` makes a read wait for
+    the writers before it; `setup` is run on each new connection.
     """
 
     name: str

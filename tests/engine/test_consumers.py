@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-import foqs
 from foqs.buffers.shard_batch import BatchResult
-from foqs.engine import consumers, dequeue, item_ops
+from foqs.engine import consumers, item_ops
 from foqs.engine.pending import DequeueCall
 from foqs.engine.state import Callbacks
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_MOST_ONCE
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, merges
 
 OTHER: LaneKey = ("ns", "other")
 
@@ -42,20 +39,6 @@ def test_the_consumer_that_waits_longest_is_served_first() -> None:
     assert waiting[2] == [[ids[2]]]
 
 
-def merges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that grows with each merge of a topic's windows."""
-    made: list[Any] = []
-    original = dequeue._merge
-
-    def merge(*args: Any) -> Any:
-        made.append(args)
-        return original(*args)
-
-    monkeypatch.setattr(dequeue, "_merge", merge)
-    return made
-
-
-@pytest.mark.skipif(foqs.build() == "compiled", reason="a compiled module calls its own functions past a patch")
 def test_consumers_that_wait_for_one_topic_share_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1, 2)
     lab.engine.shards[1].takes_new = False

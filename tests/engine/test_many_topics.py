@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-import foqs
 from foqs.engine import consumers, enqueue, item_ops
-from foqs.engine import dequeue as engine_dequeue
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
@@ -16,7 +14,7 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
-from tests.engine.laboratory import Laboratory
+from tests.engine.laboratory import Laboratory, merges
 
 TOPICS: list[TopicKey] = [("ns", f"topic-{number:03}") for number in range(500)]
 
@@ -135,33 +133,18 @@ def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPat
     """Twenty consumers name all topics. One enqueue must not make the host look at all of them again."""
     lab = Laboratory(1)
     answers = [dequeue(lab, TOPICS, 60_000) for _ in range(20)]
-    tried: list[Any] = []
-    original = engine_dequeue._merge
-
-    def count(*args: Any) -> int:
-        tried.append(args)
-        return original(*args)
-
-    monkeypatch.setattr(engine_dequeue, "_merge", count)
+    tried = merges(monkeypatch)
     fill(lab, [TOPICS[7]])
     assert [len(got) for got in answers] == [1] + [0] * 19
     assert len(tried) <= 3
 
 
-@pytest.mark.skipif(foqs.build() == "compiled", reason="a compiled module calls its own functions past a patch")
 def test_stalled_topics_are_tried_when_the_shard_may_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1)
     shard = lab.engine.shards[1]
     answers = dequeue(lab, TOPICS[:20], 60_000)
     shard.grace_from_ms = lab.now_ms
-    tried: list[Any] = []
-    original = engine_dequeue._merge
-
-    def count(*args: Any) -> Any:
-        tried.append(args)
-        return original(*args)
-
-    monkeypatch.setattr(engine_dequeue, "_merge", count)
+    tried = merges(monkeypatch)
     fill(lab, TOPICS[:20])
     assert not tried
     assert list(shard.stalled) == TOPICS[:20]
@@ -176,14 +159,7 @@ def test_a_page_wakes_each_of_its_topics_once(monkeypatch: pytest.MonkeyPatch) -
     fill(lab, TOPICS)
     reopen(lab)
     answers = dequeue(lab, TOPICS, 60_000)
-    tried: list[Any] = []
-    original = engine_dequeue._merge
-
-    def count(*args: Any) -> int:
-        tried.append(args)
-        return original(*args)
-
-    monkeypatch.setattr(engine_dequeue, "_merge", count)
+    tried = merges(monkeypatch)
     lab.settle()
     assert len(answers) == 1
     assert len(tried) <= 2 * len(TOPICS)

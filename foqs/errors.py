@@ -25,6 +25,7 @@ class Code(IntEnum):
     UNAUTHENTICATED = 7
     FORBIDDEN = 8
     NOT_OWNER = 9
+    CONFLICT = 10
 
 
 class FoqsError(Exception):
@@ -103,6 +104,12 @@ class RequestTooLarge(Invalid):
     """The request does not fit a frame; nothing was sent."""
 
 
+class Conflict(FoqsError):
+    """The settings have another version than the caller expects: read them again."""
+
+    code = Code.CONFLICT
+
+
 class Unauthenticated(FoqsError):
     """The caller did not prove that it is a principal."""
 
@@ -138,6 +145,7 @@ _BY_CODE: dict[int, type[FoqsError]] = {
     int(cls.code): cls
     for cls in (
         Invalid, NotFound, StaleLease, Overloaded, Unavailable, OutcomeUnknown, Unauthenticated, Forbidden,
+        Conflict,
     )
 }  # fmt: skip
 

@@ -14,7 +14,17 @@ VALUES = frozenset(
     f"foqs.{path.stem}" for path in (ROOT / "foqs").glob("*.py") if path.stem not in ("__init__", "__main__")
 ) | {"foqs.config"}
 WIRE = frozenset({"foqs.wire"})
-PURE = frozenset({"foqs.fairness", "foqs.prefetch", "foqs.buffers", "foqs.leases", "foqs.shardmgr", "foqs.quotas"})
+PURE = frozenset(
+    {
+        "foqs.fairness",
+        "foqs.prefetch",
+        "foqs.buffers",
+        "foqs.leases",
+        "foqs.shardmgr",
+        "foqs.quotas",
+        "foqs.policies",
+    }
+)
 GUARDED = PURE | {"foqs.engine", "foqs.peers", "foqs.wire"}
 MAY_NAME = {"foqs.engine": {"random"}}  # the type of the generator that is passed in
 IO = frozenset({"foqs.store", "foqs.rpc", "foqs.zk"})
@@ -27,6 +37,7 @@ MAY_IMPORT = {
     "foqs.leases": VALUES | PURE,
     "foqs.shardmgr": VALUES | PURE,
     "foqs.quotas": VALUES | PURE,
+    "foqs.policies": VALUES | PURE,
     "foqs.store": VALUES | PURE | {"foqs.store"},
     "foqs.wire": VALUES | WIRE,
     "foqs.rpc": VALUES | PURE | WIRE | {"foqs.rpc"},

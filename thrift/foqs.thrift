@@ -70,6 +70,22 @@ enum ErrorCode {
    * retry_after_ms 0 in its place.
    */
   NOT_OWNER = 9,
+  /** The namespace's settings have another version than the expected one. Nothing was changed. */
+  CONFLICT = 10,
+}
+
+/** Why an item is in a dead-letter topic. */
+enum FailureCause {
+  UNSPECIFIED = 0,
+  /** A consumer reported with `failed` that its work failed. */
+  FAILED = 1,
+  /** Its lease ended by time. */
+  EXPIRED = 2,
+  /** A consumer rejected it. */
+  REJECTED = 3,
+  // 4: HOOK
+  /** It was ready again with all its attempts used up: the limit was lowered, or nacks without `failed` used them. */
+  LIMIT = 5,
 }
 
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */
@@ -188,6 +204,22 @@ struct DequeueRequest {
   15: optional RequestContext context,
 }
 
+/** What ended the attempts of an item in a dead-letter topic. */
+struct Failure {
+  /** The topic that the item came from. */
+  1: string topic,
+  // 2: fairness_key   3: throttle_keys
+  /** Deliveries in that topic. */
+  4: i32 attempts,
+  5: FailureCause cause,
+  /** From the last nack; at most 1,024 bytes, cut at a character. */
+  6: string reason,
+  /** Equal for reasons that differ only in digits, hexadecimal numbers, quoted texts and UUIDs. */
+  7: i64 fingerprint,
+  /** Epoch milliseconds. */
+  8: i64 died_at_ms,
+}
+
 /** An item as a consumer or an operator sees it. */
 struct Item {
   /** Positive; never used twice. */
@@ -212,7 +244,9 @@ struct Item {
   14: optional i64 expires_at_ms,
   /** The item's state; only in ListItems. */
   15: optional ItemState state,
-  // 16: dedup_key   17: fairness_key   18: throttle_keys   19: result
+  // 16: dedup_key   17: fairness_key   18: throttle_keys   19: result   20: ended_at_ms   22: ledger
+  /** Of an item in a dead-letter topic; only in GetItem and ListItems. */
+  21: optional Failure failure,
 }
 
 struct DequeueResponse {
@@ -262,8 +296,18 @@ struct NackItem {
   4: optional binary metadata,
   /** The consumer did not start on the item: no delay, and the attempt is not counted. Excludes delay_ms and metadata. */
   5: optional bool release,
-  /** For logs; at most 1,024 bytes. */
+  /** For logs and for the failure of a dead letter; at most 1,024 bytes. */
   6: optional string reason,
+  /**
+   * The consumer's work failed: the retry rule of the topic's policy sets the delay (delay_ms counts only where the
+   * policy has no rule), and after the last attempt the item goes to the dead-letter topic.
+   */
+  7: optional bool failed,
+  /**
+   * The work can never succeed: the item goes to the dead-letter topic at once, or is removed where the topic has none.
+   * At most one of release, failed and reject. Excludes delay_ms and metadata.
+   */
+  8: optional bool reject,
 }
 
 struct NackRequest {

@@ -21,6 +21,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topics
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
+from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.shardmgr.lifecycle import ShardState
@@ -79,6 +80,7 @@ class State:
         self.counters = Counters(Namespaces(config.admin.namespaces))
         self.shards: dict[int, Shard] = {}
         self.topics: Topics[Lane[Item]] = Topics()
+        self.policies = Policies()
         self.serving: list[Shard] = []
         self.dirty: dict[Shard, None] = {}  # shards that may have something to send
         # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)

@@ -1,0 +1,87 @@
+"""Which entries of a namespace's settings make the policy of a topic: for each field on its own, the built-in value,
+then `topic.*`, then the longest `prefix*`, then the exact name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foqs.fairness.keys import TopicKey
+from foqs.policies.settings import TOPIC, Settings
+from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry, TopicPolicy, effective, parse
+
+BUILT_IN = ""
+"""The settings key of the built-in layer."""
+_MOST_KNOWN = 10_000
+"""Policies that a namespace remembers; they are made again when needed."""
+
+
+class NamespacePolicies:
+    """The policies of a namespace's topics, of one version of its settings."""
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        """`entries` are valid settings."""
+        self._exact: dict[str, PolicyEntry] = {}
+        prefixes: dict[str, PolicyEntry] = {}
+        for key, text in entries.items():
+            if key.startswith(TOPIC):
+                name = key.removeprefix(TOPIC)
+                if name.endswith("*"):
+                    prefixes[name[:-1]] = parse(text)
+                else:
+                    self._exact[name] = parse(text)
+        self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
+        named = [entry.dead.topic for entry in (*self._exact.values(), *prefixes.values()) if entry.dead is not None]
+        self._dead_topics = frozenset(name for name in named if name is not None)
+        self._known: dict[str, TopicPolicy] = {}
+
+    def of(self, topic: str) -> TopicPolicy:
+        policy = self._known.get(topic)
+        if policy is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            entries = {name: entry for name, (_, entry) in self._layers(topic).items()}
+            policy = self._known[topic] = effective(topic, entries, dead=self.is_dead(topic))
+        return policy
+
+    def layers(self, topic: str) -> dict[str, str]:
+        """Return for each field the settings key that it comes from; `BUILT_IN` for a built-in value."""
+        return {name: key for name, (key, _) in self._layers(topic).items()}
+
+    def is_dead(self, topic: str) -> bool:
+        """Whether the topic takes dead letters."""
+        return topic.endswith(DEAD_SUFFIX) or topic in self._dead_topics
+
+    def _layers(self, topic: str) -> dict[str, tuple[str, PolicyEntry]]:
+        found = dict.fromkeys(PolicyEntry.model_fields, (BUILT_IN, BUILT_IN_ENTRY))
+        for prefix, entry in reversed(self._prefixes):  # the longest last, so that it wins
+            if topic.startswith(prefix):
+                found |= dict.fromkeys(entry.model_fields_set, (f"{TOPIC}{prefix}*", entry))
+        exact = self._exact.get(topic)
+        if exact is not None:
+            found |= dict.fromkeys(exact.model_fields_set, (f"{TOPIC}{topic}", exact))
+        return found
+
+
+class Policies:
+    """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self._namespaces: dict[str, NamespacePolicies] = {}
+        self._built_in = NamespacePolicies({})
+
+    def apply(self, settings: Settings) -> None:
+        """Use the policies of this version from now on."""
+        self.versions[settings.ns] = settings.version
+        if any(key.startswith(TOPIC) for key in settings.entries):
+            self._namespaces[settings.ns] = NamespacePolicies(settings.entries)
+        else:
+            self._namespaces.pop(settings.ns, None)
+
+    def of(self, key: TopicKey) -> TopicPolicy:
+        """Return the effective policy of a topic."""
+        return self._namespaces.get(key[0], self._built_in).of(key[1])
+
+    def layers(self, key: TopicKey) -> dict[str, str]:
+        """See `NamespacePolicies.layers`."""
+        return self._namespaces.get(key[0], self._built_in).layers(key[1])

@@ -1,0 +1,100 @@
+"""The settings of a namespace: a flat map of text keys to text values under one version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from foqs.errors import Conflict, Invalid
+from foqs.policies import topic_policy
+
+TOPIC = "topic."
+_LATER = ("throttle.", "weight.", "script.")
+"""Prefixes of keys of features that this version does not have."""
+MOST_BYTES = 900_000
+VALUE_BYTES = 4_096
+KEY_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`version` 0: they were never written. Each change adds 1."""
+
+    ns: str
+    version: int = 0
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+    def changed(
+        self, entries: Mapping[str, str], remove: Collection[str], expected_version: int | None = None
+    ) -> Settings:
+        """Return the next version, with `entries` and without the keys in `remove`. Raises Conflict if this is not
+        `expected_version`, and Invalid with every error, one a line."""
+        if expected_version is not None and expected_version != self.version:
+            raise Conflict(
+                f"the settings of {self.ns} have version {self.version}, not {expected_version}: read them again"
+            )
+        both = sorted(entries.keys() & set(remove))
+        errors = [f"{key}: it is both in entries and in remove" for key in both]
+        missing = sorted(set(remove) - self.entries.keys())
+        errors += [f"{key}: there is no such key to remove" for key in missing]
+        kept = {key: value for key, value in self.entries.items() if key not in set(remove)}
+        made = Settings(self.ns, self.version + 1, kept | dict(entries))
+        errors += check(made.entries)
+        size_bytes = 0 if errors else len(made.encoded())
+        if size_bytes > MOST_BYTES:
+            errors.append(f"the settings take {size_bytes} bytes, more than {MOST_BYTES}: a key with * serves many")
+        if errors:
+            raise Invalid("\n".join(errors))
+        return made
+
+    def encoded(self) -> bytes:
+        """Return the document that is stored."""
+        document = {"stamp": self.version, "entries": dict(self.entries)}
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode(ns: str, document: bytes) -> Settings:
+    """Read a stored document. Raises Invalid."""
+    try:
+        value = json.loads(document)
+        version, entries = value["stamp"], value["entries"]
+    except (ValueError, KeyError, TypeError):
+        raise Invalid(f"the settings of {ns} are not readable") from None
+    texts = isinstance(entries, dict) and all(isinstance(text, str) for text in entries.values())
+    if type(version) is not int or version < 0 or not texts:
+        raise Invalid(f"the settings of {ns} are not readable")
+    errors = check(entries)
+    if errors:
+        raise Invalid(f"the settings of {ns} are not valid: {'; '.join(errors)}")
+    return Settings(ns, version, entries)
+
+
+def check(entries: Mapping[str, str]) -> list[str]:
+    """Return every error of the entries, each with its key."""
+    return [f"{key[:80]}: {line}" for key in sorted(entries) for line in _errors(key, entries[key])]
+
+
+def _errors(key: str, value: str) -> list[str]:
+    found: list[str] = []
+    if not 1 <= len(key.encode()) <= KEY_BYTES:
+        found.append(f"a key has 1 to {KEY_BYTES} bytes, not {len(key.encode())}")
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
+        found.append("a key has no control characters")
+    if len(value.encode()) > VALUE_BYTES:
+        found.append(f"the value has {len(value.encode())} bytes, more than {VALUE_BYTES}")
+    elif key.startswith(_LATER):
+        found.append(f"this version of foqs does not have {key.split('.', maxsplit=1)[0]} settings")
+    elif key.startswith(TOPIC):
+        found += _policy_errors(key.removeprefix(TOPIC), value)
+    return found
+
+
+def _policy_errors(name: str, value: str) -> list[str]:
+    if not name:
+        return ["the name of a topic, or a prefix and *, is missing"]
+    try:
+        topic_policy.parse(value)
+    except Invalid as error:
+        return error.message.split("\n")
+    return []

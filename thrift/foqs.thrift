@@ -382,19 +382,25 @@ struct GetActiveTopicsRequest {
   2: optional i32 limit,
   /** From the previous reply. */
   3: optional string cursor,
+  /** Topics with items in any state, and their counts by state. Default: topics with ready items only. */
+  4: optional bool all,
   15: optional RequestContext context,
 }
 
-/** A topic with at least one item ready now. */
+/** A topic with at least one item ready now; with `all`, in any state. */
 struct ActiveTopic {
   1: string ns,
   2: string topic,
   /** Items ready now; approximate. */
   3: i64 ready,
-  /** Epoch milliseconds: since when the longest-waiting ready item may be delivered; approximate (within about a minute). */
+  /** Epoch milliseconds: since when the longest-waiting ready item may be delivered; approximate (within about a minute).
+      0: no item is ready. */
   4: i64 oldest_ready_at_ms,
   /** host:port of the hosts that have such items. */
   5: list<string> hosts,
+  /** Items; approximate. Set with `all`, like the next field. */
+  6: optional i64 delayed,
+  7: optional i64 leased,
 }
 
 struct GetActiveTopicsResponse {

@@ -106,4 +106,7 @@ class Lookups:
             deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
             self._forwarder.active_topics(request, limit, topics, more, deadline_ms, reply)
 
-        active_topics(self._engine, ns, limit, request.cursor, self._address(), call.within, self._now_ms(), found)
+        every = bool(request.all)
+        active_topics(
+            self._engine, ns, limit, request.cursor, self._address(), call.within, self._now_ms(), found, every=every
+        )

@@ -142,7 +142,6 @@ class Client:
         >>> client.enqueue_many([ItemSpec("mail", b"a"), ItemSpec("", b"b")])   # doctest: +SKIP
         [1407374883553281, Invalid('topic is empty')]
         """
-
         specs = items if isinstance(items, list | tuple) else list(items)
         store = partial(self._enqueue_many, timeout_ms=timeout_ms)
         if self.tracing is None:
@@ -333,12 +332,18 @@ class Client:
         return self._requests.pages(methods.LIST_ITEMS, request, lambda response: response.items, timeout_ms)
 
     def active_topics(
-        self, *, all_namespaces: bool = False, page_topics: int = 1_000, timeout_ms: int | None = None
+        self,
+        *,
+        all_namespaces: bool = False,
+        all_states: bool = False,
+        page_topics: int = 1_000,
+        timeout_ms: int | None = None,
     ) -> Iterator[ActiveTopic]:
-        """Topics with at least one item ready, ordered by namespace and topic, a page at a time."""
-        request = idl.GetActiveTopicsRequest(ns=None if all_namespaces else self.namespace, limit=page_topics)
-        for found in self._requests.pages(methods.TOPICS, request, lambda response: response.topics, timeout_ms):
-            yield ActiveTopic(found.ns, found.topic, found.ready, found.oldest_ready_at_ms, tuple(found.hosts or ()))
+        """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page."""
+        ns = None if all_namespaces else self.namespace
+        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None)
+        found = self._requests.pages(methods.TOPICS, request, lambda response: response.topics, timeout_ms)
+        return map(ActiveTopic.of, found)
 
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""

@@ -186,14 +186,22 @@ class Nack:
 
 
 class ActiveTopic(NamedTuple):
-    """A topic with at least one item ready. `ready` and `oldest_ready_at_ms` (Unix epoch) are approximate;
-    `hosts` are the `host:port` that have it."""
+    """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
+    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
 
     ns: str
     topic: str
     ready: int
     oldest_ready_at_ms: int
     hosts: tuple[str, ...]
+    delayed: int | None = None
+    leased: int | None = None
+
+    @classmethod
+    def of(cls, one: Any) -> ActiveTopic:
+        """Return the topic of a reply."""
+        oldest_ms, hosts = one.oldest_ready_at_ms, tuple(one.hosts or ())
+        return cls(one.ns, one.topic, one.ready, oldest_ms, hosts, one.delayed, one.leased)
 
 
 class ServerInfo(NamedTuple):

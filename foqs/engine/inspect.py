@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from foqs.buffers.shard_batch import ListRead
@@ -15,7 +15,8 @@ from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
 from foqs.idl import idl
-from foqs.item import body_bytes
+from foqs.item import Item, body_bytes
+from foqs.prefetch.lane import Lane
 from foqs.rows import Body, ReadyRow, TimerRow
 
 _STATES = ("ready", "delayed", "leased")
@@ -58,14 +59,16 @@ def active_topics(
     within: Container[str] | None,
     now_ms: int,
     done: Callable[[list[Any], bool], None],
+    *,
+    every: bool = False,
 ) -> None:
     """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
-    given."""
+    given. `every`: topics with items in any state, counted by state."""
     parts = _parts(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
     if ns is not None:
         after = max(after, (ns, ""))
-    turns.begin(state, _search(state, ns, limit, after, address, within, now_ms, done))
+    turns.begin(state, _search(state, ns, limit, after, address, within, now_ms, done, every))
 
 
 def _search(
@@ -77,6 +80,7 @@ def _search(
     within: Container[str] | None,
     now_ms: int,
     done: Callable[[list[Any], bool], None],
+    every: bool,
 ) -> Iterator[None]:
     order = state.topics.order(now_ms)
     while order.sort(_TOPICS, state.topics):
@@ -88,19 +92,30 @@ def _search(
                 done(found, False)
                 return
             topic = state.topics.get(key)
-            lanes = [lane for lane in topic.lanes() if lane.ready] if topic is not None else []
+            known = topic.lanes() if topic is not None else []
+            lanes = [lane for lane in known if lane.ready or (every and lane.total)]
             if not lanes or (within is not None and key[0] not in within):
                 continue
             if len(found) == limit:
                 done(found, True)
                 return
-            oldest_ms = min(lane.oldest_ready_at_ms() for lane in lanes)
-            found.append(idl.ActiveTopic(*key, sum(lane.ready for lane in lanes), oldest_ms, [address]))
+            ready, delayed, leased = counts(lanes)
+            oldest_ms = min((lane.oldest_ready_at_ms() for lane in lanes if lane.ready), default=0)
+            by_state = (delayed, leased) if every else ()
+            found.append(idl.ActiveTopic(*key, ready, oldest_ms, [address], *by_state))
         if len(keys) < _TOPICS:
             break
         after = keys[-1]
         yield
     done(found, False)
+
+
+def counts(lanes: Iterable[Lane[Item]]) -> tuple[int, int, int]:
+    """Return the numbers of ready, delayed and leased items of `lanes`."""
+    ready = leased = total = 0
+    for lane in lanes:
+        ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
+    return ready, max(0, total - ready - leased), leased
 
 
 def topics_cursor(last: Any) -> str:

@@ -31,10 +31,7 @@ class Gathering:
         for topic in topics:
             known = self._topics.setdefault((topic.ns, topic.topic), topic)
             if known is not topic:
-                oldest_ms = min(known.oldest_ready_at_ms or 0, topic.oldest_ready_at_ms or 0)
-                hosts = sorted({*(known.hosts or ()), *(topic.hosts or ())})
-                ready = (known.ready or 0) + (topic.ready or 0)
-                self._topics[topic.ns, topic.topic] = idl.ActiveTopic(topic.ns, topic.topic, ready, oldest_ms, hosts)
+                self._topics[topic.ns, topic.topic] = _joined(known, topic)
         self._more = self._more or more
         self._left -= 1
         if not self._left:
@@ -48,3 +45,17 @@ class Gathering:
             self.add((), False)
         else:
             self.add(response.topics or (), response.cursor is not None)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Return the same topic of two hosts as one; a host of the version before counts ready items only."""
+    oldest_ms = min(filter(None, (one.oldest_ready_at_ms, other.oldest_ready_at_ms)), default=0)
+    hosts = sorted({*(one.hosts or ()), *(other.hosts or ())})
+    ready = (one.ready or 0) + (other.ready or 0)
+    return idl.ActiveTopic(
+        one.ns, one.topic, ready, oldest_ms, hosts, _sum(one.delayed, other.delayed), _sum(one.leased, other.leased)
+    )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None and other is None else (one or 0) + (other or 0)

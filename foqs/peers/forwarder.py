@@ -123,7 +123,7 @@ class Forwarder:
         gathering = Gathering(1 + len(others), limit, reply)
         gathering.add(topics, more)
         for address in others:
-            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor)
+            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor, request.all)
             self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
 
     def was_charged(self, request: Any) -> bool:

@@ -153,6 +153,29 @@ def test_a_cursor_goes_on_behind_the_last_topic(host: OneHost) -> None:
     assert ([one.topic for one in rest.topics], rest.cursor) == (["c"], None)
 
 
+def test_all_topics_are_counted_by_state(host: OneHost) -> None:
+    put(host, b"x", b"y", b"z")
+    take(host, 1)
+    host.ask("Enqueue", ns="n", items=[spec("late", delay_ms=500)])
+    host.ask("Enqueue", ns="n", items=[spec("leased")])
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("leased", 1)])
+    host.ask("Enqueue", ns="n", items=[spec("done")])
+    (done,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("done", 1)]).items
+    host.ask("Ack", items=[idl.AckItem(done.id, done.lease)])
+    found = host.ask("GetActiveTopics", all=True).topics
+    assert [(one.topic, one.ready, one.delayed, one.leased) for one in found] == [
+        ("late", 0, 1, 0),
+        ("leased", 0, 0, 1),
+        ("t", 2, 0, 1),
+    ]
+    assert [bool(one.oldest_ready_at_ms) for one in found] == [False, False, True]
+    (plain,) = host.ask("GetActiveTopics").topics
+    assert (plain.topic, plain.delayed, plain.leased) == ("t", None, None)
+    page = host.ask("GetActiveTopics", all=True, limit=2)
+    rest = host.ask("GetActiveTopics", all=True, limit=2, cursor=page.cursor)
+    assert ([one.topic for one in rest.topics], rest.cursor) == (["t"], None)
+
+
 def test_active_topics_are_checked(host: OneHost) -> None:
     assert refused(host, "GetActiveTopics", ns="") == "ns must have 1 to 255 bytes"
     assert refused(host, "GetActiveTopics", limit=0) == "limit is 0, not in 1..10000"
@@ -168,6 +191,18 @@ def test_topics_of_all_hosts_are_one_list(member: OneHost) -> None:
     assert topics(call.answer) == [("n", "t", 5), ("n", "u", 1)]
     assert call.answer.topics[0].hosts == ["a:1", "b:1"]
     assert topics(member.ask("GetActiveTopics", context=FORWARDED)) == [("n", "t", 1)], "no second hop"
+
+
+def test_counts_of_all_hosts_are_added(member: OneHost) -> None:
+    member.ask("Enqueue", ns="n", items=[spec("t", delay_ms=500), spec("u")])
+    call = member.call("GetActiveTopics", all=True)
+    there = [idl.ActiveTopic("n", "t", 4, 3, ["b:1"], 5, 6), idl.ActiveTopic("n", "u", 1, 5, ["b:1"])]
+    assert member.reply("GetActiveTopics", idl.GetActiveTopicsResponse(there)).all is True
+    assert [(one.topic, one.ready, one.delayed, one.leased) for one in call.answer.topics] == [
+        ("t", 4, 6, 6),
+        ("u", 2, 0, 0),
+    ]
+    assert call.answer.topics[0].oldest_ready_at_ms == 3, "a host without ready items has no oldest one"
 
 
 def test_a_host_that_does_not_answer_is_left_out(member: OneHost) -> None:

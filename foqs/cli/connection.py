@@ -1,0 +1,86 @@
+"""The options of the commands that call a host, and how their results are written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from foqs.client import Client, FoqsError
+from foqs.errors import NotSent
+
+DEFAULT_ADDRESS = "127.0.0.1:7707"
+TIMEOUT_MS = 10_000
+BATCH_ITEMS = 500
+"""Items of a request."""
+_CONNECTION = "Connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The options of a command that calls a host."""
+
+    address: Annotated[
+        str,
+        typer.Option(
+            envvar="FOQS_ADDRESS",
+            rich_help_panel=_CONNECTION,
+            help="The command connects to this host:port. Commas separate several.",
+        ),
+    ] = DEFAULT_ADDRESS
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "--ns",
+            "-n",
+            rich_help_panel=_CONNECTION,
+            help="The command works in the namespace of this tenant.",
+        ),
+    ] = "default"
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_TOKEN",
+            rich_help_panel=_CONNECTION,
+            help="This credential identifies the caller. @FILE reads it from a file.",
+        ),
+    ] = None
+    tls: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_CLIENT_TLS",
+            metavar="on|KEY=VALUE,...",
+            rich_help_panel=_CONNECTION,
+            help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
+        ),
+    ] = None
+
+    def client(self) -> Client:
+        # A command makes too few calls to gain from learning which host serves which topic.
+        return Client(
+            self.address,
+            self.namespace,
+            token=self.token,
+            tls=self.tls,
+            timeout_ms=TIMEOUT_MS,
+            routing=False,
+            on_retry=_say_retry,
+        )
+
+
+def write_line(value: dict[str, Any]) -> None:
+    """Write a JSON line to stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _say_retry(error: FoqsError, left_s: float) -> None:
+    hint = (
+        "; check that a server runs there, or name another with --address or FOQS_ADDRESS"
+        if isinstance(error, NotSent)
+        else ""
+    )
+    print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint}", file=sys.stderr, flush=True)

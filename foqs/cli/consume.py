@@ -1,0 +1,130 @@
+"""`foqs dequeue|ack|nack`: items leased by hand, as JSON lines through pipes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from foqs.cli.connection import BATCH_ITEMS, Connection, write_line
+from foqs.cli.errors import fail
+from foqs.cli.written import write_items
+from foqs.client import FoqsError, Lease, Nack
+from foqs.client.json_lines import lease_of_line
+from foqs.ids import parse_id
+
+MOST_ITEMS = 1_000
+
+IdArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ID",
+        help="The item's id is decimal, or hexadecimal after 0x. Without it, the command reads JSON lines from stdin.",
+    ),
+]
+LeaseArgument = Annotated[
+    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
+]
+
+
+def dequeue(
+    topic: Annotated[str, typer.Argument(help="The items come from this topic.")],
+    count: Annotated[int, typer.Option(min=1, help="The command takes at most this many items.")] = 1,
+    wait_ms: Annotated[
+        int, typer.Option(min=0, help="The server waits this many milliseconds for the first item.")
+    ] = 0,
+    lease_ms: Annotated[
+        int | None,
+        typer.Option(help="The leases last this many milliseconds. Default: as the item or the server says."),
+    ] = None,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="The command acks each item after writing it: it is not delivered again.")
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
+
+    A payload that is UTF-8 text is in `payload`, any other in `payload_base64`. If stdout closes early, the command
+    gives back the items that it did not write.
+    """
+    failed: list[FoqsError] = []
+    with connection.client() as client:
+        while count > 0 and (
+            found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
+        ):
+            write_items(client, found, to_ack=ack)
+            if ack:
+                failed += [error for error in client.ack_many(found) if error is not None]
+            count -= len(found)
+            wait_ms = 0
+    if failed:
+        fail(f"{len(failed)} items could not be acked: {failed[0].message}")
+
+
+def ack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Ack one leased item, or many from stdin.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    """
+    with connection.client() as client:
+        _each_lease(item_id, lease, "acked", client.ack_many)
+
+
+def nack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    delay_ms: Annotated[
+        int | None,
+        typer.Option(help="The server delivers the item again after this many milliseconds. Default: at once."),
+    ] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")
+    ] = False,
+    reason: Annotated[str | None, typer.Option(help="The server writes this text to its log.")] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Give back one leased item, or many from stdin, for another delivery.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    """
+    with connection.client() as client:
+
+        def give_back(leases: list[Lease]) -> list[FoqsError | None]:
+            return client.nack_many(
+                Nack.of(lease, delay_ms=delay_ms, release=release, reason=reason) for lease in leases
+            )
+
+        _each_lease(item_id, lease, "nacked", give_back)
+
+
+def _each_lease(
+    item_id: str | None, lease: str | None, done: str, send: Callable[[list[Lease]], list[FoqsError | None]]
+) -> None:
+    """Write a JSON line for each lease; end with an error if one failed."""
+    if (item_id is None) != (lease is None):
+        fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
+    leases: Iterator[Lease]
+    if item_id is None:
+        leases = (lease_of_line(line, number) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
+    else:
+        leases = iter([Lease(parse_id(item_id), parse_id(lease, "a lease"))])
+    failed = total = 0
+    while chunk := list(islice(leases, BATCH_ITEMS)):
+        for sent, error in zip(chunk, send(chunk), strict=True):
+            total += 1
+            failed += error is not None
+            said = {"ok": True} if error is None else {"error": error.code.name, "message": error.message}
+            write_line({"id": str(sent.id), **said})
+        sys.stdout.flush()
+    if failed:
+        fail(f"{failed} of {total} items were not {done}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foqs.errors import Invalid
-from foqs.spark.jobs import command, move
+from foqs.spark.jobs import command
 from foqs.spark.jobs import session as sessions
 from foqs.spark.jobs.session import Place, Source
 from tests.api.hosts import environment, foqs
@@ -219,8 +219,3 @@ def test_times():
     assert command.epoch_ms("2026-03-04T13:00:00+01:00") == 1_772_625_600_000
     with pytest.raises(Invalid):
         command.epoch_ms("yesterday")
-
-
-def test_a_job_is_named_by_its_arguments():
-    assert move.job_of("a", "b") == move.job_of("a", "b")
-    assert len({move.job_of("a", "b"), move.job_of("b", "a"), move.job_of("ab", "")}) == 3

@@ -22,7 +22,9 @@ _OURS = re.compile(r"\bfoqs\.(?:\w+\.)*[A-Z]\w*: (.+)")
 _MISSING = re.compile(r"No module named '(foqs|pyarrow)\b")
 _CLASS = re.compile(r"^\[([A-Z_.0-9]+)\] ")
 
-NamespaceFilter = Annotated[str | None, typer.Option("--namespace", "-n", help="The job reads this namespace only.")]
+NamespaceFilter = Annotated[
+    str | None, typer.Option("--namespace", "--ns", "-n", help="The job reads this namespace only.")
+]
 TopicFilter = Annotated[str | None, typer.Option("--topic", "-t", help="The job reads this topic only.")]
 EndpointsOption = Annotated[
     str,

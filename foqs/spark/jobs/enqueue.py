@@ -65,7 +65,9 @@ def enqueue(
         list[str],
         typer.Option("--input", metavar="PATH", help="The rows are in this file or folder. Repeat it for each."),
     ],
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="The items go to the namespace of this tenant.")],
+    namespace: Annotated[
+        str, typer.Option("--namespace", "--ns", "-n", help="The items go to the namespace of this tenant.")
+    ],
     endpoints: command.EndpointsOption,
     format: Annotated[
         str, typer.Option("--format", help="The files are json, csv, parquet, orc, text, or another format of Spark.")

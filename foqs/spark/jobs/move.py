@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.client.copies import job_of
 from foqs.errors import FoqsError, Invalid
 from foqs.spark.jobs import command
 from foqs.spark.jobs.redrive import NAMES, Target, Totals, move_rows, refuse_strangers
@@ -163,15 +163,6 @@ def carry_out(found: DataFrame, target: Target) -> Totals:
     for part in parts:
         totals = totals.plus(Totals(*part))
     return totals
-
-
-def job_of(*arguments: str) -> str:
-    """The same for the same arguments, so that a repeated command continues the job.
-
-    >>> job_of("a", "b") == job_of("a", "b"), job_of("a", "b") == job_of("ab", "")
-    (True, False)
-    """
-    return hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
 
 
 def said(totals: Totals, *, copy: bool, delete_consumed: bool = False) -> list[str]:

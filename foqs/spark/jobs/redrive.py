@@ -6,18 +6,17 @@ stored its copy, or if an earlier one did and the copy is still in the new topic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, NamedTuple
 
 from foqs.client import Client, Delivery, Duplicate, FoqsError, Invalid, ItemSpec, NotFound
+from foqs.client.copies import copy_key, is_there, store_copies, ttl_left_ms
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
-TRIES = 3
-"""Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 NAMES = (
     "id",
     "payload",
@@ -106,12 +105,8 @@ def move_rows(
 
 
 def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
-    """Return the copy of an item: with its own time, the rest of its TTL, and a key that names its source.
-
-    The key has the verb, because a copy is no move, and the time of the enqueue: an id alone is unique only within one
-    cluster, and a shard restored from a backup may assign it again.
-    """
-    expires_at_ms = row["expires_at_ms"]
+    """Return the copy of an item: with its own time, the rest of its TTL, and a key that names its source."""
+    verb = "copy" if target.copy else "move"
     return ItemSpec(
         target.topic,
         bytes(row["payload"]),
@@ -120,9 +115,9 @@ def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
         priority=row["priority"],
         deliver_after_ms=row["deliver_after_ms"] if row["state"] == "delayed" else None,
         lease_ms=row["lease_ms"],
-        ttl_ms=None if expires_at_ms is None else max(1, expires_at_ms - now_ms),
+        ttl_ms=ttl_left_ms(row["expires_at_ms"], now_ms),
         delivery=Delivery[row["delivery"].upper()],
-        dedup_key=f"{'copy' if target.copy else 'move'}:{target.job}:{row['id']}:{row['enqueued_at_ms']}",
+        dedup_key=copy_key(verb, target.job, row["id"], row["enqueued_at_ms"]),
     )
 
 
@@ -166,7 +161,8 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
 def _move(batch: list[Any], target: Target, client: Any) -> Totals:
     now_ms = int(time() * 1000)
     specs = {row["id"]: spec_of(row, target, now_ms) for row in batch}
-    copies, error = _stored(specs, client)
+    copies, failures = store_copies(specs, client)
+    error = next((str(failure) for failure in failures.values()), None)
     duplicates = {source for source, copy in copies.items() if isinstance(copy, Duplicate)}
     totals = Totals(stored=len(copies) - len(duplicates), failed=len(specs) - len(copies), error=error)
     if target.copy:
@@ -175,7 +171,7 @@ def _move(batch: list[Any], target: Target, client: Any) -> Totals:
     unknown: set[int] = set()
     for source in duplicates:
         try:
-            if not _is_there(copies[source], target, client):
+            if not is_there(copies[source], target.namespace, target.topic, client):
                 consumed.add(source)
         except FoqsError as refused:
             unknown.add(source)
@@ -200,32 +196,3 @@ def _delete(sources: list[int], client: Any) -> Totals:
             kept += 1
             error = error or str(outcome)
     return Totals(deleted=deleted, gone=gone, kept=kept, error=error)
-
-
-def _is_there(copy: int, target: Target, client: Any) -> bool:
-    """Return whether the new topic has the item `copy` now. Raises FoqsError if the service does not answer that."""
-    try:
-        item = client.get_item(copy)
-    except NotFound:
-        return False
-    return bool((item.ns, item.topic) == (target.namespace, target.topic))
-
-
-def _stored(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, int], str | None]:
-    """Return the id of the copy by that of its source (a Duplicate if the key was known), and the first error of the
-    rest.
-
-    An enqueue of unknown outcome is repeated with the same key, so it stores the copy once.
-    """
-    stored: dict[int, int] = {}
-    left = list(specs)
-    errors: list[FoqsError] = []
-    for _ in range(TRIES):
-        outcomes = client.enqueue_many([specs[source] for source in left])
-        failed = [(source, one) for source, one in zip(left, outcomes, strict=True) if isinstance(one, FoqsError)]
-        stored |= {source: one for source, one in zip(left, outcomes, strict=True) if not isinstance(one, FoqsError)}
-        errors = [error for _, error in failed]
-        left = [source for source, error in failed if error.retryable or not error.outcome_known]
-        if not left:
-            break
-    return stored, str(errors[0]) if errors else None

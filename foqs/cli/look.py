@@ -1,8 +1,11 @@
-"""`foqs topics|item`: commands that change nothing."""
+"""`foqs topics|items|item`: commands that change nothing."""
 
 from __future__ import annotations
 
 import sys
+from enum import Enum
+from itertools import islice
+from time import time
 from typing import Annotated
 
 import typer
@@ -11,29 +14,139 @@ from rich.table import Table
 
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail
+from foqs.cli.tables import duration, plain_table, preview
+from foqs.client import ActiveTopic, Item, ItemState
 from foqs.client.json_lines import item_json
 from foqs.errors import Invalid
 from foqs.ids import parse_id
+from foqs.shardmgr.change import name
+
+TABLE_ITEMS = 100
+_PAGE_ITEMS = 1_000
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="The command writes JSON lines on a terminal too, in place of a table.")
+]
+
+
+class State(Enum):
+    """The states of an item, as options name them."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    LEASED = "leased"
+
+    @property
+    def number(self) -> ItemState:
+        return ItemState[self.name]
+
+
+def state_of(item: Item) -> str:
+    """Return the name of the state of a listed item."""
+    return next((state.value for state in State if state.number == item.state), "-")
 
 
 def topics(
+    all_states: Annotated[
+        bool, typer.Option("--all", "-a", help="The list has topics with delayed or leased items too, and counts them.")
+    ] = False,
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="The list covers every namespace.")
     ] = False,
+    as_json: JsonOption = False,
     *,
     connection: Connection,
 ) -> None:
-    """List the topics that have ready items: a table on a terminal, else JSON lines."""
+    """List the topics that have ready items, or all: a table on a terminal, else JSON lines.
+
+    Counts are approximate. In a table, "oldest" is how long the oldest ready item has waited at most.
+    """
     with connection.client() as client:
-        found = client.active_topics(all_namespaces=all_namespaces)
-        if not sys.stdout.isatty():
+        found = client.active_topics(all_namespaces=all_namespaces, all_states=all_states)
+        if as_json or not sys.stdout.isatty():
             for topic in found:
-                write_line(topic._asdict())
+                write_line({key: value for key, value in topic._asdict().items() if value is not None})
             return
-        table = Table("namespace", "topic", "ready (about)", "hosts")
-        for topic in found:
-            table.add_row(topic.ns, topic.topic, str(topic.ready), " ".join(topic.hosts))
-    Console().print(table)
+        rows = list(found)
+    if not rows:
+        where = "" if all_namespaces else f" in namespace {name(connection.namespace)}"
+        print(f"no topic{where} has items" if all_states else f"no topic{where} has ready items; try --all")
+        return
+    _print(topics_table(rows, int(time() * 1000), all_states=all_states))
+
+
+def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool) -> Table:
+    """Return a row for each topic; "oldest" is the longest time that a ready item may have
+    waited."""
+    states = ("ready", "delayed", "leased") if all_states else ("ready",)
+    headers = ("namespace", "topic", *states, "oldest", "hosts")
+    table = plain_table(*headers, numbers=(*states, "oldest"), folded=("namespace", "topic", "hosts"))
+    for one in topics:
+        counts = (one.ready, one.delayed, one.leased) if all_states else (one.ready,)
+        oldest = f"≤{duration(now_ms - one.oldest_ready_at_ms)}" if one.ready else "-"
+        shown = ("-" if count is None else f"{count:,}" for count in counts)
+        table.add_row(name(one.ns), name(one.topic), *shown, oldest, " ".join(one.hosts))
+    return table
+
+
+def items(
+    topic: Annotated[str, typer.Argument(help="The items are in this topic.")],
+    state: Annotated[State | None, typer.Option(help="The list has items in this state only.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"The list ends after this many items. Default: {TABLE_ITEMS} in a table, all as JSON lines."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
+
+    In a table, "next" is the time until a delayed item is ready, or until a lease ends. `foqs enqueue --copy` and
+    `foqs delete -` read the JSON lines.
+    """
+    wanted = None if state is None else state.number
+    in_table = sys.stdout.isatty() and not as_json
+    most = limit or (TABLE_ITEMS if in_table else None)
+    with connection.client() as client:
+        # One item more than the table has tells whether there are more.
+        page = _PAGE_ITEMS if most is None else min(most + 1, _PAGE_ITEMS)
+        found = client.list_items(topic, state=wanted, page_items=page)
+        if not in_table:
+            for item in islice(found, most):
+                write_line(item_json(item))
+            return
+        assert most is not None
+        rows = list(islice(found, most + 1))
+    if not rows:
+        what = "items" if state is None else f"{state.value} items"
+        print(f"topic {name(topic)} in namespace {name(connection.namespace)} has no {what}")
+        return
+    _print(items_table(rows[:most], int(time() * 1000)))
+    if len(rows) > most:
+        print(f"foqs: these are the first {most:,} items; --limit shows more", file=sys.stderr)
+
+
+def items_table(items: list[Item], now_ms: int) -> Table:
+    table = plain_table(
+        "id", "state", "next", "priority", "attempt", "age", "payload",
+        numbers=("id", "next", "priority", "attempt", "age"), rest="payload",
+    )  # fmt: skip
+    for one in items:
+        state = state_of(one)
+        due_ms = {"delayed": one.deliver_after_ms, "leased": one.lease_expires_at_ms}.get(state)
+        table.add_row(
+            str(one.id),
+            state,
+            "-" if due_ms is None else duration(due_ms - now_ms),
+            str(one.priority),
+            str(one.attempt),
+            duration(now_ms - one.enqueued_at_ms),
+            preview(one.payload),
+        )
+    return table
 
 
 def item(
@@ -48,3 +161,7 @@ def item(
         fail(error.message, 2)
     with connection.client() as client:
         write_line(item_json(client.get_item(number)))
+
+
+def _print(table: Table) -> None:
+    Console(markup=False, highlight=False, emoji=False).print(table)

@@ -145,15 +145,6 @@ def show_moves(change: Change) -> None:
         print(f"shard {shard}: {'nowhere' if source is None else name(source)} -> {name(target)}")
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")
-    typer.confirm(question, abort=True)
-
-
 def _say(change: Change, said: str | None) -> str:
     """Print the change unless the same words were printed before."""
     if change.says != said:

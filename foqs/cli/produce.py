@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from time import time
 from typing import Annotated
 
 import typer
@@ -13,12 +16,21 @@ from foqs.cli.connection import BATCH_ITEMS, Connection, write_line
 from foqs.cli.errors import fail
 from foqs.cli.progress import reading
 from foqs.client import Duplicate, FoqsError, ItemSpec, Producer
-from foqs.client.json_lines import spec_of_line
+from foqs.client.json_lines import copy_of_line, spec_of_line
 
 
 def enqueue(
-    topic: Annotated[str, typer.Argument(help="Items that name no topic go to this one.")],
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="Items that name no topic go to this one. With --copy, all copies do. Default: their own."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The command enqueues one item with this payload, and does not read stdin.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is one payload, without JSON.")] = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Stdin holds items as `foqs dequeue` and `foqs items` write them.")
+    ] = False,
     priority: Annotated[
         int,
         typer.Option(
@@ -33,14 +45,37 @@ def enqueue(
     *,
     connection: Connection,
 ) -> None:
-    """Enqueue items from stdin: JSON lines, or raw payloads.
+    """Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items.
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
     lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, and delivery ("AT_LEAST_ONCE" or
     "AT_MOST_ONCE").
 
-    For each line the command writes one JSON line: the item's id, or the error with the number of the line.
+    With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
+    payload, headers, metadata, priority, delivery, a time in the future and the rest of the TTL.
+
+    For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
+    if topic is None and not copy:
+        fail("name the topic of the items: foqs enqueue TOPIC", 2)
+    if text is not None and (raw or copy):
+        fail(f"{'--raw' if raw else '--copy'} is for items from stdin, and TEXT is one item: give one of them", 2)
+    if raw and copy:
+        fail("--raw lines are payloads, and --copy lines are items: give one of them", 2)
+    if text is not None:
+        with connection.client() as client:
+            payload = os.fsencode(text)
+            write_line({"id": str(client.enqueue(topic or "", payload, priority=priority, delay_ms=delay_ms))})
+        return
+
+    def spec(line: bytes) -> ItemSpec:
+        if copy:
+            now_ms = int(time() * 1000)
+            return copy_of_line(line, topic=topic, priority=priority, delay_ms=delay_ms, now_ms=now_ms)
+        if raw:
+            return ItemSpec(topic or "", line.removesuffix(b"\n"), priority=priority, delay_ms=delay_ms)
+        return spec_of_line(line, topic=topic or "", priority=priority, delay_ms=delay_ms)
+
     failed = total = 0
     with connection.client() as client, Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer:
         waiting: deque[tuple[int, Future[int]]] = deque()
@@ -50,7 +85,7 @@ def enqueue(
                 if not raw and not line.strip():
                     continue
                 total += 1
-                waiting.append((number, _submit(producer, line, topic, raw, priority, delay_ms)))
+                waiting.append((number, _submit(producer, spec, line)))
                 while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
                     failed += _write_outcome(*waiting.popleft())
             producer.flush()
@@ -60,13 +95,9 @@ def enqueue(
         fail(f"{failed} of {total} items were not enqueued")
 
 
-def _submit(producer: Producer, line: bytes, topic: str, raw: bool, priority: int, delay_ms: int | None) -> Future[int]:
+def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:
     try:
-        if raw:
-            spec = ItemSpec(topic, line.removesuffix(b"\n"), priority=priority, delay_ms=delay_ms)
-        else:
-            spec = spec_of_line(line, topic=topic, priority=priority, delay_ms=delay_ms)
-        return producer.submit(spec)
+        return producer.submit(spec(line))
     except FoqsError as error:
         future: Future[int] = Future()
         future.set_exception(error)

@@ -41,3 +41,20 @@ def reading(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
                 bar.update(task, completed=seen, items=items)
 
         yield advance
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """Show a growing number of items on stderr if stderr is a terminal: "deleted 1,200"."""
+    if not sys.stderr.isatty():
+        yield lambda _items: None
+        return
+    total = 0
+    with Console(stderr=True, highlight=False).status(what) as status:
+
+        def advance(items: int) -> None:
+            nonlocal total
+            total += items
+            status.update(f"{what} {total:,}")
+
+        yield advance

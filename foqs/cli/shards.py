@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from foqs.cli.confirm import confirm
 from foqs.cli.errors import fail
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.operators import ClusterOptions, WaitOptions, YesOption, confirm, look, perform, show_moves
+from foqs.cli.operators import ClusterOptions, WaitOptions, YesOption, look, perform, show_moves
 from foqs.errors import Invalid
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse

@@ -15,6 +15,7 @@ from rich.table import Table
 from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import ClusterOptions, cluster_of, quietly
+from foqs.cli.tables import plain_table
 from foqs.shardmgr.change import name
 from foqs.shardmgr.status import Status, status_of
 
@@ -142,7 +143,7 @@ def _evenness(status: Status) -> str:
 
 
 def _hosts(status: Status) -> Table:
-    table = _table(
+    table = plain_table(
         "host", "address", "state", "assigned", "served", "rows/s", "items", "version",
         numbers=("assigned", "served", "rows/s", "items"),
     )  # fmt: skip
@@ -165,7 +166,7 @@ def _shown(value: object, form: str = "") -> str:
 
 
 def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
-    table = _table(
+    table = plain_table(
         "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "rows/s", "items", "database",
         numbers=("shard", "weight", "epoch", "rows/s", "items"),
     )  # fmt: skip
@@ -182,14 +183,6 @@ def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
             _shown(row.items),
             _database(records, row.id) or "-",
         )
-    return table
-
-
-def _table(*headers: str, numbers: tuple[str, ...]) -> Table:
-    """Return a table of plain columns, which `grep` and `awk` can read."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
     return table
 
 

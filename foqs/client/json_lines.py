@@ -7,6 +7,7 @@ import binascii
 import json
 from typing import Any
 
+from foqs.client.copies import ttl_left_ms
 from foqs.client.items import Delivery, Item, ItemSpec, ItemState, Lease
 from foqs.errors import Invalid
 from foqs.ids import parse_id
@@ -21,15 +22,38 @@ _KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY
 
 def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
     """The item a line describes, with defaults for missing keys. Raises Invalid."""
+    return _spec(_object(line), topic, priority, delay_ms)
+
+
+def copy_of_line(line: bytes, *, topic: str | None, priority: int, delay_ms: int | None, now_ms: int) -> ItemSpec:
+    """Return a copy of the item in a line that `item_json` made: in `topic`, or in the item's own topic.
+
+    It has the rest of the TTL, and a time in the future. Raises Invalid.
+    """
     given = _object(line)
+    if "id" not in given:
+        raise Invalid("no item that foqs wrote: id is missing")
+    kept = {name: value for name, value in given.items() if name in _KNOWN}
+    due_ms, expires_at_ms = _integer(given, "deliver_after_ms"), _integer(given, "expires_at_ms")
+    if due_ms is not None and due_ms <= now_ms:
+        del kept["deliver_after_ms"]
+    if expires_at_ms is not None:
+        kept["ttl_ms"] = ttl_left_ms(expires_at_ms, now_ms)
+    if topic is not None:
+        kept["topic"] = topic
+    elif not isinstance(kept.get("topic"), str):
+        raise Invalid("the item has no topic: name one for the command")
+    return _spec(kept, kept["topic"], priority, delay_ms)
+
+
+def _spec(given: dict[str, Any], topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
     if unknown := given.keys() - _KNOWN:
         raise Invalid(f"unknown field {sorted(unknown)[0]!r}")
     fields: dict[str, Any] = {"topic": topic, "priority": priority, "payload": b""}
     if "delay_ms" not in given and "deliver_after_ms" not in given:
         fields["delay_ms"] = delay_ms
-    for name in _INTEGERS & given.keys():
-        if given[name] is not None and type(given[name]) is not int:  # a bool is an int, and a float would be cut
-            raise Invalid(f"{name} is {json.dumps(given[name])[:_SHOWN]}: it must be an integer")
+    for name in _INTEGERS:
+        _integer(given, name)
     fields.update((name, given[name]) for name in _PLAIN & given.keys())
     for name in _BINARY:
         value = _binary(given, name)
@@ -54,8 +78,17 @@ def lease_of_line(line: bytes, number: int) -> Lease:
         raise Invalid(f"line {number}: {error.message}") from None
 
 
+def id_of_line(line: bytes, number: int) -> int:
+    """The id in a line: the id alone, or an item that foqs wrote. Raises Invalid."""
+    text = line.decode(errors="replace").strip()
+    try:
+        return parse_id(_object(line).get("id") if text.startswith("{") else text)
+    except Invalid as error:
+        raise Invalid(f"line {number}: {error.message}") from None
+
+
 def item_json(item: Item) -> dict[str, Any]:
-    """What `foqs dequeue` and `foqs item` write; fields that are not set are left out."""
+    """What `foqs dequeue`, `items` and `item` write; fields that are not set are left out."""
     value = {
         "id": str(item.id),
         "lease": str(item.lease) if item.lease else None,
@@ -74,6 +107,13 @@ def item_json(item: Item) -> dict[str, Any]:
         "expires_at_ms": item.expires_at_ms,
     }
     return {name: field for name, field in value.items() if field is not None}
+
+
+def _integer(given: dict[str, Any], name: str) -> int | None:
+    value = given.get(name)
+    if value is not None and type(value) is not int:  # a bool is an int, and a float would be cut
+        raise Invalid(f"{name} is {json.dumps(value)[:_SHOWN]}: it must be an integer")
+    return value
 
 
 def _object(line: bytes) -> dict[str, Any]:

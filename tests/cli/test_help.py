@@ -122,5 +122,5 @@ def test_an_example_with_a_wrong_option_is_found():
     with pytest.raises(Exception, match="No such option"):
         parse(["serve", "--config", "foqs.toml", "--no-such-option"])
     with pytest.raises(Exception, match="Missing"):
-        parse(["enqueue"])
+        parse(["dequeue"])
     assert list(calls_in("echo 'foqs | foqs' | foqs enqueue a < b")) == [["enqueue", "a"]]

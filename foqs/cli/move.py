@@ -1,0 +1,196 @@
+"""`foqs move`: moves ready items to another topic, one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import time
+from typing import Annotated
+
+import typer
+
+from foqs.cli.connection import BATCH_ITEMS, Connection
+from foqs.cli.errors import fail
+from foqs.cli.progress import counting
+from foqs.client import Client, Duplicate, FoqsError, Item, ItemSpec, NotFound, StaleLease
+from foqs.client.copies import copy_key, is_there, job_of, store_copies, ttl_left_ms
+from foqs.shardmgr.change import count as counted
+from foqs.shardmgr.change import name
+
+BATCH_BYTES = 4 << 20
+LEASE_MS = 60_000
+"""More than the enqueue and the ack of a batch take, with their repetitions."""
+WAIT_MS = 1_000
+"""Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
+
+
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The items are in this topic.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The items go to this topic.")],
+    count: Annotated[
+        int | None, typer.Option(min=1, help="The command moves at most this many items. Default: all ready ones.")
+    ] = None,
+    lease_ms: Annotated[
+        int, typer.Option(min=1, help="The command leases the items for this many milliseconds while it moves them.")
+    ] = LEASE_MS,
+    delete_consumed: Annotated[
+        bool,
+        typer.Option(
+            "--delete-consumed",
+            help="The command also removes items from FROM whose copy an earlier try stored and that is gone by now.",
+        ),
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Move ready items to another topic of the namespace.
+
+    The command leases items from FROM, stores a copy of each in TO, and acks the item when its copy is stored. A copy
+    has a new id; it keeps payload, headers, metadata, priority, delivery and the rest of a TTL, and its attempts begin
+    at 0. Delayed and leased items stay in FROM; `foqs spark move` moves delayed ones and selects items.
+
+    Each copy has a dedup key made of the topics, the item's id and the time of its enqueue. If the command is
+    interrupted or killed, repeat it after --lease-ms: it stores no copy twice while the queue remembers the keys
+    (limits.dedup_window_ms, a day), and no item is lost. An at-most-once item is the exception: the end of its lease
+    removes it, so a kill in between may lose it.
+
+    If a repeated command finds that an earlier copy is gone from TO (acked, or expired), the item stays in FROM and is
+    counted; --delete-consumed removes it.
+    """
+    if source == target:
+        fail("FROM and TO are the same topic", 2)
+    with connection.client() as client:
+        moving = Move(client, source, target, lease_ms=lease_ms, delete_consumed=delete_consumed)
+        try:
+            with counting("moved") as advance:
+                moving.run(count, advance)
+        finally:
+            moving.close()
+            for line in moving.said():
+                print(line, flush=True)
+    if moving.errors:
+        raise moving.errors[0]
+    if moving.left:
+        raise SystemExit(1)
+
+
+class Move:
+    """Moves items of one topic to another. Items that it leased and did not move are given back by `close`.
+
+    moved     items whose copy is stored, and that are acked
+    consumed  items that stay: an earlier try stored their copy, which is gone
+    shared    items whose copy is stored, and that another consumer leased or removed before the ack
+    unsettled items whose copy is stored, and whose ack failed: the next try acks them
+    failed    items that stay, because their copy is not known to be stored
+    doubtful  ids of at-most-once items whose copy may be stored: they cannot stay
+    errors    the first error of each batch that failed
+    """
+
+    def __init__(
+        self, client: Client, source: str, target: str, *, lease_ms: int = LEASE_MS, delete_consumed: bool = False
+    ) -> None:
+        self._client, self._source, self._target = client, source, target
+        self._lease_ms, self._delete_consumed = lease_ms, delete_consumed
+        # As `foqs spark move` without --where: each continues what the other began.
+        self._job = job_of("moved", client.namespace, source, client.namespace, target, "true")
+        self._held: dict[int, Item] = {}
+        self.moved = self.consumed = self.shared = self.unsettled = self.failed = 0
+        self.doubtful: list[int] = []
+        self.errors: list[FoqsError] = []
+
+    @property
+    def left(self) -> int:
+        """Items that are not in the new topic alone."""
+        return self.consumed + self.shared + self.unsettled + self.failed + len(self.doubtful)
+
+    def run(self, count: int | None, advance: Callable[[int], None] = lambda _items: None) -> None:
+        """Move up to `count` items, or all that are ready. Ends at the first batch that fails."""
+        while (count is None or count > 0) and not self.errors:
+            most = BATCH_ITEMS if count is None else min(count, BATCH_ITEMS)
+            leased = self._client.dequeue(
+                self._source, most, lease_ms=self._lease_ms, wait_ms=WAIT_MS, max_bytes=BATCH_BYTES
+            )
+            items = [item for item in leased if item.id not in self._held]
+            self._held |= {item.id: item for item in leased}
+            if not items:
+                return
+            before = self.moved
+            self._batch(items)
+            advance(self.moved - before)
+            count = None if count is None else count - len(items)
+
+    def close(self) -> None:
+        """Give back the items that stay: their attempt is not counted."""
+        held, self._held = list(self._held.values()), {}
+        self._client.release_many(held)
+
+    def said(self) -> list[str]:
+        source, target = name(self._source), name(self._target)
+        lines = [f"{counted(self.moved, 'item')} moved from {source} to {target}"]
+        if self.consumed:
+            lines.append(
+                f"{self.consumed:,} left in {source}: an earlier try stored their copies, which are gone from "
+                f"{target}; --delete-consumed removes them"
+            )
+        if self.shared:
+            lines.append(f"{self.shared:,} stored in {target}, and leased or removed in {source} by another consumer")
+        if self.unsettled:
+            lines.append(f"{self.unsettled:,} stored in {target} and not removed from {source}: repeat the command")
+        if self.failed:
+            lines.append(f"{self.failed:,} left in {source}: their copies are not known to be stored in {target}")
+        if self.doubtful:
+            ids = ", ".join(str(one) for one in self.doubtful)
+            lines.append(f"at-most-once items that are stored in {target}, or lost when their leases end: {ids}")
+        return lines
+
+    def _batch(self, items: list[Item]) -> None:
+        now_ms = int(time() * 1000)
+        for item in items:
+            if item.at_most_once:  # its copy may be stored from now on: given back, it could be delivered twice
+                del self._held[item.id]
+        copies, failed = store_copies({item.id: self._copy(item, now_ms) for item in items}, self._client)
+        self.errors += list(failed.values())[:1]
+        for item in items:
+            if (error := failed.get(item.id)) is None:
+                continue
+            if item.at_most_once and not error.outcome_known:
+                self.doubtful.append(item.id)
+            else:
+                self.failed += 1
+                self._held[item.id] = item
+        self._ack([item for item in items if item.id in copies and self._may_go(item, copies[item.id])])
+
+    def _copy(self, item: Item, now_ms: int) -> ItemSpec:
+        return ItemSpec(
+            self._target,
+            item.payload,
+            metadata=item.metadata,
+            headers=item.headers,
+            priority=item.priority,
+            ttl_ms=ttl_left_ms(item.expires_at_ms, now_ms),
+            delivery=item.delivery,
+            dedup_key=copy_key("move", self._job, item.id, item.enqueued_at_ms),
+        )
+
+    def _may_go(self, item: Item, copy: int) -> bool:
+        """Return whether the item may be removed, because its copy was stored now or is still in the new topic."""
+        if not isinstance(copy, Duplicate) or item.at_most_once or self._delete_consumed:
+            return True
+        try:
+            there = is_there(copy, self._client.namespace, self._target, self._client)
+        except FoqsError as error:
+            self.failed += 1
+            self.errors.append(error)
+            return False
+        self.consumed += not there
+        return there
+
+    def _ack(self, items: list[Item]) -> None:
+        for item, error in zip(items, self._client.ack_many(items) if items else (), strict=True):
+            self._held.pop(item.id, None)
+            if error is None:
+                self.moved += 1
+            elif isinstance(error, NotFound | StaleLease):
+                self.shared += 1
+            else:
+                self.unsettled += 1
+                self.errors.append(error)

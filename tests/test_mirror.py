@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("engine", "peers", "api", "fairness")
+PACKAGES = ("engine", "peers", "api", "fairness", "policies")
 
 
 def imported(source: str) -> set[str]:

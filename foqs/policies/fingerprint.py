@@ -7,9 +7,8 @@ from hashlib import blake2b
 
 _VARIABLE = re.compile(
     r"""(?P<uuid>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})
-      | (?P<quoted>"[^"]*" | '[^']*' | `[^`]*`)
-      | (?P<hex>0x[0-9a-f]+ | \b(?=[a-f]*[0-9])[0-9a-f]{6,}\b)
-      | (?P<digits>[0-9]+)""",
+      | (?P<quoted>"[^"]*" | (?<!\w)'[^']*' | `[^`]*`)
+      | (?P<number>0x[0-9a-f]+ | \b(?=[a-f]*[0-9])[0-9a-f]{6,}\b | [0-9]+)""",
     re.IGNORECASE | re.VERBOSE,
 )
 

@@ -15,6 +15,7 @@ _LATER = ("throttle.", "weight.", "script.")
 MOST_BYTES = 900_000
 VALUE_BYTES = 4_096
 KEY_BYTES = 512
+_KEY_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Settings:
                 f"the settings of {self.ns} have version {self.version}, not {expected_version}: read them again"
             )
         both = sorted(entries.keys() & set(remove))
-        errors = [f"{key}: it is both in entries and in remove" for key in both]
+        errors = [f"{_shown(key)}: it is both in entries and in remove" for key in both]
         missing = sorted(set(remove) - self.entries.keys())
-        errors += [f"{key}: there is no such key to remove" for key in missing]
+        errors += [f"{_shown(key)}: there is no such key to remove" for key in missing]
         kept = {key: value for key, value in self.entries.items() if key not in set(remove)}
         made = Settings(self.ns, self.version + 1, kept | dict(entries))
         errors += check(made.entries)
@@ -59,7 +60,7 @@ def decode(ns: str, document: bytes) -> Settings:
     try:
         value = json.loads(document)
         version, entries = value["stamp"], value["entries"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Invalid(f"the settings of {ns} are not readable") from None
     texts = isinstance(entries, dict) and all(isinstance(text, str) for text in entries.values())
     if type(version) is not int or version < 0 or not texts:
@@ -72,17 +73,21 @@ def decode(ns: str, document: bytes) -> Settings:
 
 def check(entries: Mapping[str, str]) -> list[str]:
     """Return every error of the entries, each with its key."""
-    return [f"{key[:80]}: {line}" for key in sorted(entries) for line in _errors(key, entries[key])]
+    return [f"{_shown(key)}: {line}" for key in sorted(entries) for line in _errors(key, entries[key])]
 
 
 def _errors(key: str, value: str) -> list[str]:
+    try:
+        key_bytes, value_bytes = len(key.encode()), len(value.encode())
+    except UnicodeEncodeError:
+        return ["the key or the value is not UTF-8"]
     found: list[str] = []
-    if not 1 <= len(key.encode()) <= KEY_BYTES:
-        found.append(f"a key has 1 to {KEY_BYTES} bytes, not {len(key.encode())}")
+    if not 1 <= key_bytes <= KEY_BYTES:
+        found.append(f"a key has 1 to {KEY_BYTES} bytes, not {key_bytes}")
     if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
         found.append("a key has no control characters")
-    if len(value.encode()) > VALUE_BYTES:
-        found.append(f"the value has {len(value.encode())} bytes, more than {VALUE_BYTES}")
+    if value_bytes > VALUE_BYTES:
+        found.append(f"the value has {value_bytes} bytes, more than {VALUE_BYTES}")
     elif key.startswith(_LATER):
         found.append(f"this version of foqs does not have {key.split('.', maxsplit=1)[0]} settings")
     elif key.startswith(TOPIC):
@@ -90,11 +95,15 @@ def _errors(key: str, value: str) -> list[str]:
     return found
 
 
+def _shown(key: str) -> str:
+    return key[:_KEY_CHARACTERS] if key.isprintable() else json.dumps(key)[:_KEY_CHARACTERS]
+
+
 def _policy_errors(name: str, value: str) -> list[str]:
-    if not name:
-        return ["the name of a topic, or a prefix and *, is missing"]
+    error = None if name == "*" else topic_policy.name_error(name.removesuffix("*"))
+    errors = [] if error is None else [error]
     try:
         topic_policy.parse(value)
-    except Invalid as error:
-        return error.message.split("\n")
-    return []
+    except Invalid as invalid:
+        errors += invalid.message.split("\n")
+    return errors

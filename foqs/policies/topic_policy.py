@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foqs.errors import Invalid
 from foqs.policies.retry import RetryKind, RetryRule
@@ -15,16 +15,52 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 _DAY_MS = 86_400_000
 _LONGEST_MS = 366 * _DAY_MS
 _MINUTE_MS = 60_000
+NAME_BYTES = 255
 DEAD_SUFFIX = ".dlq"
 _LATER = frozenset({"fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"})
 """Fields of features that this version does not have."""
 
-Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
+_KINDS = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "string_type": "a text",
+    "string_unicode": "a text that is UTF-8",
+    "model_type": "an object",
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "literal_error": "{expected}",
+}
+"""What a value must be, by pydantic's type of the error; a value in braces is the error's own."""
+_VALUE_CHARACTERS = 60
+
+Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
+
+
+def name_error(name: str) -> str | None:
+    """Return the error of a name that no topic may have."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "the name is not UTF-8"
+    if not 1 <= size <= NAME_BYTES:
+        return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return "a name has no control characters"
+    return None
+
+
+def _name(name: str) -> str:
+    error = name_error(name)
+    if error is not None:
+        raise ValueError(error)
+    return name
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RetryEntry(_Entry):
@@ -38,7 +74,8 @@ class RetryEntry(_Entry):
     @model_validator(mode="after")
     def _fits(self) -> RetryEntry:
         if self.first_ms > self.longest_ms:
-            raise ValueError(f"first_ms ({self.first_ms}) is greater than longest_ms ({self.longest_ms})")
+            given = "" if "longest_ms" in self.model_fields_set else ", its default"
+            raise ValueError(f"first_ms is {self.first_ms}, more than longest_ms: {self.longest_ms}{given}")
         return self
 
     def rule(self) -> RetryRule:
@@ -48,25 +85,25 @@ class RetryEntry(_Entry):
 
 
 class DeadEntry(_Entry):
-    topic: Annotated[str, Field(min_length=1)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS, strict=True)] | None = None
+    topic: Annotated[str, AfterValidator(_name)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
 
 
 class PolicyEntry(_Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
-    priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1, strict=True)] = 0
-    lease_ms: Annotated[int, Field(ge=100, le=_DAY_MS // 2, strict=True)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS, strict=True)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    lease_ms: Annotated[int, Field(ge=100, le=_DAY_MS // 2)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
     delay_ms: Duration = 0
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
-    paused: Flag = False
-    closed: Flag = False
-    max_stored: Annotated[int, Field(ge=0, le=1 << 53, strict=True)] | None = None
+    paused: bool = False
+    closed: bool = False
+    max_stored: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
     retry: RetryEntry | None = RetryEntry(kind="exponential")
-    max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1, strict=True)] = 25
+    max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] = 25
     max_total_ms: Duration = 0
-    exact_attempts: Flag = False
+    exact_attempts: bool = False
     stuck_after_ms: Duration = 0
     dead: DeadEntry | None = DeadEntry()
 
@@ -103,28 +140,50 @@ class TopicPolicy:
 def parse(text: str) -> PolicyEntry:
     """Raises Invalid with every error of the entry, one a line."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_fields)
+    except RecursionError:
+        raise Invalid("not JSON: too deep") from None
+    except UnicodeEncodeError:
+        raise Invalid("the name of a field is not UTF-8") from None
     except ValueError as error:
         raise Invalid(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Invalid(f"a topic policy is a JSON object, not {text[:40]}")
-    later = [f"{name}: this version of foqs does not have it" for name in sorted(_LATER & value.keys())]
+        raise Invalid(f"a topic policy is a JSON object, not {_shown(value)}")
+    errors = [f"{name}: this version of foqs does not have it" for name in sorted(_LATER & value.keys())]
     try:
         entry = PolicyEntry.model_validate({name: value[name] for name in value if name not in _LATER})
-    except ValidationError as error:
-        raise Invalid("\n".join(later + [_line(detail) for detail in error.errors(include_url=False)])) from None
-    if later:
-        raise Invalid("\n".join(later))
+    except ValidationError as found:
+        errors += [_line(detail) for detail in found.errors(include_url=False)]
+    if errors:
+        raise Invalid("\n".join(errors))
     return entry
 
 
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    "".join(names).encode()
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{_shown(twice)} stands in an object more than once")
+    return dict(pairs)
+
+
 def _line(detail: Any) -> str:
-    where, what = ".".join(map(str, detail["loc"])), detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        what = "there is no such field"
-    elif detail["type"] != "missing" and not detail["msg"].startswith("Value error"):
-        what = f"{what} (it is {str(detail['input'])[:60]!r})"
-    return f"{where}: {what}"
+    *inside, name = detail["loc"]
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return ": ".join([*inside, f"there is no field {_shown(name)}"])
+    where = ".".join([*inside, name])
+    if kind == "missing":
+        return f"{where}: it is missing"
+    if kind == "value_error":
+        return f"{where}: {detail['ctx']['error']}"
+    return f"{where}: it must be {_KINDS[kind].format_map(detail.get('ctx', {}))}, not {_shown(detail['input'])}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "..."
 
 
 def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> TopicPolicy:
@@ -151,8 +210,8 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
     )
 
 
-def dead_topic_of(topic: str, name_bytes: int = 255) -> str:
-    """Return the default name of a topic's dead-letter topic, which has at most `name_bytes` bytes: longer names are
-    cut at a character."""
-    room = name_bytes - len(DEAD_SUFFIX)
+def dead_topic_of(topic: str) -> str:
+    """Return the default name of a topic's dead-letter topic, which has at most `NAME_BYTES`: longer names are cut
+    at a character."""
+    room = NAME_BYTES - len(DEAD_SUFFIX)
     return topic.encode()[:room].decode(errors="ignore") + DEAD_SUFFIX

@@ -1,0 +1,60 @@
+"""The delays of failed items: inside the bounds of their rule, and the same when asked again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.policies.retry import RetryKind, RetryRule
+
+DAY_MS = 86_400_000
+rules = st.builds(
+    RetryRule,
+    kind=st.sampled_from(RetryKind),
+    first_ms=st.integers(0, DAY_MS),
+    step_ms=st.integers(0, DAY_MS),
+    factor=st.floats(1, 100),
+    longest_ms=st.integers(0, DAY_MS),
+    jitter=st.floats(0, 1),
+)
+attempts, ids = st.integers(1, (1 << 31) - 1), st.integers(1, (1 << 63) - 1)
+
+
+def rule(kind: RetryKind, *, jitter: float = 0.0, longest_ms: int = DAY_MS) -> RetryRule:
+    return RetryRule(kind, first_ms=1_000, step_ms=500, factor=2.0, longest_ms=longest_ms, jitter=jitter)
+
+
+@pytest.mark.parametrize(
+    ("kind", "delays"),
+    [
+        (RetryKind.CONSTANT, [1_000, 1_000, 1_000, 1_000]),
+        (RetryKind.LINEAR, [1_000, 1_500, 2_000, 2_500]),
+        (RetryKind.EXPONENTIAL, [1_000, 2_000, 4_000, 8_000]),
+    ],
+)
+def test_delays_without_jitter(kind: RetryKind, delays: list[int]) -> None:
+    assert [rule(kind).delay_ms(attempt, 7) for attempt in (1, 2, 3, 4)] == delays
+    assert [rule(kind, longest_ms=1_700).delay_ms(attempt, 7) for attempt in (1, 2, 3, 4)] == [
+        min(delay, 1_700) for delay in delays
+    ]
+
+
+def test_attempts_without_number_get_the_longest_delay() -> None:
+    assert rule(RetryKind.EXPONENTIAL).delay_ms((1 << 31) - 1, 7) == DAY_MS
+
+
+@given(rules, attempts, ids)
+def test_a_delay_stays_inside_the_bounds_of_its_rule(rule: RetryRule, attempt: int, item: int) -> None:
+    delay_ms = rule.delay_ms(attempt, item)
+    without = RetryRule(rule.kind, rule.first_ms, rule.step_ms, rule.factor, rule.longest_ms, 0.0).delay_ms(attempt, 1)
+    assert without * (1 - rule.jitter) - 1 <= delay_ms <= without + 1
+    assert 0 <= delay_ms <= rule.longest_ms
+    assert rule.delay_ms(attempt, item) == delay_ms
+
+
+def test_jitter_spreads_items_evenly() -> None:
+    delays = [rule(RetryKind.CONSTANT, jitter=1.0).delay_ms(1, item) for item in range(1, 10_001)]
+    tenths = [sum(at * 100 <= delay < (at + 1) * 100 for delay in delays) for at in range(10)]
+    assert min(tenths) > 800
+    assert max(tenths) < 1_200

@@ -1,0 +1,147 @@
+"""Entries of settings for topics: what they may say, the errors of wrong ones, and the policy that they make."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.errors import Invalid
+from foqs.policies.retry import RetryKind, RetryRule
+from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
+
+
+def errors(text: str) -> list[str]:
+    with pytest.raises(Invalid) as raised:
+        parse(text)
+    return raised.value.message.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"priority": None}, "priority: it must be a whole number, not null"),
+        ({"priority": 1.5}, "priority: it must be a whole number, not 1.5"),
+        ({"priority": 1 << 31}, "priority: it must be 2147483647 or less, not 2147483648"),
+        ({"lease_ms": "5s"}, 'lease_ms: it must be a whole number, not "5s"'),
+        ({"lease_ms": 99}, "lease_ms: it must be 100 or more, not 99"),
+        ({"lease_ms": True}, "lease_ms: it must be a whole number, not true"),
+        ({"ttl_ms": 0}, "ttl_ms: it must be 1 or more, not 0"),
+        ({"delay_ms": 10**30}, f"delay_ms: it must be 31622400000 or less, not {10**30}"),
+        ({"delivery": "once"}, "delivery: it must be 'at_least_once' or 'at_most_once', not \"once\""),
+        ({"paused": 1}, "paused: it must be true or false, not 1"),
+        ({"closed": None}, "closed: it must be true or false, not null"),
+        ({"max_stored": -1}, "max_stored: it must be 0 or more, not -1"),
+        ({"retry": 3}, "retry: it must be an object, not 3"),
+        ({"retry": {}}, "retry.kind: it is missing"),
+        ({"retry": {"kind": "LINEAR"}}, "retry.kind: it must be 'constant', 'linear' or 'exponential', not \"LINEAR\""),
+        ({"retry": {"kind": "linear", "factor": "2"}}, 'retry.factor: it must be a number, not "2"'),
+        ({"retry": {"kind": "linear", "factor": float("nan")}}, "retry.factor: it must be a number, not NaN"),
+        ({"retry": {"kind": "linear", "jitter": 1.1}}, "retry.jitter: it must be 1.0 or less, not 1.1"),
+        (
+            {"retry": {"kind": "constant", "first_ms": 3_600_000}},
+            "retry: first_ms is 3600000, more than longest_ms: 900000, its default",
+        ),
+        (
+            {"retry": {"kind": "constant", "first_ms": 10, "longest_ms": 9}},
+            "retry: first_ms is 10, more than longest_ms: 9",
+        ),
+        ({"retry": {"kind": "linear", "first": 1}}, 'retry: there is no field "first"'),
+        ({"dead": "mail.dlq"}, 'dead: it must be an object, not "mail.dlq"'),
+        ({"dead": {"topic": ""}}, "dead.topic: a name has 1 to 255 bytes, not 0"),
+        ({"dead": {"topic": "é" * 128}}, "dead.topic: a name has 1 to 255 bytes, not 256"),
+        ({"dead": {"topic": "a\nb"}}, "dead.topic: a name has no control characters"),
+        ({"pause": True}, 'there is no field "pause"'),
+        ({"a\nb": 1}, 'there is no field "a\\nb"'),
+        ({"priority": "x" * 4_000}, f'priority: it must be a whole number, not "{"x" * 59}...'),
+        ([1], "a topic policy is a JSON object, not [1]"),
+    ],
+)
+def test_errors_of_a_wrong_entry(value: Any, told: str) -> None:
+    assert errors(json.dumps(value)) == [told]
+
+
+@pytest.mark.parametrize("field", ["fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"])
+def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
+    assert errors(json.dumps({field: {}})) == [f"{field}: this version of foqs does not have it"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 4_000, '{"dead": {"topic": "\\ud800"}}', '{"\\ud800": 1}'])
+def test_texts_that_are_no_entry(text: str) -> None:
+    (told,) = errors(text)
+    assert told.isprintable()
+
+
+def test_a_field_that_stands_twice_is_refused() -> None:
+    assert errors('{"paused": true, "paused": false}') == ['not JSON: "paused" stands in an object more than once']
+
+
+def test_an_entry_reports_every_error() -> None:
+    assert errors('{"x": 1, "fair": {}, "hooks": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
+        "fair: this version of foqs does not have it",
+        "hooks: this version of foqs does not have it",
+        "paused: it must be true or false, not 0",
+        "retry.kind: it must be 'constant', 'linear' or 'exponential', not \"x\"",
+        'retry: there is no field "y"',
+        'there is no field "x"',
+    ]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+fields = st.sampled_from([*PolicyEntry.model_fields, "fair", "other"])
+retries = st.dictionaries(st.sampled_from(["kind", "first_ms", "step_ms", "factor", "longest_ms", "jitter"]), values)
+
+
+@given(st.dictionaries(fields, values | retries | st.dictionaries(st.sampled_from(["topic", "ttl_ms"]), values)))
+def test_any_json_is_an_entry_or_has_errors(value: dict[str, Any]) -> None:
+    try:
+        entry = parse(json.dumps(value))
+    except Invalid as invalid:
+        assert all(line.isprintable() for line in invalid.message.split("\n"))
+    else:
+        assert entry.model_fields_set == value.keys()
+
+
+def test_null_takes_away_what_a_shorter_prefix_gives() -> None:
+    entry = parse('{"lease_ms": null, "ttl_ms": null, "max_stored": null, "retry": null, "dead": null}')
+    policy = effective("mail", dict.fromkeys(PolicyEntry.model_fields, entry), dead=False)
+    assert (policy.lease_ms, policy.ttl_ms, policy.max_stored, policy.retry, policy.dead_topic) == (None,) * 5
+
+
+def test_the_built_in_policy() -> None:
+    policy = effective("mail", dict.fromkeys(PolicyEntry.model_fields, BUILT_IN_ENTRY), dead=False)
+    assert (policy.priority, policy.delay_ms, policy.delivery) == (0, 0, AT_LEAST_ONCE)
+    assert (policy.paused, policy.closed, policy.max_stored) == (False, False, None)
+    assert (policy.max_attempts, policy.dead_topic, policy.dead_ttl_ms) == (25, "mail.dlq", None)
+    assert policy.retry == RetryRule(RetryKind.EXPONENTIAL, 1_000, 0, 2.0, 900_000, 0.5)
+
+
+def test_an_entry_makes_a_policy() -> None:
+    entry = parse(
+        '{"priority": -3, "delivery": "at_most_once", "retry": {"kind": "linear", "step_ms": 5, "factor": 3},'
+        ' "max_attempts": 2, "max_total_ms": 7, "dead": {"topic": "grave", "ttl_ms": 9}}'
+    )
+    layers = dict.fromkeys(PolicyEntry.model_fields, entry)
+    policy = effective("mail", layers, dead=False)
+    assert (policy.priority, policy.delivery) == (-3, AT_MOST_ONCE)
+    assert policy.retry == RetryRule(RetryKind.LINEAR, 1_000, 5, 3.0, 900_000, 0.5)
+    assert (policy.max_attempts, policy.max_total_ms, policy.dead_topic, policy.dead_ttl_ms) == (2, 7, "grave", 9)
+    grave = effective("grave", layers, dead=True)
+    assert (grave.max_attempts, grave.max_total_ms, grave.dead_topic, grave.dead_ttl_ms) == (0, 0, None, None)
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_the_name_of_a_dead_letter_topic_fits(topic: str) -> None:
+    name = dead_topic_of(topic)
+    assert len(name.encode()) <= 255
+    assert name.endswith(".dlq")
+    if len(topic.encode()) <= 251:
+        assert name == f"{topic}.dlq"

@@ -259,6 +259,9 @@ struct DequeueResponse {
   2: optional list<i64> doubtful,
   /** Between hosts, with no items: the host had none ready as of this version (see WatchTopicsResponse). Default: none. */
   3: optional i64 news_version,
+  // 4: retry_after_ms
+  /** Only without items: "paused" when the policy of one of the topics holds its items back. Default: none. */
+  5: optional string reason,
 }
 
 // ------------------------------------------------------------------------------ Ack, Nack, ExtendLease

@@ -66,7 +66,7 @@ class ItemLife:
         specs = validation.counted(request.items, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
         now_ms = self._now_ms()
-        taken = validation.Intake(ns, limits, now_ms)
+        taken = validation.Intake(ns, limits, now_ms, self._engine.policies.namespaces.get(ns))
         taken.take(specs)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
@@ -126,8 +126,11 @@ class ItemLife:
             if items and not doubtful and (usual := reply_bytes.dequeue_response(items)) is not None:
                 return call.reply(usual)
             response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
-            if forwarded and not (items or doubtful):
-                response.news_version = self._news.found_nothing(key for key, _ in keys)
+            if not (items or doubtful):
+                if forwarded:
+                    response.news_version = self._news.found_nothing(key for key, _ in keys)
+                if any(self._engine.policies.paused(key) for key, _ in keys):
+                    response.reason = "paused"
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)

@@ -10,12 +10,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+from foqs.api import topic_rules
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
+from foqs.policies.layers import NamespacePolicies
+from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.wire.columns import SpecColumns
 
@@ -102,12 +105,18 @@ def headers_of(stored: bytes | None) -> dict[str, str] | None:
 class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
-    __slots__ = ("_keys", "_limits", "_now_ms", "_ns", "errors", "indices", "items", "keyed", "keys", "sizes")
+    __slots__ = (
+        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "errors", "indices", "items", "keyed", "keys",
+        "sizes",
+    )  # fmt: skip
 
-    def __init__(self, ns: str, limits: Limits, now_ms: int) -> None:
+    def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
+        """`policies`: those of the namespace, if it has any of its own."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
+        self._policies = policies
+        self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
         self._keys: dict[str, LaneKey] = {}
         self.items: list[NewItem] = []
         self.keys: list[LaneKey] = []
@@ -122,7 +131,7 @@ class Intake:
         for index, spec in enumerate(specs):
             try:
                 self._take(index, spec)
-            except Invalid as error:
+            except FoqsError as error:
                 # Without its frames, which refer to this: the payloads would wait for the garbage collector.
                 self.errors[index] = error.with_traceback(None)
 
@@ -133,14 +142,17 @@ class Intake:
             return False
         try:
             self._take(0, specs.first)
-        except Invalid:
+        except FoqsError:
             return False
         first, count, now_ms = self.items[0], len(payloads), self._now_ms
         after_ms, due_ms, expires_at_ms = first.deliver_after_ms, first.due_ms, first.expires_at_ms
         lease_ms, delivery = first.lease_ms, first.delivery
+        priorities, policy = specs.priorities, self._filling.get(specs.first.topic)
+        if policy is not None:
+            priorities = [priority or policy.priority for priority in priorities]
         self.items = [
             NewItem(payload, None, None, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
-            for payload, priority in zip(payloads, specs.priorities, strict=True)
+            for payload, priority in zip(payloads, priorities, strict=True)
         ]
         self.keys *= count
         self.indices, self.sizes = list(range(count)), sizes
@@ -161,7 +173,12 @@ class Intake:
         topic, payload, metadata = spec.topic, spec.payload, spec.metadata
         key = self._keys.get(topic)
         if key is None:
-            key = self._keys[topic] = lane_key((self._ns, name(topic, "topic", limits)))
+            key = lane_key((self._ns, name(topic, "topic", limits)))
+            if self._policies is not None:
+                self._begin(topic, self._policies.of(topic))
+            self._keys[topic] = key
+        if topic in self._filling:
+            spec = topic_rules.filled(spec, self._filling[topic], limits)
         if payload is None:
             raise Invalid("payload is missing")
         size = len(payload)
@@ -198,6 +215,12 @@ class Intake:
         self.keys.append(key)
         self.indices.append(index)
         self.sizes.append(size)
+
+    def _begin(self, topic: str, policy: TopicPolicy) -> None:
+        """Take down what the policy means for the topic's items. Raises Unavailable."""
+        topic_rules.refuse_when_closed(topic, policy)
+        if policy.fills:
+            self._filling[topic] = policy
 
     def _due_ms(self, spec: Any) -> int:
         """Return when the item may be delivered; 0 for now (a time in the past means now)."""

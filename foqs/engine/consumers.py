@@ -48,9 +48,11 @@ def answer_empty(state: State, call: DequeueCall) -> None:
 
 
 def ready(state: State, key: TopicKey) -> int:
-    """Number of items of a topic that are ready here, in memory or not."""
+    """Number of items of a topic that are ready here, in memory or not; 0 while it is paused."""
     topic = state.topics.get(key)
-    return topic.ready if topic is not None else 0
+    if topic is None or (state.policies.pausing and state.policies.paused(key)):
+        return 0
+    return topic.ready
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:

@@ -46,7 +46,8 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
 
 
 def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
-    """Deliver the leases that still stand: since they were made some may have been lost, or have ended."""
+    """Deliver the leases that still stand: since they were made some may have been lost, or have ended, or their topic
+    was paused."""
     found = []
     for at, (shard, item, lease) in enumerate(call.found):
         if item.lease == lease:
@@ -57,7 +58,8 @@ def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
             if item.at_most_once:
                 call.doubtful.append(item.id)
             continue
-        if item.place is Place.TIMER or shard.confirmed(state.now_ms):
+        confirmed = item.place is Place.TIMER or shard.confirmed(state.now_ms)
+        if confirmed and not state.policies.paused(item.lane.topic.key):
             found.append((shard, item, lease))
         else:
             _give_back(state, shard, item, lease)

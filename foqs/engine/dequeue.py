@@ -96,7 +96,7 @@ _NOTHING: _Merged = ((), (), (), ())
 def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
     """Return the first `count` items of a topic that may be leased."""
     topic = state.topics.get(key)
-    if topic is None:
+    if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return _NOTHING
     while True:
         lanes, windows, paged, lacking = _sources(state, able, topic, now_ms)

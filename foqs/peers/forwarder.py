@@ -163,13 +163,13 @@ class Forwarder:
         address = self._known_to_have(waiting)
         if address is None:
             return False
-        request = call.request
+        request, policies = call.request, self.engine.policies
         # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
         asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.config.host.confirm_ms)
 
         def answered(response: Any, error: FoqsError | None) -> None:
             waiting.away = False
-            items = [] if response is None else response.items or []
+            items = [] if response is None else self._deliverable(address, response, request)
             if waiting.done:  # its consumer has disconnected
                 self._give_back(address, items, request)
                 for key, _ in waiting.wants:  # that consumer was sent there in place of the next one
@@ -197,7 +197,8 @@ class Forwarder:
                 now_ms = self._now_ms()
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
-        part = idl.DequeueRequest(request.ns, request.wants, request.lease_ms, max_bytes=request.max_bytes)
+        wants = [want for want in request.wants if not policies.paused((request.ns, want.topic))]
+        part = idl.DequeueRequest(request.ns, wants, request.lease_ms, max_bytes=request.max_bytes)
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
@@ -214,14 +215,22 @@ class Forwarder:
     def _known_to_have(self, waiting: DequeueCall) -> str | None:
         """Return a random one of the living hosts that have the first topic that any of them has."""
         others = self.exchange.other_hosts()
-        for (ns, topic), _ in waiting.wants:
-            addresses = [address for address in self.watch.having(ns, topic) if address in others]
-            if addresses:
+        for key, _ in waiting.wants:
+            addresses = [address for address in self.watch.having(*key) if address in others]
+            if addresses and not self.engine.policies.paused(key):
                 return self.engine.rng.choice(addresses)
         return None
 
+    def _deliverable(self, address: str, response: Any, origin: Any) -> Sequence[Any]:
+        """Take the items of topics that were paused here since out of the answer of a host, which gets them back."""
+        items, policies = response.items or [], self.engine.policies
+        if policies.pausing:
+            self._give_back(address, [item for item in items if policies.paused((item.ns, item.topic))], origin)
+            response.items = items = [item for item in items if not policies.paused((item.ns, item.topic))]
+        return items
+
     def _give_back(self, address: str, items: Sequence[Any], origin: Any) -> None:
-        """Release leases whose consumer has disconnected. If that fails, they run out."""
+        """Release leases that no consumer gets. If that fails, they run out."""
         if not items:
             return
         releases = [idl.NackItem(item.id, item.lease, release=True) for item in items]

@@ -19,7 +19,7 @@ class NamespacePolicies:
     """The policies of a namespace's topics, of one version of its settings."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
-        """`entries` are valid settings."""
+        """`entries` are valid settings. `pauses`: some topic may be paused."""
         self._exact: dict[str, PolicyEntry] = {}
         prefixes: dict[str, PolicyEntry] = {}
         for key, text in entries.items():
@@ -29,6 +29,7 @@ class NamespacePolicies:
                     prefixes[name[:-1]] = parse(text)
                 else:
                     self._exact[name] = parse(text)
+        self.pauses = any(entry.paused for entry in (*self._exact.values(), *prefixes.values()))
         self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
         named = [entry.dead.topic for entry in (*self._exact.values(), *prefixes.values()) if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)
@@ -63,25 +64,37 @@ class NamespacePolicies:
 
 
 class Policies:
-    """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones."""
+    """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
+
+    `namespaces` has those with entries for topics, `pausing` those of them in which a topic may be paused: requests of
+    all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
-        self._namespaces: dict[str, NamespacePolicies] = {}
+        self.namespaces: dict[str, NamespacePolicies] = {}
+        self.pausing: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
 
     def apply(self, settings: Settings) -> None:
         """Use the policies of this version from now on."""
-        self.versions[settings.ns] = settings.version
+        ns = settings.ns
+        self.versions[ns] = settings.version
+        self.namespaces.pop(ns, None)
+        self.pausing.pop(ns, None)
         if any(key.startswith(TOPIC) for key in settings.entries):
-            self._namespaces[settings.ns] = NamespacePolicies(settings.entries)
-        else:
-            self._namespaces.pop(settings.ns, None)
+            policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
+            if policies.pauses:
+                self.pausing[ns] = policies
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""
-        return self._namespaces.get(key[0], self._built_in).of(key[1])
+        return self.namespaces.get(key[0], self._built_in).of(key[1])
+
+    def paused(self, key: TopicKey) -> bool:
+        """Whether no item of the topic may be delivered."""
+        policies = self.pausing.get(key[0])
+        return policies is not None and policies.of(key[1]).paused
 
     def layers(self, key: TopicKey) -> dict[str, str]:
         """See `NamespacePolicies.layers`."""
-        return self._namespaces.get(key[0], self._built_in).layers(key[1])
+        return self.namespaces.get(key[0], self._built_in).layers(key[1])

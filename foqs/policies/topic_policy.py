@@ -136,6 +136,12 @@ class TopicPolicy:
     dead_topic: str | None
     dead_ttl_ms: int | None
 
+    @property
+    def fills(self) -> bool:
+        """Whether it has a value for enqueued items that do not set it."""
+        at_least_once = self.delivery == AT_LEAST_ONCE
+        return bool(self.priority or self.lease_ms or self.ttl_ms or self.delay_ms or not at_least_once)
+
 
 def parse(text: str) -> PolicyEntry:
     """Raises Invalid with every error of the entry, one a line."""

@@ -413,6 +413,33 @@ struct GetActiveTopicsResponse {
   2: optional string cursor,
 }
 
+struct GetTopicStatsRequest {
+  1: string ns,
+  2: string topic,
+  // 3: limit   4: cursor
+  15: optional RequestContext context,
+}
+
+/** A topic that has no items has counts of 0. */
+struct GetTopicStatsResponse {
+  /** Items; approximate, like the next two: each host counts its own at another moment. */
+  1: i64 ready,
+  2: i64 delayed,
+  3: i64 leased,
+  // 4: completed   5: failed
+  /** Nothing is delivered. */
+  6: bool paused,
+  /** Nothing may be enqueued. */
+  7: bool closed,
+  /** JSON of the effective policy: a value of each field, in the form of an entry `topic.` of the settings. */
+  8: string policy,
+  /** By field of the policy: the key of the settings that its value is from. A field without one has the built-in value. */
+  9: map<string, string> policy_layers,
+  // 10: tenants   11: workers   12: hooks   13: cursor
+  /** host:port of the hosts that did not answer in time: their items are not counted. */
+  14: list<string> missing,
+}
+
 struct GetItemRequest {
   1: i64 id,
   15: optional RequestContext context,
@@ -610,4 +637,5 @@ service Foqs {
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
+  GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),
 }

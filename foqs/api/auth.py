@@ -44,6 +44,7 @@ NEEDS: Mapping[str, Right | str] = {
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
     "GetActiveTopics": _SEES,
+    "GetTopicStats": _SEES,
     "GetServerInfo": _ANYBODY,
     "GetRouting": _ANYBODY,
     "WatchTopics": _HOST,

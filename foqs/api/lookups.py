@@ -8,7 +8,15 @@ from typing import Any
 
 from foqs.api import responses, validation
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, Listed, Listing, active_topics, topics_cursor
+from foqs.engine.inspect import (
+    ANSWERS_SHARE,
+    OVERLOADED_RETRY_MS,
+    Listed,
+    Listing,
+    active_topics,
+    counts,
+    topics_cursor,
+)
 from foqs.engine.pending import LookCall
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.idl import idl
@@ -18,6 +26,8 @@ from foqs.limits import Limits
 from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.topic_stats import Counts
+from foqs.policies.layers import BUILT_IN
 from foqs.rows import Body
 from foqs.rpc.call import Call
 
@@ -44,6 +54,7 @@ class Lookups:
             "GetItem": self.get_item,
             "ListItems": self.list_items,
             "GetActiveTopics": self.active_topics,
+            "GetTopicStats": self.topic_stats,
         }
 
     def get_item(self, call: Call) -> None:
@@ -110,3 +121,19 @@ class Lookups:
         active_topics(
             self._engine, ns, limit, request.cursor, self._address(), call.within, self._now_ms(), found, every=every
         )
+
+    def topic_stats(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        ns, name = validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits)
+        timeout_ms = validation.timeout_ms(request, limits)
+        policies = self._engine.policies.namespace(ns)
+        layers = {field: key for field, key in policies.layers(name).items() if key != BUILT_IN}
+        topic = self._engine.topics.get((ns, name))
+        here = counts(topic.lanes() if topic is not None else ())
+
+        def done(counts: Counts, missing: list[str]) -> None:
+            policy = policies.of(name)
+            document = policies.document(name)
+            call.reply(idl.GetTopicStatsResponse(*counts, policy.paused, policy.closed, document, layers, missing))
+
+        self._forwarder.topic_stats(request, here, self._now_ms() + min(timeout_ms, ANSWER_MS), done)

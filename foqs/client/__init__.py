@@ -24,6 +24,7 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
+from foqs.client.looks import TopicStats
 from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
@@ -71,6 +72,7 @@ __all__ = [
     "StaleLease",
     "Taken",
     "Tls",
+    "TopicStats",
     "Unauthenticated",
     "Unavailable",
     "UnreadFailures",

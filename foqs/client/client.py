@@ -23,9 +23,9 @@ from foqs.client.items import (
     ItemState,
     Leased,
     Nack,
-    ServerInfo,
     counts_of,
 )
+from foqs.client.looks import Looks
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
 from foqs.client.requests import Requests
@@ -47,7 +47,7 @@ _LIMITS = Limits()
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client:
+class Client(Looks):
     """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
@@ -351,11 +351,6 @@ class Client:
         return self._requests.each(
             methods.DELETE, second_answer.END_ITEM, ids, lambda ids: partial(self._router.split, ids), timeout_ms
         )
-
-    def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
-        """Version and limits of the server that answers."""
-        response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
-        return ServerInfo(response.version, response.limits or {})
 
     # ------------------------------------------------------------------------------------- life
 

@@ -8,6 +8,7 @@ dequeue to a host that is known to have the topic, when nothing of it is ready h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.slot_migration import SlotMigration
+from foqs.peers.topic_stats import Counted, Counts, TopicCounts
 from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
@@ -125,6 +127,14 @@ class Forwarder:
         for address in others:
             part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor, request.all)
             self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
+
+    def topic_stats(self, request: Any, counts: Counts, deadline_ms: int, done: Counted) -> None:
+        """Add the counts of the other hosts to those of this one."""
+        others = () if is_forwarded(request) else self.exchange.other_hosts()
+        gathering = TopicCounts(counts, others, done)
+        for address in others:
+            part, answered = idl.GetTopicStatsRequest(request.ns, request.topic), partial(gathering.answered, address)
+            self.exchange.send(address, "GetTopicStats", part, request, deadline_ms, answered)
 
     def was_charged(self, request: Any) -> bool:
         """Whether the host that forwarded the enqueue has charged the namespace's quota."""

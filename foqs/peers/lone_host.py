@@ -15,6 +15,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.slot_owners import Found, SlotOwner
+from foqs.peers.topic_stats import Counted, Counts
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from foqs.shardmgr.slots import bits_of, missing, slots_of
@@ -74,6 +75,9 @@ class LoneForwarder:
         reply: Callable[[list[Any], bool], None],
     ) -> None:  # fmt: skip
         reply(topics, more)
+
+    def topic_stats(self, request: Any, counts: Counts, deadline_ms: int, done: Counted) -> None:
+        done(counts, [])
 
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         done(None, NotSent("this host has no way to other hosts"))

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.settings import TOPIC, Settings
-from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry, TopicPolicy, effective, parse
+from foqs.policies.topic_policy import (
+    BUILT_IN_ENTRY,
+    DEAD_SUFFIX,
+    DeadEntry,
+    PolicyEntry,
+    TopicPolicy,
+    effective,
+    parse,
+)
 
 BUILT_IN = ""
 """The settings key of the built-in layer."""
@@ -47,6 +55,16 @@ class NamespacePolicies:
     def layers(self, topic: str) -> dict[str, str]:
         """Return for each field the settings key that it comes from; `BUILT_IN` for a built-in value."""
         return {name: key for name, (key, _) in self._layers(topic).items()}
+
+    def document(self, topic: str) -> str:
+        """Return the effective policy as JSON, in the form of an entry that names every field."""
+        policy = self.of(topic)
+        found = {name: getattr(entry, name) for name, (_, entry) in self._layers(topic).items()}
+        dead = None
+        if policy.dead_topic is not None:
+            dead = DeadEntry(topic=policy.dead_topic, ttl_ms=policy.dead_ttl_ms)
+        found |= {"dead": dead, "max_attempts": policy.max_attempts, "max_total_ms": policy.max_total_ms}
+        return PolicyEntry.model_construct(**found).model_dump_json()
 
     def is_dead(self, topic: str) -> bool:
         """Whether the topic takes dead letters."""
@@ -88,13 +106,13 @@ class Policies:
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""
-        return self.namespaces.get(key[0], self._built_in).of(key[1])
+        return self.namespace(key[0]).of(key[1])
 
     def paused(self, key: TopicKey) -> bool:
         """Whether no item of the topic may be delivered."""
         policies = self.pausing.get(key[0])
         return policies is not None and policies.of(key[1]).paused
 
-    def layers(self, key: TopicKey) -> dict[str, str]:
-        """See `NamespacePolicies.layers`."""
-        return self.namespaces.get(key[0], self._built_in).layers(key[1])
+    def namespace(self, ns: str) -> NamespacePolicies:
+        """Return the policies of a namespace, the built-in ones if it has none of its own."""
+        return self.namespaces.get(ns, self._built_in)

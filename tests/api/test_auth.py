@@ -111,6 +111,7 @@ def test_a_client_cannot_name_its_principal(desk: Desk) -> None:
         ("Dequeue", "consumer", "eu-west", "us"),
         ("ListItems", "root", "shop", None),
         ("GetActiveTopics", "producer", "shop", "eu-west"),
+        ("GetTopicStats", "producer", "shop", "eu-west"),
     ],
 )
 def test_a_right_is_of_a_namespace(desk: Desk, method: str, token: str, good: str, bad: str | None) -> None:

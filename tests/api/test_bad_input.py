@@ -96,6 +96,7 @@ def requests() -> list[bytes]:
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, context
         ),
+        "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS
     return [VALID, *(message(method, request) for method, request in made.items())]

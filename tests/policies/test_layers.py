@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,7 +70,22 @@ def test_the_policies_of_a_version_replace_those_before() -> None:
     assert policies.of(("other", "mail")).priority == 0
     policies.apply(first.changed({"plans/acme": "gold"}, ["topic.mail"]))
     assert (policies.of(("shop", "mail")).priority, policies.versions) == (0, {"shop": 2})
-    assert policies.layers(("shop", "mail"))["priority"] == BUILT_IN
+    assert policies.namespace("shop").layers("mail")["priority"] == BUILT_IN
+
+
+@pytest.mark.parametrize("topic", ["mail", "mail.dlq", "other"])
+def test_the_document_of_a_policy_makes_the_same_policy(topic: str) -> None:
+    retry = {"kind": "linear", "step_ms": 7}
+    made = NamespacePolicies(entries(**{"mail": {"retry": retry, "lease_ms": 400}, "*": {"priority": 3, "dead": None}}))
+    document = made.document(topic)
+    assert json.loads(document).keys() == PolicyEntry.model_fields.keys()
+    assert NamespacePolicies({f"topic.{topic}": document}).of(topic) == made.of(topic)
+
+
+def test_the_document_of_a_policy_names_its_dead_letter_topic() -> None:
+    built_in = NamespacePolicies({})
+    assert json.loads(built_in.document("mail"))["dead"] == {"topic": "mail.dlq", "ttl_ms": None}
+    assert json.loads(built_in.document("mail.dlq"))["dead"] is None
 
 
 def test_policies_are_remembered_up_to_a_bound(monkeypatch: Any) -> None:

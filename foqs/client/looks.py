@@ -1,0 +1,52 @@
+"""What a client asks about a server and about a topic as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from foqs.client import methods
+from foqs.client.items import ServerInfo
+from foqs.client.requests import Requests
+from foqs.idl import idl
+
+
+class TopicStats(NamedTuple):
+    """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
+    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted."""
+
+    ready: int
+    delayed: int
+    leased: int
+    paused: bool
+    closed: bool
+    policy: dict[str, Any]
+    policy_layers: dict[str, str]
+    missing: tuple[str, ...]
+
+
+class Looks:
+    """Methods of `Client`."""
+
+    namespace: str
+    _requests: Requests
+
+    def topic_stats(self, topic: str, *, timeout_ms: int | None = None) -> TopicStats:
+        """Items and policy of a topic, over all hosts. A topic without items has counts of 0."""
+        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic)
+        found = self._requests.read(methods.TOPIC_STATS, request, timeout_ms)
+        return TopicStats(
+            found.ready,
+            found.delayed,
+            found.leased,
+            found.paused,
+            found.closed,
+            json.loads(found.policy),
+            found.policy_layers or {},
+            tuple(found.missing or ()),
+        )
+
+    def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
+        """Version and limits of the server that answers."""
+        response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
+        return ServerInfo(response.version, response.limits or {})

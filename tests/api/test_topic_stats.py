@@ -1,0 +1,83 @@
+"""GetTopicStats: items of a topic by state, and the policy in effect with the source of each field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foqs.client import Client
+from foqs.idl import idl
+from foqs.policies.settings import Settings
+from foqs.policies.topic_policy import PolicyEntry
+from tests.api.hosts import HostProcess
+from tests.api.wire import Wire, spec
+from tests.support.one_host import OneHost, put, refused, take
+
+
+def stats(host: OneHost, topic: str = "t", **fields: Any) -> Any:
+    return host.ask("GetTopicStats", ns="n", topic=topic, **fields)
+
+
+def counts(answer: Any) -> tuple[int, int, int]:
+    return (answer.ready, answer.delayed, answer.leased)
+
+
+@pytest.mark.memory
+def test_items_are_counted_by_state() -> None:
+    host = OneHost(1, 2)
+    put(host, *[b"x"] * 6)
+    put(host, b"later", delay_ms=9_000)
+    put(host, b"later", delay_ms=9_000)
+    take(host, 1)
+    assert counts(stats(host)) == (5, 2, 1)
+    assert counts(stats(host, "none")) == (0, 0, 0)
+    host.wait(10_000)
+    assert counts(stats(host)) == (7, 0, 1)
+
+
+@pytest.mark.memory
+def test_a_topic_without_settings_has_the_built_in_policy() -> None:
+    answer = stats(OneHost(1))
+    assert (answer.paused, answer.closed, answer.policy_layers, answer.missing) == (False, False, {}, [])
+    policy = json.loads(answer.policy)
+    assert policy.keys() == PolicyEntry.model_fields.keys()
+    assert (policy["max_attempts"], policy["dead"]) == (25, {"topic": "t.dlq", "ttl_ms": None})
+
+
+@pytest.mark.memory
+def test_the_policy_names_the_key_of_each_field() -> None:
+    host = OneHost(1)
+    entries = {"topic.*": '{"lease_ms": 500, "paused": true}', "topic.t": '{"paused": false, "closed": true}'}
+    host.engine.apply_settings(Settings("n", 1, entries), host.now_ms)
+    answer = stats(host)
+    assert (answer.paused, answer.closed) == (False, True)
+    assert answer.policy_layers == {"lease_ms": "topic.*", "paused": "topic.t", "closed": "topic.t"}
+    assert json.loads(answer.policy)["lease_ms"] == 500
+    assert stats(host, "other").paused
+
+
+@pytest.mark.memory
+def test_a_request_is_checked() -> None:
+    host = OneHost(1)
+    assert refused(host, "GetTopicStats", topic="t") == "ns is missing"
+    assert refused(host, "GetTopicStats", ns="n") == "topic is missing"
+    assert refused(host, "GetTopicStats", ns="n", topic="x" * 256) == "topic must have 1 to 255 bytes"
+    wrong = idl.RequestContext(timeout_ms=0)
+    assert refused(host, "GetTopicStats", ns="n", topic="t", context=wrong).startswith("context.timeout_ms")
+
+
+def test_a_client_reads_the_stats_of_a_topic(host: HostProcess, wire: Wire, topic: str) -> None:
+    wire.enqueue(spec(topic), spec(topic), spec(topic, delay_ms=60_000))
+    item = wire.one(topic)
+    with Client(":".join(map(str, host.address)), wire.ns) as client:
+        found = client.topic_stats(topic)
+    assert found[:5] == (1, 1, 1, False, False)
+    assert (found.policy["dead"], found.policy_layers, found.missing) == (
+        {"topic": f"{topic}.dlq", "ttl_ms": None},
+        {},
+        (),
+    )
+    wire.ack(item)
+    wire.drain(topic)

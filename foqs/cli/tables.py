@@ -16,8 +16,8 @@ def plain_table(
 ) -> Table:
     """Return a table without lines.
 
-    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal; its edge cuts
-    the values.
+    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal; its edge
+    cuts the values.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
     for header in headers:

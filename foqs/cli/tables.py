@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from typing import Literal
 
 from rich.table import Table
@@ -16,8 +17,8 @@ def plain_table(
 ) -> Table:
     """Return a table without lines.
 
-    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal; its edge
-    cuts the values.
+    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal, and is
+    cut at its edge.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
     for header in headers:
@@ -46,11 +47,10 @@ def preview(payload: bytes) -> str:
     >>> preview(b"a\\n b"), preview(b"\\xff\\x00"), preview("\x1b[31mé".encode())
     ('a b', '(2 bytes)', '·[31mé')
     """
+    cut = payload[: 4 * _SHOWN]
     try:
-        text = payload[: 4 * _SHOWN].decode()
-    except UnicodeDecodeError as error:
-        if error.reason != "unexpected end of data":
-            return f"({len(payload):,} bytes)"
-        text = payload[: error.start].decode()
+        text = getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(payload))
+    except UnicodeDecodeError:
+        return f"({len(payload):,} bytes)"
     words = " ".join(text[:_SHOWN].split())
     return "".join(letter if letter.isprintable() else "·" for letter in words)

@@ -136,7 +136,20 @@ def test_a_full_disk_is_one_line_and_gives_back(peer, client_of):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "args", [["enqueue", "t"], ["dequeue", "t"], ["ack", "1", "1"], ["nack", "1", "1"], ["topics"], ["item", "1"]]
+    "args",
+    [
+        ["enqueue", "t"],
+        ["enqueue", "t", "x"],
+        ["dequeue", "t"],
+        ["ack", "1", "1"],
+        ["nack", "1", "1"],
+        ["topics"],
+        ["item", "1"],
+        ["items", "t"],
+        ["delete", "1"],
+        ["purge", "t", "--yes"],
+        ["move", "t", "u"],
+    ],
 )
 def test_a_command_says_at_once_that_no_server_answers(args):
     with held_port() as held:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import Delivery, Invalid, Item, ItemSpec, Lease
-from foqs.client.json_lines import item_json, lease_of_line, spec_of_line
+from foqs.client.json_lines import copy_of_line, id_of_line, item_json, lease_of_line, spec_of_line
 
 I64 = st.integers(1, (1 << 63) - 1)
 
@@ -72,3 +72,57 @@ def test_a_line_that_is_not_a_lease(line):
 
 def test_a_lease_is_read_in_hexadecimal_too():
     assert lease_of_line(b'{"id": "0x1000000000001", "lease": "0xff"}', 1) == Lease(281474976710657, 255)
+
+
+NOW_MS = 1_000_000
+
+
+def copy(item: Item | dict, topic: str | None = None) -> ItemSpec:
+    line = json.dumps(item if isinstance(item, dict) else item_json(item)).encode()
+    return copy_of_line(line, topic=topic, priority=3, delay_ms=7, now_ms=NOW_MS)
+
+
+def whole(**fields) -> Item:
+    return Item(
+        **{"id": 5, "lease": 6, "attempt": 2, "ns": "n", "topic": "x", "payload": b"p", "delivery": 1, **fields}
+    )
+
+
+def test_a_copy_keeps_what_describes_the_work():
+    item = whole(payload=b"\xff", metadata=b"m", headers={"a": "b"}, priority=-4, delivery=2, deliver_after_ms=NOW_MS)
+    item.enqueued_at_ms, item.lease_expires_at_ms, item.expires_at_ms = NOW_MS - 9, NOW_MS + 9, NOW_MS + 500
+    assert copy(item) == ItemSpec(
+        "x", b"\xff", b"m", {"a": "b"}, -4, delay_ms=7, ttl_ms=500, delivery=Delivery.AT_MOST_ONCE
+    )
+    assert copy(item, "y").topic == "y"
+
+
+def test_a_copy_keeps_a_time_in_the_future():
+    spec = copy(whole(deliver_after_ms=NOW_MS + 1))
+    assert (spec.deliver_after_ms, spec.delay_ms) == (NOW_MS + 1, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"payload": "a"}, "id is missing"),
+        ({"id": "5", "payload": "a"}, "no topic"),
+        ({"id": "5", "topic": "t", "expires_at_ms": "soon"}, 'expires_at_ms is "soon"'),
+        ({"id": "5", "topic": "t", "deliver_after_ms": 1.5}, "deliver_after_ms is 1.5"),
+        ({"id": "5", "topic": "t", "delivery": "TWICE"}, "delivery"),
+    ],
+)
+def test_a_line_that_is_no_item_has_no_copy(line, problem):
+    with pytest.raises(Invalid, match=problem):
+        copy(line)
+
+
+def test_an_id_is_read_alone_or_from_an_item():
+    lines = [b"5\n", b" 0x10 ", b'{"id": "7", "payload": "x"}', json.dumps(item_json(whole())).encode()]
+    assert [id_of_line(line, 1) for line in lines] == [5, 16, 7, 5]
+
+
+@pytest.mark.parametrize("line", [b"x", b"{}", b"{", b"\xff", b"-1", b'{"id": []}'])
+def test_a_line_without_an_id_is_named(line):
+    with pytest.raises(Invalid, match=r"^line 3: "):
+        id_of_line(line, 3)

@@ -1,0 +1,232 @@
+"""Commands that look at items and change them, on a host of `foqs dev`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import pytest
+
+from foqs.client import Client, Delivery, ItemSpec, ItemState
+from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs
+from tests.support import forked
+
+HOUR_MS = 3_600_000
+Run = Callable[..., Any]
+_namespaces = count()
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
+    with dev(tmp_path_factory.mktemp("host"), "--shards", "2", **PATIENT) as running:
+        yield running
+
+
+@pytest.fixture
+def client(host: HostProcess) -> Iterator[Client]:
+    """A client in a namespace of the test's own."""
+    address = "{}:{}".format(*host.address)
+    with Client(address, f"n{next(_namespaces)}", timeout_ms=60_000, routing=False) as made:
+        yield made
+
+
+@pytest.fixture
+def run(client: Client) -> Run:
+    def run(*args: object, stdin: str = "", status: int = 0) -> Any:
+        done = foqs(*map(str, args), "--ns", client.namespace, env={"FOQS_ADDRESS": client.address}, stdin=stdin)
+        assert done.returncode == status, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def lines(done: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def in_terminal(client: Client, *args: str, typed: str = "") -> tuple[int, str]:
+    """Run a command in a terminal of 80 columns. Return its status and what the terminal shows."""
+    ours, theirs = pty.openpty()
+    environ = environment(FOQS_ADDRESS=client.address, COLUMNS="80", TERM="dumb", NO_COLOR="1")
+    process = forked.Forked([*args, "--ns", client.namespace], [theirs] * 3, environ)
+    os.close(theirs)
+    os.write(ours, typed.encode())
+    shown, until_s = b"", time.monotonic() + 60
+    with suppress(OSError):  # EIO: the command has ended
+        while select.select([ours], [], [], until_s - time.monotonic())[0]:
+            shown += os.read(ours, 65_536)
+    os.close(ours)
+    return process.wait(60), shown.decode().replace("\r\n", "\n")
+
+
+def three_states(client: Client, topic: str) -> dict[str, int]:
+    """Store an item in each state. Return the ids by state."""
+    leased = client.enqueue(topic, b"leased", priority=-1)
+    (item,) = client.dequeue(topic, lease_ms=HOUR_MS, wait_ms=60_000)
+    assert item.id == leased
+    ready = client.enqueue(topic, b"ready")
+    return {"ready": ready, "delayed": client.enqueue(topic, b"delayed", delay_ms=HOUR_MS), "leased": leased}
+
+
+def remaining(client: Client, topic: str) -> list[bytes]:
+    return sorted(item.payload for item in client.list_items(topic))
+
+
+# ------------------------------------------------------------------------------------------------- looking
+
+
+def test_items_of_a_topic_by_state(client: Client, run: Run) -> None:
+    ids = three_states(client, "t")
+    assert {line["state"].lower(): int(line["id"]) for line in lines(run("items", "t"))} == ids
+    for state, item_id in ids.items():
+        (line,) = lines(run("items", "t", "--state", state))
+        assert (line["id"], line["payload"]) == (str(item_id), state)
+    assert len(lines(run("items", "t", "--limit", 2))) == 2
+    assert lines(run("items", "other")) == []
+    assert "--state" in run("items", "t", "--state", "gone", status=2).stderr
+
+
+def test_a_terminal_gets_a_table(client: Client) -> None:
+    ids = three_states(client, "t")
+    status, shown = in_terminal(client, "items", "t")
+    header, *rows = shown.splitlines()
+    assert (status, header.split()) == (0, ["id", "state", "next", "priority", "attempt", "age", "payload"])
+    assert {row.split()[1]: int(row.split()[0]) for row in rows} == ids
+    assert all(len(row) <= 80 for row in rows)
+    assert "these are the first 2 items" in in_terminal(client, "items", "t", "--limit", "2")[1]
+    assert "the first" not in in_terminal(client, "items", "t", "--limit", "3")[1]
+    assert len(in_terminal(client, "items", "t", "--json")[1].splitlines()) == 3
+    _, shown = in_terminal(client, "items", "empty")
+    assert shown == f"topic empty in namespace {client.namespace} has no items\n"
+
+
+def test_all_topics_are_listed_with_counts(client: Client, run: Run) -> None:
+    three_states(client, "t")
+    client.enqueue("later", b"x", delay_ms=HOUR_MS)
+    assert [(line["topic"], line["ready"]) for line in lines(run("topics"))] == [("t", 1)]
+    found = lines(run("topics", "--all"))
+    assert [(line["topic"], line["ready"], line["delayed"], line["leased"]) for line in found] == [
+        ("later", 0, 1, 0),
+        ("t", 1, 1, 1),
+    ]
+    header, first, _ = in_terminal(client, "topics", "--all")[1].splitlines()
+    assert header.split()[2:5] == ["ready", "delayed", "leased"]
+    assert first.split()[-4:-1] == ["1", "0", "-"]
+    empty = Client(client.address, f"{client.namespace}-empty")
+    assert "try --all" in in_terminal(empty, "topics")[1]
+    assert in_terminal(empty, "topics", "--all")[1].endswith(" has items\n")
+    empty.close()
+
+
+# ----------------------------------------------------------------------------------------------- enqueueing
+
+
+def test_one_item_is_enqueued_from_the_arguments(client: Client, run: Run) -> None:
+    (line,) = lines(run("enqueue", "t", "hé llo", "--priority", -3))
+    item = client.get_item(line["id"])
+    assert (item.topic, item.payload, item.priority) == ("t", "hé llo".encode(), -3)
+    (late,) = lines(run("enqueue", "t", "", "--delay-ms", HOUR_MS))
+    assert client.get_item(late["id"]).state == ItemState.DELAYED
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["enqueue"], ["enqueue", "t", "x", "--raw"], ["enqueue", "t", "x", "--copy"], ["enqueue", "--raw", "--copy"]],
+)
+def test_contradictory_sources_are_refused(run: Run, args: list[str]) -> None:
+    assert run(*args, status=2).stderr.startswith("foqs: ")
+
+
+def test_leased_items_are_copied(client: Client, run: Run) -> None:
+    fields: dict[str, Any] = {
+        "metadata": b"m",
+        "headers": {"a": "b"},
+        "priority": -4,
+        "delivery": Delivery.AT_MOST_ONCE,
+    }
+    source = client.enqueue("t", b"\xff", ttl_ms=HOUR_MS, **fields)
+    written = run("dequeue", "t", "--wait-ms", 60_000, "--lease-ms", HOUR_MS)
+    own, named = (lines(run("enqueue", *topic, "--copy", stdin=written.stdout))[0] for topic in ([], ["u"]))
+    original = client.get_item(source)
+    assert original.state == ItemState.LEASED
+    for line, topic in ((own, "t"), (named, "u")):
+        copy = client.get_item(line["id"])
+        assert (copy.topic, copy.payload, copy.attempt, copy.state) == (topic, b"\xff", 0, ItemState.READY)
+        assert {name: getattr(copy, name) for name in fields} == fields
+        assert original.expires_at_ms is not None and copy.expires_at_ms is not None
+        assert abs(copy.expires_at_ms - original.expires_at_ms) < 60_000
+
+
+def test_listed_items_are_copied_with_their_delay(client: Client, run: Run) -> None:
+    three_states(client, "t")
+    assert len(lines(run("enqueue", "u", "--copy", stdin=run("items", "t", "--json").stdout))) == 3
+    copies = {item.payload: item for item in client.list_items("u")}
+    assert copies.keys() == {b"ready", b"delayed", b"leased"}
+    assert [name for name, item in copies.items() if item.state == ItemState.DELAYED] == [b"delayed"]
+    done = run("enqueue", "--copy", stdin='{"payload": "x"}\n', status=1)
+    assert "line 1: no item that foqs wrote" in lines(done)[0]["message"]
+
+
+# ------------------------------------------------------------------------------------------------- deleting
+
+
+def test_items_are_deleted_by_id(client: Client, run: Run) -> None:
+    ids = three_states(client, "t")
+    done = run("delete", ids["ready"], hex(ids["leased"]))
+    assert (done.stdout, done.stderr) == ("", "")
+    assert remaining(client, "t") == [b"delayed"]
+    done = run("delete", ids["ready"], ids["delayed"], ids["delayed"], status=1)
+    assert [(line["id"], line["error"]) for line in lines(done)] == [(str(ids["ready"]), "NOT_FOUND")]
+    assert done.stderr == "foqs: 1 of 2 items were not deleted\n"
+    assert "'x'" in run("delete", "x", status=2).stderr
+
+
+def test_ids_to_delete_come_from_stdin(client: Client, run: Run) -> None:
+    ids = three_states(client, "t")
+    client.enqueue("t", b"stays")
+    text = f"{ids['ready']}\n\n{hex(ids['leased'])}\n" + run("items", "t", "--state", "delayed").stdout
+    run("delete", "-", stdin=text)
+    assert remaining(client, "t") == [b"stays"]
+    assert run("delete", "-", stdin="5\nx\n", status=1).stderr.startswith("foqs: line 2: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "stays"),
+    [
+        ([], [b"leased"]),
+        (["--leased"], []),
+        (["--state", "ready"], [b"delayed", b"leased"]),
+        (["--state", "delayed"], [b"leased", b"ready"]),
+        (["--state", "leased"], [b"delayed", b"ready"]),
+    ],
+)
+def test_a_purge_deletes_the_wanted_states(client: Client, run: Run, options: list[str], stays: list[bytes]) -> None:
+    three_states(client, "t")
+    client.enqueue("other", b"x")
+    done = run("purge", "t", "--yes", *options)
+    deleted = 3 - len(stays)
+    assert done.stdout.splitlines()[-1] == f"{deleted} item{'s' * (deleted > 1)} deleted"
+    assert ("1 leased item stays" in done.stdout) == (options == [])
+    assert remaining(client, "t") == stays
+    assert remaining(client, "other") == [b"x"]
+
+
+def test_a_purge_needs_the_name_of_the_topic(client: Client, run: Run) -> None:
+    client.enqueue_many([ItemSpec("t", b"x")] * 1_200)
+    assert "give --yes" in run("purge", "t", status=1, stdin="t\n").stderr
+    status, shown = in_terminal(client, "purge", "t", typed="u\n")
+    assert (status, len(remaining(client, "t"))) == (1, 1_200)
+    assert "1,200 ready" in shown and "Type t to delete 1,200 items" in shown and "nothing was changed" in shown
+    status, shown = in_terminal(client, "purge", "t", typed="t\n")
+    assert (status, remaining(client, "t")) == (0, [])
+    assert "1,200 items deleted" in shown
+    assert "has no item to delete" in run("purge", "t", "--yes").stdout
+    assert run("purge", "t", "--state", "ready", "--leased", status=2).stderr.startswith("foqs: --leased")

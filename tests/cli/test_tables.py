@@ -1,0 +1,100 @@
+"""Values and tables on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from foqs.cli.look import items_table, topics_table
+from foqs.cli.tables import duration, preview
+from foqs.client import ActiveTopic, Item, ItemState
+
+NOW_MS = 10_000_000
+LARGEST_ID = (1 << 63) - 1
+
+
+def lines(table: Table) -> list[str]:
+    shown = io.StringIO()
+    Console(file=shown, width=80, markup=False, highlight=False, emoji=False).print(table)
+    return [line.rstrip() for line in shown.getvalue().splitlines()]
+
+
+def item(**fields: Any) -> Item:
+    plain = {"id": 281474976710657, "state": ItemState.READY, "payload": b"hello", "enqueued_at_ms": NOW_MS - 90_000}
+    return Item(**plain | fields)
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [(-5, "0s"), (999, "0s"), (59_999, "59s"), (60_000, "1m"), (7_200_000, "2h"), (90 * 86_400_000, "90d")],
+)
+def test_a_duration_has_one_unit(ms: int, shown: str) -> None:
+    assert duration(ms) == shown
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b"", ""),
+        (b"a\n\t b", "a b"),
+        (b"\xff" * 1_500, "(1,500 bytes)"),
+        ("\x1b[31mé".encode(), "·[31mé"),
+        ("é".encode() * 1_000, "é" * 200),
+        (b"x" + "é".encode() * 1_000, "x" + "é" * 199),
+        (b"cut \xc3", "(5 bytes)"),
+    ],
+)
+def test_a_payload_is_shown_in_one_line(payload: bytes, shown: str) -> None:
+    assert preview(payload) == shown
+
+
+def test_a_row_for_each_item() -> None:
+    found = [
+        item(),
+        item(state=ItemState.DELAYED, deliver_after_ms=NOW_MS + 61_000, priority=-7),
+        item(state=ItemState.LEASED, lease_expires_at_ms=NOW_MS + 5_000, attempt=3),
+    ]
+    header, *rows = [line.split() for line in lines(items_table(found, NOW_MS))]
+    assert header == ["id", "state", "next", "priority", "attempt", "age", "payload"]
+    assert rows == [
+        ["281474976710657", "ready", "-", "0", "0", "1m", "hello"],
+        ["281474976710657", "delayed", "1m", "-7", "0", "1m", "hello"],
+        ["281474976710657", "leased", "5s", "0", "3", "1m", "hello"],
+    ]
+
+
+def test_the_widest_item_is_one_line_of_a_terminal() -> None:
+    wide = item(id=LARGEST_ID, state=ItemState.DELAYED, priority=-(1 << 31), attempt=12_345, payload=b"x" * 500)
+    _, row = lines(items_table([wide], NOW_MS))
+    assert len(row) <= 80
+    assert row.startswith(f"{LARGEST_ID}  delayed")
+    assert f" {-(1 << 31)} " in row
+    assert row.endswith("xx…")
+
+
+def test_topics_with_counts_by_state() -> None:
+    found = [
+        ActiveTopic("default", "mail", 1_200, NOW_MS - 5_000, ("a:1", "b:1"), 3, 4),
+        ActiveTopic("default", "late", 0, 0, ("a:1",), 1, 0),
+        ActiveTopic("default", "old-host", 2, NOW_MS, ("c:1",)),
+    ]
+    assert [line.split() for line in lines(topics_table(found, NOW_MS, all_states=True))] == [
+        ["namespace", "topic", "ready", "delayed", "leased", "oldest", "hosts"],
+        ["default", "mail", "1,200", "3", "4", "≤5s", "a:1", "b:1"],
+        ["default", "late", "0", "1", "0", "-", "a:1"],
+        ["default", "old-host", "2", "-", "-", "≤0s", "c:1"],
+    ]
+    plain = lines(topics_table(found, NOW_MS, all_states=False))
+    assert plain[0].split() == ["namespace", "topic", "ready", "oldest", "hosts"]
+
+
+def test_a_long_topic_leaves_the_counts_whole() -> None:
+    found = [ActiveTopic("n", "t" * 255, 1_234_567, NOW_MS, ("host-1.example:7707",), 7_654_321, 9_999_999)]
+    shown = lines(topics_table(found, NOW_MS, all_states=True))
+    assert all(len(line) <= 80 for line in shown)
+    assert {"1,234,567", "7,654,321", "9,999,999"} <= set(shown[1].split())
+    assert "".join(shown[1:]).count("t") >= 255

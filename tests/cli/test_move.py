@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -13,6 +14,9 @@ import pytest
 from foqs.cli import move as moving
 from foqs.cli.move import Move
 from foqs.client import Client, Delivery, Duplicate, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, StaleLease
+from foqs.client.copies import job_of
+from foqs.spark.jobs.move import move as spark_move
+from foqs.spark.jobs.redrive import NAMES, Target, spec_of
 from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs
 from tests.support import forked
 from tests.support.waiting import wait_until
@@ -174,6 +178,7 @@ class Service:
 
     def __init__(self, *items: Item, stored: list[Any], acked: list[Any] | None = None, there: bool = True) -> None:
         self.items, self.stored, self.acked, self.there = list(items), stored, acked, there
+        self.keys: list[str | None] = []
         self.acks: list[int] = []
         self.released: list[int] = []
 
@@ -182,6 +187,7 @@ class Service:
         return found
 
     def enqueue_many(self, specs: list[ItemSpec]) -> list[Any]:
+        self.keys += [spec.dedup_key for spec in specs]
         return [self.stored.pop(0) for _ in specs]
 
     def ack_many(self, items: list[Item]) -> list[Any]:
@@ -223,6 +229,17 @@ def test_a_source_whose_copy_is_gone_stays() -> None:
     assert "--delete-consumed removes them" in made.said()[1]
     made = moved(service := Service(leased(1), stored=[Duplicate(11)], there=False), delete_consumed=True)
     assert (made.moved, made.left, service.acks, service.released) == (1, 0, [1], [])
+
+
+def test_a_spark_move_of_the_same_topics_has_the_same_keys() -> None:
+    moved(service := Service(leased(1, enqueued_at_ms=5), stored=[11]))
+    row = dict.fromkeys(NAMES) | {"id": 1, "payload": b"x", "enqueued_at_ms": 5, "delivery": "at_least_once"}
+    job = job_of("moved", "n", "t", "n", "u", _default_of(spark_move, "where"))
+    assert service.keys == [spec_of(row, Target("a:1", "n", "u", job), 0).dedup_key]
+
+
+def _default_of(command: Callable[..., Any], option: str) -> str:
+    return str(inspect.signature(command).parameters[option].default)
 
 
 def test_an_at_most_once_item_is_not_given_back_in_doubt() -> None:

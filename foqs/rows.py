@@ -8,12 +8,24 @@ Times are epoch milliseconds; 0 stands for "none".
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from foqs.marks import Mark
 
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
+REASON_BYTES = 1_024
+
+
+class FailureCause(IntEnum):
+    """Why an item became a dead letter."""
+
+    FAILED = 1  # a nack with `failed`
+    EXPIRED = 2  # the lease ended by time
+    REJECTED = 3
+    LIMIT = 5  # ready again with all its attempts used up
+
 
 Key = tuple[int, int, int]
 """The order inside a lane: (priority, deliver_after_ms, id)."""
@@ -160,6 +172,23 @@ class DedupRow(NamedTuple):
     expires_at_ms: int
 
 
+class FailureRow(NamedTuple):
+    """Why a dead letter is where it is. `lane` has it now; `topic` and `fairness` name the lane that it came from.
+
+    `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
+    """
+
+    lane: int
+    fingerprint: int
+    id: int
+    cause: int
+    attempts: int
+    died_at_ms: int
+    topic: bytes
+    fairness: bytes
+    reason: bytes
+
+
 class Holding(NamedTuple):
     """The slots of deduplication keys that a shard has, a bit each. `stamp`: that of the cluster's record by which they
     were given or taken last."""
@@ -214,7 +243,8 @@ class Opened:
     `behind`: the mark of the shard that was saved, if its database is an older copy.
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
-    `tail`: the database can say which items have no row in `ready` yet.
+    `tail`: the database can say which items have no row in `ready` yet, and it has the table `failure`. `dead`: the
+    lanes with rows there.
     """
 
     epoch: int
@@ -232,6 +262,7 @@ class Opened:
     read_ns: int = 0
     behind: Mark | None = None
     tail: bool = False
+    dead: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -251,10 +282,13 @@ class Batch:
     timer_gone: list[int] = field(default_factory=list)
     metadata_new: list[tuple[int, bytes]] = field(default_factory=list)  # id, metadata
     deliver_after_new: list[tuple[int, int]] = field(default_factory=list)  # id, deliver_after_ms
+    moved: list[tuple[int, int, int, int]] = field(default_factory=list)  # id, lane, deliver_after_ms, expires_at_ms
     ready_new: list[ReadyRow] = field(default_factory=list)
     timer_new: list[TimerRow] = field(default_factory=list)
     expiry_gone: list[int] = field(default_factory=list)
     expiry_new: list[tuple[int, int]] = field(default_factory=list)  # at_ms, id
+    failure_gone: list[int] = field(default_factory=list)  # of those ids that have a row
+    failure_new: list[FailureRow] = field(default_factory=list)
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = field(default_factory=list)
     dedup_copied: list[DedupRow] = field(default_factory=list)  # from the shard that had the slot before
@@ -275,8 +309,10 @@ class Batch:
         seen.update(dict.fromkeys(row.id for row in self.timer_new))
         seen.update(dict.fromkeys(row[0] for row in self.metadata_new))
         seen.update(dict.fromkeys(row[0] for row in self.deliver_after_new))
+        seen.update(dict.fromkeys(row[0] for row in self.moved))
         seen.update(dict.fromkeys(row[1] for row in self.expiry_new))
-        for gone in (self.timer_gone, self.expiry_gone, self.item_gone):
+        seen.update(dict.fromkeys(row.id for row in self.failure_new))
+        for gone in (self.timer_gone, self.expiry_gone, self.failure_gone, self.item_gone):
             seen.update(dict.fromkeys(gone))
         return list(seen)
 
@@ -291,10 +327,13 @@ class Batch:
             timer_gone=[i for i in self.timer_gone if i in ids],
             metadata_new=[row for row in self.metadata_new if row[0] in ids],
             deliver_after_new=[row for row in self.deliver_after_new if row[0] in ids],
+            moved=[row for row in self.moved if row[0] in ids],
             ready_new=[row for row in self.ready_new if row.id in ids],
             timer_new=[row for row in self.timer_new if row.id in ids],
             expiry_gone=[i for i in self.expiry_gone if i in ids],
             expiry_new=[row for row in self.expiry_new if row[1] in ids],
+            failure_gone=[i for i in self.failure_gone if i in ids],
+            failure_new=[row for row in self.failure_new if row.id in ids],
             item_gone=[i for i in self.item_gone if i in ids],
             dedup_gone=self.dedup_gone,
             dedup_new=[row for row in self.dedup_new if row.id in ids],

@@ -32,11 +32,13 @@ def loop_takes(shard_batch: ShardBatch) -> bool:
         return False
     if shard_batch.reads or shard_batch.copies or shard_batch.give is not None:
         return False
-    return not batch.metadata_new or _metadata_bytes(batch) + shard_batch.size_bytes <= LOOP_BYTES
+    few = not (batch.metadata_new or batch.failure_new)
+    return few or _changed_bytes(batch) + shard_batch.size_bytes <= LOOP_BYTES
 
 
-def _metadata_bytes(batch: Batch) -> int:
-    return sum([len(metadata) for _, metadata in batch.metadata_new])
+def _changed_bytes(batch: Batch) -> int:
+    metadata = sum([len(metadata) for _, metadata in batch.metadata_new])
+    return metadata + sum([len(row.reason) for row in batch.failure_new])
 
 
 def worker_of(

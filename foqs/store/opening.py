@@ -45,6 +45,7 @@ def read_opened(
             slots=Holding(row.slots_stamp, bytes(row.slots)),
             read_ns=read_ns,
             tail=row.has_tail,
+            dead=[lane for (lane,) in link.fetch(queries.DEAD_LANES)] if row.has_tail else [],
         )
     finally:
         link.close()

@@ -18,6 +18,7 @@ from foqs.rows import (
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureRow,
     Found,
     Key,
     Opened,
@@ -123,6 +124,9 @@ class ShardStore(Protocol):
 
     def look(self, ids: list[int]) -> list[Found]:
         """Those of `ids` that exist."""
+
+    def failures(self, ids: list[int]) -> list[FailureRow]:
+        """The rows of those `ids` that are dead letters, in any order. The shard has the table (`Opened.tail`)."""
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         """The rows of those `digests` that exist, expired ones too, in any order."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from foqs.rows import BACKLOG_SHIFT, Key
 from foqs.store.dialect import Dialect
-from foqs.store.tables import DEDUP_BY_EXPIRY, TIMER_OF_ITEM
+from foqs.store.tables import DEDUP_BY_EXPIRY, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
@@ -22,6 +22,7 @@ BACKLOG = f"SELECT lane, deliver_after >> {BACKLOG_SHIFT}, COUNT(*) FROM ready G
 TIMERS = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
 LANES = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
+DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"
 SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
@@ -116,6 +117,13 @@ def timer_of_lane(dialect: Dialect, lane: int, leased: bool, after: tuple[int, i
         "SELECT due, id, lane, lease, attempt, lease_ms, bytes "
         f"FROM {dialect.forced('timer')} WHERE lane = {lane:d} AND lease {'<>' if leased else '='} 0{bound} "
         f"ORDER BY due, id LIMIT {limit:d}"
+    )
+
+
+def failures(dialect: Dialect, ids: Sequence[int]) -> str:
+    return (
+        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason "
+        f"FROM {dialect.forced('failure', index=FAILURE_OF_ITEM)} WHERE id IN ({','.join(map(str, ids))})"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.rows import Body, DedupRow, DedupScan, DueRow, ExpiringRow, Found, Key, ReadyRow, Scan, TimerRow
+from foqs.rows import Body, DedupRow, DedupScan, DueRow, ExpiringRow, FailureRow, Found, Key, ReadyRow, Scan, TimerRow
 from foqs.store import packed, queries
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
@@ -81,6 +81,13 @@ class Reads:
         found: list[Found] = []
         for at in range(0, len(ids), ROWS):
             found += map(_found, link.fetch(queries.look(self._dialect, ids[at : at + ROWS])))
+        return found
+
+    def failures(self, link: Link, ids: list[int]) -> list[FailureRow]:
+        found: list[FailureRow] = []
+        for at in range(0, len(ids), ROWS):
+            rows = link.fetch(queries.failures(self._dialect, ids[at : at + ROWS]))
+            found += [FailureRow(*row[:6], *map(bytes, row[6:])) for row in rows]
         return found
 
     def dedup(self, link: Link, digests: list[bytes]) -> list[DedupRow]:

@@ -26,6 +26,7 @@ from foqs.rows import (
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureRow,
     Found,
     Key,
     Opened,
@@ -321,6 +322,9 @@ class SqlStore:
 
     def look(self, ids: list[int]) -> list[Found]:
         return self._ask(lambda link: self._reads.look(link, ids))
+
+    def failures(self, ids: list[int]) -> list[FailureRow]:
+        return self._ask(lambda link: self._reads.failures(link, ids))
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         return self._ask(lambda link: self._reads.dedup(link, digests))

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from foqs.rows import Batch, DedupRow, Holding, LaneRow, NewItem
+from foqs.rows import Batch, DedupRow, FailureRow, Holding, LaneRow, NewItem
 from foqs.store.dialect import Dialect
 from foqs.store.protocol import RowRejected
-from foqs.store.tables import EXPIRY_OF_ITEM, TIMER_OF_ITEM
+from foqs.store.tables import EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 ROWS = 1_000
 """Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
@@ -29,6 +29,7 @@ READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
+_FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason)"
 _LANE = "lane(lane, ns, topic, fairness)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
@@ -106,13 +107,15 @@ def writes(
         made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
     if batch.timer_gone:
         _delete(made, dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
-    if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new:
+    if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new or batch.moved:
         _move(made, batch, dialect, max_statement_bytes)
     if batch.expiry_gone:
         expiries = _pieces(batch.expiry_gone, ROWS)
         made += [Statement(dialect.delete_values("expiry", "id", ids, EXPIRY_OF_ITEM), None) for ids in expiries]
     if batch.expiry_new:
         _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
+    if batch.failure_gone or batch.failure_new:
+        _failures(made, batch, dialect, max_statement_bytes)
     if batch.item_gone:
         _delete(made, dialect, "item", "id", batch.item_gone)
     if batch.lanes_gone:
@@ -125,8 +128,26 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
     made += [_update(dialect, "deliver_after", piece) for piece in _pieces(times, _CASE_ROWS)]
+    made += [_move_to_lanes(dialect, piece) for piece in _pieces(batch.moved, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
+
+
+def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) -> Statement:
+    sets = [
+        f"{column} = CASE id {' '.join([f'WHEN {row[0]:d} THEN {row[at]:d}' for row in rows])} END"
+        for at, column in enumerate(("lane", "deliver_after", "expires_at"), 1)
+    ]
+    ids = ",".join([f"{row[0]:d}" for row in rows])
+    return Statement(f"UPDATE {dialect.forced('item')} SET {', '.join(sets)} WHERE id IN ({ids})", len(rows))
+
+
+def _failures(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    gone = _pieces(batch.failure_gone, ROWS)
+    made += [Statement(dialect.delete_values("failure", "id", ids, FAILURE_OF_ITEM), None) for ids in gone]
+    if batch.failure_new:
+        rows = [_failure(row) for row in batch.failure_new]
+        _insert_pieces(made, _FAILURE, _pieces_by_bytes(rows, max_statement_bytes))
 
 
 def _insert_keys(made: list[Statement], batch: Batch) -> None:
@@ -226,6 +247,11 @@ def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]]) -> S
 
 def _lane(row: LaneRow) -> str:
     return f"({row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}')"
+
+
+def _failure(row: FailureRow) -> str:
+    numbers = f"{row.lane:d},{row.fingerprint:d},{row.id:d},{row.cause:d},{row.attempts:d},{row.died_at_ms:d}"
+    return f"({numbers},x'{row.topic.hex()}',x'{row.fairness.hex()}',x'',x'{row.reason.hex()}')"
 
 
 def _dedup(row: DedupRow) -> str:

@@ -27,6 +27,9 @@ OLDEST_READER = 1
 TAIL_VERSION = 2
 """The version that added `shard.indexed_to`. It is `shard.min_reader` from opening to an orderly close: hosts of older
 versions do not find unindexed items."""
+DEAD_VERSION = 2
+"""The version that added `failure`. `shard.min_reader` stays there while the table has rows: hosts of older versions
+would leave the row of an item behind that they remove."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"

@@ -14,6 +14,7 @@ from foqs.rows import (
     Batch,
     Body,
     DedupRow,
+    FailureRow,
     Holding,
     Key,
     LaneRow,
@@ -73,6 +74,7 @@ class MemoryDatabase:
         self.due_order: list[tuple[int, int]] = []
         self.expiry: dict[int, int] = {}
         self.expiry_order: list[tuple[int, int]] = []
+        self.failures: dict[int, FailureRow] = {}
         self.lanes: dict[int, LaneRow] = {}
         self.ever: set[int] = set()
         self.epoch = 0
@@ -136,6 +138,10 @@ class MemoryDatabase:
             self.items[item_id] = self.items[item_id]._replace(metadata=metadata)
         for item_id, at_ms in batch.deliver_after_new:
             self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
+        for item_id, number, at_ms, expires_at_ms in batch.moved:
+            body = self.items[item_id]
+            _rule(self._is_lane(number) and number != body.lane, "item {} moves to lane {}", body, number)
+            self.items[item_id] = body._replace(lane=number, deliver_after_ms=at_ms, expires_at_ms=expires_at_ms)
         for row in batch.ready_new:
             self._ready_new(row)
         for timer in batch.timer_new:
@@ -146,6 +152,11 @@ class MemoryDatabase:
                 del self.expiry_order[bisect_left(self.expiry_order, (at, item_id))]
         for at_ms, item_id in batch.expiry_new:
             self._expiry_new(at_ms, item_id)
+        for item_id in batch.failure_gone:
+            self.failures.pop(item_id, None)
+        for failure in batch.failure_new:
+            _rule(self.tail and failure.id not in self.failures, "failure {} exists, or cannot", failure)
+            self.failures[failure.id] = failure
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
@@ -260,6 +271,9 @@ class MemoryDatabase:
             body = self.items.get(item_id)
             has_ttl = body is not None and body.expires_at_ms > 0
             _rule((item_id in self.expiry) == has_ttl, "item {} has the wrong expiry row", item_id)
+            failure = self.failures.get(item_id)
+            dead = failure is None or (body is not None and body.lane == failure.lane)
+            _rule(dead or not self.strict, "failure {} is not of its item {}", failure, body)
         for order, from_ms, what in (
             (self.due_order, batch.due_from_ms, "timer"),
             (self.expiry_order, batch.expiry_from_ms, "expiry"),

@@ -15,6 +15,7 @@ from foqs.rows import (
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureRow,
     Found,
     Key,
     Opened,
@@ -89,6 +90,7 @@ class MemoryStore:
             dedup_from_ms=db.dedup_from_ms,
             slots=db.slots,
             tail=db.tail,
+            dead=sorted({row.lane for row in db.failures.values()}),
         )
 
     def cut(self) -> None:
@@ -214,6 +216,10 @@ class MemoryStore:
     def look(self, ids: list[int]) -> list[Found]:
         self._read()
         return [self._found(item_id) for item_id in ids if item_id in self._db.items]
+
+    def failures(self, ids: list[int]) -> list[FailureRow]:
+        self._read()
+        return [self._db.failures[item_id] for item_id in ids if item_id in self._db.failures]
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         self._read()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foqs.rows import Batch, LaneRow, NewItem, ReadyRow, TimerRow
+from foqs.rows import Batch, FailureRow, LaneRow, NewItem, ReadyRow, TimerRow
 from foqs.store.protocol import ShardStore
 from tests.sim.faults import Faults
 from tests.sim.memory_database import POISON, DatabaseRuleBroken, MemoryDatabase
@@ -78,6 +78,13 @@ WRONG: dict[str, Callable[[], Batch]] = {
     ),
     "a row without an item": lambda: Batch(ready_new=[ready_row(new_item(9))]),
     "a lane with items": lambda: Batch(lanes_gone=[1]),
+    "a failure of another lane": lambda: Batch(failure_new=[FailureRow(2, 0, ONE.id, 1, 1, 1, b"t", b"", b"")]),
+    "a failure without an item": lambda: Batch(failure_new=[FailureRow(1, 0, 9, 1, 1, 1, b"t", b"", b"")]),
+    "a move to a lane that is not there": lambda: Batch(
+        ready_gone=[(1, 0, NOW_MS, ONE.id)],
+        moved=[(ONE.id, 2, NOW_MS, 0)],
+        ready_new=[ReadyRow(2, 0, NOW_MS, ONE.id, 0, 0, 7)],
+    ),
     "a checkpoint that passes a row": lambda: Batch(due_from_ms=NOW_MS + 6),
 }
 

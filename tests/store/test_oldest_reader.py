@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from foqs.rows import Batch
 from foqs.store.link import Database
-from foqs.store.tables import SCHEMA_VERSION, TAIL_VERSION
+from foqs.store.tables import DEAD_VERSION, SCHEMA_VERSION, TAIL_VERSION
 from tests.store.asking import run
-from tests.store.contract import insert
+from tests.store.contract import LANE, insert, ready_key
+from tests.store.dead_contract import dead_letters
 from tests.store.shards import ServerShard, SqliteShard, new_item
 
 AnyShard = ServerShard | SqliteShard
@@ -27,6 +29,24 @@ def test_the_oldest_reader_of_a_shard(
     assert reader_of(shard) == served
     store.close(clean=True)
     assert reader_of(shard) == closed_again
+
+
+def test_dead_letters_keep_older_hosts_away(shard: AnyShard) -> None:
+    """They would remove an item and leave its row in `failure`."""
+    store = shard.store()
+    store.open("owner", take_over=False)
+    items, _, batch = dead_letters(1, b"")
+    insert(store, *items)
+    batch.ready_gone, batch.timer_gone = [ready_key(items[0])], []
+    batch.lanes_new.append(LANE)
+    store.commit(batch)
+    store.close(clean=True)
+    assert reader_of(shard) == DEAD_VERSION
+    store = shard.store()
+    store.open("owner", take_over=False)
+    store.commit(Batch(failure_gone=[items[0].id], next_number=10_000))
+    store.close(clean=True)
+    assert reader_of(shard) == 1
 
 
 def test_a_shard_of_version_1_has_no_tail(shard: AnyShard) -> None:

@@ -208,6 +208,7 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
                 queries.due(store._dialect, NOW_MS, NOW_MS, 100)[0],
                 queries.expiring(store._dialect, NOW_MS, NOW_MS, None, 100)[0],
                 queries.sizes(store._dialect, ids),
+                queries.failures(store._dialect, ids),
                 select_of(queries.index_tail(store._dialect, ids[0])),
             ]
             for text in texts:
@@ -278,6 +279,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
         *queries.expiring(SQLITE, 1, 2, None, 3),
         *queries.expiring(SQLITE, 1, 2, (1, 5), 3),
         queries.sizes(SQLITE, [1, 2]),
+        queries.failures(SQLITE, [1, 2]),
         select_of(queries.index_tail(SQLITE, 5)),
         SQLITE.delete_keys("ready", READY_KEY, [(1, 2, 3, 4), (5, 6, 7, 8)]),
         SQLITE.delete_values("timer", "id", [1, 2]),

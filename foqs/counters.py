@@ -60,9 +60,20 @@ _seconds = partial(Histogram, SECONDS)
 
 
 class Namespace:
-    """`removed` counts removals of items by cause; `seconds` has how long requests took, by method."""
+    """`removed` counts removals of items by cause, `dead` dead letters by the cause of their failure; `seconds` has how
+    long requests took, by method."""
 
-    __slots__ = ("delivered", "enqueued", "expired", "extended", "nacked", "released", "removed", "seconds")
+    __slots__ = (
+        "dead",
+        "delivered",
+        "enqueued",
+        "expired",
+        "extended",
+        "nacked",
+        "released",
+        "removed",
+        "seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.enqueued = 0
@@ -72,6 +83,7 @@ class Namespace:
         self.extended = 0
         self.expired = 0
         self.removed: Counter[str] = Counter()
+        self.dead: Counter[str] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
 
 

@@ -5,6 +5,7 @@ The database holds every item; a host knows those in its ready windows, those it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from foqs.errors import FoqsError
@@ -12,7 +13,7 @@ from foqs.item_states import Phase, Place, Step, To, WrongStep, check
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry
-from foqs.rows import AT_MOST_ONCE, Body, DueRow, Found, NewItem, ReadyRow
+from foqs.rows import AT_MOST_ONCE, Body, DueRow, FailureRow, Found, NewItem, ReadyRow
 
 # Members of enums, bound once for the hot path.
 _WINDOW, _LEASED = Phase.WINDOW, Phase.LEASED
@@ -38,6 +39,23 @@ class Cause(IntEnum):
     TTL = 9
     DROPPED = 10  # a nacked or expired at-most-once item
     INDEX = 11  # an unindexed item leaves memory
+    REJECTED = 12
+    EXHAUSTED = 13  # the last attempt failed, and the topic has no dead-letter topic
+    LIMIT = 14  # found ready with all its attempts used up
+    REDRIVE = 15  # a dead letter returns
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where a change to MOVED takes its item: another topic of the same namespace, in the same shard.
+
+    `failure` is the row that goes with it, whose lane is set when the transaction is built; None: a row that the item
+    has is removed."""
+
+    topic: tuple[str, str]
+    deliver_after_ms: int
+    expires_at_ms: int
+    failure: FailureRow | None
 
 
 Waits = tuple["Settles", int]
@@ -57,6 +75,8 @@ class Change:
     """Mutable until its transaction is built. `attempt` and `lease` are those of the new row.
 
     `scan` is the scan that found the item's row at time `scan_ms`, and is not over before this change is.
+    `asked`: what a nack asked for, so that the same nack, repeated, shares its outcome. A change with a `move` has its
+    `target` when its transaction is built.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -65,6 +85,9 @@ class Change:
     metadata: bytes | None = None
     scan: Checkpoint | None = None
     scan_ms = 0
+    asked: tuple[object, ...] | None = None
+    move: Move | None = None
+    target: Lane[Item] | None = None
 
     def __init__(
         self,
@@ -246,6 +269,9 @@ class Item:
                 self.lease = change.lease
                 if to is To.DELAYED:
                     self.deliver_after_ms = change.due_ms
+                elif change.move is not None:
+                    self.deliver_after_ms = change.move.deliver_after_ms
+                    self.expires_at_ms = change.move.expires_at_ms
 
     def abandon(self) -> None:
         """The shard is closed: no lease of this host stands."""

@@ -35,6 +35,7 @@ class To(IntEnum):
     DELAYED = 3  # nacked with a delay
     LEASED = 4  # writes the lease as it stands in memory (first written, or extended)
     KEPT = 5  # stays where it is; only its TTL is put off until its lease ends (due_ms)
+    MOVED = 6  # ready in the lane of another topic of its shard: a dead letter, or one that returns
 
 
 class Step(IntEnum):
@@ -87,6 +88,7 @@ _COMMITS: dict[To, dict[Known, Known]] = {
     To.READY: {IDLE: IDLE, UNWRITTEN: IDLE, DELAYED: IDLE, WRITTEN: IDLE},
     To.DELAYED: {IDLE: DELAYED, UNWRITTEN: DELAYED, WRITTEN: DELAYED},
     To.LEASED: {UNWRITTEN: WRITTEN, WRITTEN: WRITTEN},
+    To.MOVED: {IDLE: IDLE, UNWRITTEN: IDLE, DELAYED: IDLE, WRITTEN: IDLE},
     To.KEPT: {UNWRITTEN: UNWRITTEN, WRITTEN: WRITTEN},
 }
 _QUEUES: dict[Changes, Changes] = {NONE: WAITING, WAITING: WAITING, IN_FLIGHT: BOTH, BOTH: BOTH}

@@ -154,6 +154,7 @@ class DueRow(NamedTuple):
     deliver_after_ms: int
     expires_at_ms: int
     delivery: int
+    enqueued_at_ms: int
 
 
 class ExpiringRow(NamedTuple):

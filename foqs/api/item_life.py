@@ -163,12 +163,18 @@ class ItemLife:
                     raise Invalid("reason is not UTF-8")
                 if len(item.reason.encode("utf-8", "surrogatepass")) > limits.reason_bytes:
                     raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
-            if item.release:
-                if delay_ms or metadata is not None:
-                    raise Invalid("release excludes delay_ms and metadata")
-                return item_ops.release(lease)
+            if sum(map(bool, (item.release, item.failed, item.reject))) > 1:
+                raise Invalid("at most one of release, failed and reject")
+            if (item.release or item.reject) and (delay_ms or metadata is not None):
+                raise Invalid(f"{'release' if item.release else 'reject'} excludes delay_ms and metadata")
         except Invalid as error:
             return item_ops.refuse(error)
+        if item.release:
+            return item_ops.release(lease)
+        if item.reject:
+            return item_ops.reject(lease, item.reason or "")
+        if item.failed:
+            return item_ops.fail(lease, delay_ms, metadata, item.reason or "")
         return item_ops.nack(lease, delay_ms, metadata)
 
     def extend(self, call: Call) -> None:

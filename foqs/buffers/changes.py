@@ -11,7 +11,8 @@ from foqs.item_states import Place, To
 from foqs.rows import Batch, ReadyRow, TimerRow
 
 # Members of enums, bound once for the hot path.
-_KEPT, _GONE, _READY, _DELAYED, _IN_READY = To.KEPT, To.GONE, To.READY, To.DELAYED, Place.READY
+_KEPT, _GONE, _READY, _DELAYED, _MOVED = To.KEPT, To.GONE, To.READY, To.DELAYED, To.MOVED
+_IN_READY = Place.READY
 
 
 def emit(change: Change, transaction: Batch) -> None:
@@ -30,6 +31,8 @@ def emit(change: Change, transaction: Batch) -> None:
     else:
         transaction.timer_gone.append(item.id)
     if to is _GONE:
+        if item.lane.dead:
+            transaction.failure_gone.append(item.id)
         transaction.item_gone.append(item.id)
         if item.expires_at_ms:
             transaction.expiry_gone.append(item.id)
@@ -40,6 +43,8 @@ def emit(change: Change, transaction: Batch) -> None:
         transaction.ready_new.append(
             ReadyRow(lane, item.priority, item.deliver_after_ms, item.id, change.attempt, change.lease, item.bytes)
         )
+    elif to is _MOVED:
+        _move(change, transaction)
     elif to is _DELAYED:
         transaction.deliver_after_new.append((item.id, change.due_ms))
         transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, item.bytes))
@@ -49,3 +54,24 @@ def emit(change: Change, transaction: Batch) -> None:
         transaction.timer_new.append(
             TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, item.bytes)
         )
+
+
+def _move(change: Change, transaction: Batch) -> None:
+    """The rows of an item in its new lane."""
+    item, move, target = change.item, change.move, change.target
+    assert move is not None, "a move says where to"
+    assert target is not None, "the transaction has the lane"
+    assert target.number is not None, "it has the lane's row"
+    at_ms, expires_at_ms = move.deliver_after_ms, move.expires_at_ms
+    transaction.moved.append((item.id, target.number, at_ms, expires_at_ms))
+    transaction.ready_new.append(
+        ReadyRow(target.number, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+    )
+    if item.expires_at_ms:
+        transaction.expiry_gone.append(item.id)
+    if expires_at_ms:
+        transaction.expiry_new.append((expires_at_ms, item.id))
+    if item.lane.dead:
+        transaction.failure_gone.append(item.id)
+    if move.failure is not None:
+        transaction.failure_new.append(move.failure._replace(lane=target.number))

@@ -13,6 +13,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.item import Cause, Change, from_found
 from foqs.item_states import Phase, Place, To
+from foqs.rows import FailureCause
 
 # Members of enums, bound once for the hot path.
 _ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
@@ -235,22 +236,20 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
     if item.unindexed and to is not To.KEPT:
         shard.indexed(item)
     _count(shard, change)
-    if to is To.GONE:
-        shard.count_gone(item.lane, now_ms)
-        shard.forget(item)
-        if later is not None:  # a second ack, say: it finds the item gone
-            change.waits += later.waits
-            shard.leave_scan(later, now_ms)
-    elif change.metadata is not None:
-        shard.drop_body(item)
     if leased and item.phase is not Phase.LEASED:
         item.lane.leased -= 1
+    if to is To.GONE:
+        _gone(shard, change, later, now_ms)
+    elif change.move is not None:
+        _moved(shard, change, now_ms)
+    elif change.metadata is not None:
+        shard.drop_body(item)
     if change.scan is not None:
         shard.scan_done(change, now_ms)
     if to is not To.GONE and item.change is None:
         if to is To.KEPT:
             shard.settle_phase(item)
-        elif to is To.READY:
+        elif to is To.READY or to is To.MOVED:
             shard.enter_ready(item)
         elif to is To.DELAYED:
             shard.forget(item)
@@ -260,8 +259,33 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
         request.settled(at, None)
 
 
+def _gone(shard: Shard, change: Change, later: Change | None, now_ms: int) -> None:
+    shard.count_gone(change.item.lane, now_ms)
+    shard.forget(change.item)
+    if later is not None:  # a second ack, say: it finds the item gone
+        change.waits += later.waits
+        shard.leave_scan(later, now_ms)
+
+
+def _moved(shard: Shard, change: Change, now_ms: int) -> None:
+    """The item belongs to another lane from now on. The body in memory has its old lane and times."""
+    item, target, move = change.item, change.target, change.move
+    assert target is not None, "the transaction had the lane"
+    assert move is not None, "a move says where to"
+    shard.count_gone(item.lane, now_ms)
+    item.lane = target
+    target.total += 1
+    shard.totals[target.topic.key[0]] += 1
+    if move.failure is not None:
+        target.dead = True
+    shard.drop_body(item)
+
+
 def _count(shard: Shard, change: Change) -> None:
     counters, namespace, cause = shard.counters, change.item.lane.namespace, change.cause
+    move = change.move
+    if move is not None and move.failure is not None:
+        namespace.dead[FailureCause(move.failure.cause).name.lower()] += 1
     if change.to is To.GONE:
         namespace.removed[cause.name.lower()] += 1
     elif cause is Cause.LEASE:

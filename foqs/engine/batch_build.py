@@ -9,8 +9,9 @@ from foqs.buffers.changes import emit
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import dedup, pages, slot_rows
+from foqs.engine import dedup, item_end, pages, slot_rows
 from foqs.engine.shard import Shard
+from foqs.fairness.keys import lane_key
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
@@ -251,6 +252,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         if change.item.change is not change:
             continue  # superseded or withdrawn
         change.item.send(change)
+        if change.move is not None:
+            change.target = _stored_lane(shard, shard.lane(lane_key(change.move.topic)), batch, transaction)
         emit(change, transaction)
         batch.changes.append(change)
         room -= 1
@@ -274,7 +277,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         kept.append((given_ms, item, lease))
         if item.busy:
             continue
-        if item.lease_expires_at_ms <= now_ms:
+        if item.lease_expires_at_ms <= now_ms and not _ends_in_scan(shard, item):
             change = Change(item, To.READY, Cause.EXPIRED, lease=item.lease)
         else:
             change = Change(item, To.LEASED, Cause.LEASE)
@@ -284,6 +287,12 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         batch.changes.append(change)
         room -= 1
     unwritten.extendleft(reversed(kept))
+
+
+def _ends_in_scan(shard: Shard, item: Item) -> bool:
+    """Whether the end of the lease may end more: the scan of leases that are over decides that, with the item's body at
+    hand."""
+    return not item.at_most_once and item_end.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
 
 
 def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:

@@ -1,4 +1,5 @@
-"""From leased items to a consumer's reply. Leases of at-most-once items are committed before the reply is sent."""
+"""From leased items to a consumer's reply. Leases of at-most-once items, and of topics whose attempts are exact, are
+committed before the reply is sent."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
     committing = Committing(call, partial(_committed, state), partial(_give_back, state))
     for index, (shard, item, _) in enumerate(call.found):
         item.awaited = True
-        if item.at_most_once:
+        if item.at_most_once or item.lane.topic.bounds.exact:
             committing.open.add(index)
             item_ops.lease_first(shard, item, (committing, index), now_ms)
             state.touch(shard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foqs.engine import batch_build
+from foqs.engine import batch_build, item_end
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -98,6 +98,10 @@ def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) ->
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return _NOTHING
+    policies, bounds = state.policies, topic.bounds
+    if bounds is None or bounds.changes != policies.changes:
+        bounds = topic.bounds = policies.bounds(topic.key)
+    attempts = bounds.attempts
     while True:
         lanes, windows, paged, lacking = _sources(state, able, topic, now_ms)
         if not windows:
@@ -106,8 +110,8 @@ def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) ->
         if paged or lacking:
             bound = _bound(paged, () if key in state.skipping else lacking)
         entries = merge.first(windows, count, bound)
-        expired = [entry[3] for entry in entries if 0 < entry[3].expires_at_ms <= now_ms]
-        if not expired or not _drop(state, expired, now_ms):
+        over = [item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
+        if not over or not _drop(state, over, now_ms):
             return lanes, paged, lacking, entries
 
 
@@ -228,14 +232,20 @@ def _want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
     state.touch(shard)
 
 
-def _drop(state: State, expired: list[Item], now_ms: int) -> bool:
-    """Remove expired items now, before a scan finds them; return whether there were any to remove."""
+def _drop(state: State, over: list[Item], now_ms: int) -> bool:
+    """Take items away that have expired, before a scan finds them, or have no attempt left; return whether there were
+    any to take away."""
     dropped = False
-    for item in expired:
+    for item in over:
         shard = state.shards[item.id >> 48]
-        if item.expires_at_ms > now_ms - shard.late_ms:
+        change: Change | None
+        if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+            change = Change(item, To.GONE, Cause.TTL)
+        else:
+            change = item_end.change_at_limit(shard, item, now_ms)
+        if change is None:
             continue
-        shard.put(Change(item, To.GONE, Cause.TTL), now_ms)
+        shard.put(change, now_ms)
         state.touch(shard)
         dropped = True
     return dropped
@@ -267,6 +277,8 @@ def _lease(
         room_bytes -= size + overhead_bytes
         bodies_bytes -= size
         last = entry
+    if last is not None and last[3].lane.topic.bounds.exact:
+        call.commits = True
     call.bodies_bytes = bodies_bytes
     return last, room_bytes
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from foqs.engine import item_end
 from foqs.engine.shard import Shard
 from foqs.item import Cause, Change, Item, from_due, from_found
 from foqs.item_states import Phase, Place, To
 from foqs.leases.checkpoint import Checkpoint
-from foqs.rows import DueRow, ExpiringRow, Scan
+from foqs.rows import DueRow, ExpiringRow, FailureCause, Scan
 
 
 def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
@@ -32,7 +33,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 timers.left(timer.due_ms)
                 continue
             item = from_due(row, lane)
-        _scanned(shard, timers, _when_due(item, until_ms), timer.due_ms, now_ms)
+        _scanned(shard, timers, _when_due(shard, item, row.enqueued_at_ms, until_ms), timer.due_ms, now_ms)
     timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
     timers.outstanding -= 1
     if not timers.outstanding:
@@ -45,14 +46,16 @@ def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms:
     shard.put(change, now_ms)
 
 
-def _when_due(item: Item, until_ms: int) -> Change:
+def _when_due(shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int) -> Change:
     if item.expires_at_ms and item.expires_at_ms <= until_ms:
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:
-        return Change(item, To.READY, Cause.DUE)
+        over = item_end.change_at_limit(shard, item, until_ms) if item.attempt else None
+        return over or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
         return Change(item, To.GONE, Cause.DROPPED)
-    return Change(item, To.READY, Cause.EXPIRED, lease=item.lease)
+    ended = item_end.Ended(FailureCause.EXPIRED, age_ms=until_ms - enqueued_at_ms)
+    return item_end.change_at_end(shard, item, ended, until_ms)
 
 
 def apply_expiring(shard: Shard, scan: Scan[ExpiringRow] | None, now_ms: int) -> None:

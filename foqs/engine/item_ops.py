@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foqs.engine import item_end
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
-from foqs.errors import FoqsError, StaleLease
+from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.item import Cause, Change, Item, Waits
 from foqs.item_states import Phase, Place, To
+from foqs.rows import Body, FailureCause
 
 Verdict = FoqsError | bool
 Op = Callable[[Shard, Item, Waits, int], Verdict]
 """(shard, item, waits, now_ms)"""
 
+_After = Callable[[Shard, Item, Waits, int, int], Change]
+"""(shard, item, waits, now_ms, enqueued_at_ms), the last 0 where it is not asked for: the change of a nack"""
 _STALE = "the lease given is not the item's current lease"
 
 
@@ -32,7 +36,7 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
     if now.cause is cause or (cause is Cause.ACK and now.to is To.GONE):
         now.waits.append(waits)  # the same op (a client's retry), or the item is gone either way: one outcome for both
         return False
-    if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED):
+    if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED, Cause.LIMIT):
         return None
     return StaleLease("the lease is being ended by another request")
 
@@ -56,33 +60,89 @@ def ack(lease: int) -> Op:
 
 
 def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
-    """An at-most-once item, or one whose TTL is over, ends here."""
+    """The item returns. An at-most-once item, or one whose TTL is over, ends here."""
+
+    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
+        if delay_ms:
+            return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
+        return Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
+
+    return _nack(lease, (bool(delay_ms), metadata), after)
+
+
+def fail(lease: int, delay_ms: int, metadata: bytes | None, reason: str) -> Op:
+    """As `nack`, but the policy of the topic decides what a failure means for the item."""
+
+    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
+        age_ms = now_ms - enqueued_at_ms
+        ended = item_end.Ended(FailureCause.FAILED, reason, delay_ms, age_ms)
+        return item_end.change_at_end(shard, item, ended, now_ms, waits=waits, metadata=metadata)
+
+    return _nack(lease, ("failed", bool(delay_ms), metadata), after, by_age=True)
+
+
+def reject(lease: int, reason: str) -> Op:
+    """As `nack`, but the item becomes a dead letter, or is removed."""
+
+    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
+        ended = item_end.Ended(FailureCause.REJECTED, reason)
+        return item_end.change_at_end(shard, item, ended, now_ms, waits=waits)
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if not shard.keeps_failures and shard.policies.of(item.lane.topic.key).dead_topic is not None:
+            return Unavailable("the item's shard takes no dead letters yet: run `foqs shards migrate`")
+        return _nack(lease, ("rejected",), after)(shard, item, waits, now_ms)
+
+    return decide
+
+
+def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool = False) -> Op:
+    """The end of a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time of the
+    enqueue, which only the item's body says."""
+
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int = 0) -> Verdict:
         if not _holds(item, lease):
             return StaleLease(_STALE)
         same = change_of(item)
-        if (
-            same is not None
-            and same.cause is Cause.NACK
-            and (same.metadata, bool(same.due_ms)) != (metadata, bool(delay_ms))
-        ):
-            return StaleLease("the lease is being ended by another nack")
+        if same is not None and same.asked is not None:
+            if same.asked != asked:
+                return StaleLease("the lease is being ended by another nack")
+            same.waits.append(waits)
+            return False
         verdict = _ends_anyway(item, waits, Cause.NACK)
         if verdict is not None:
             return verdict
+        if not item.attempt:
+            return StaleLease("the lease is over, and its item is a dead letter")
+        if by_age and not enqueued_at_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
+            _look_first(shard, item, waits, lambda found, at_ms: decide(shard, found, waits, now_ms, at_ms))
+            return False
         if item.at_most_once:
             change = Change(item, To.GONE, Cause.DROPPED, waits)
         elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
             change = Change(item, To.GONE, Cause.TTL, waits)
-        elif delay_ms:
-            change = Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
         else:
-            change = Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
+            change = after(shard, item, waits, now_ms, enqueued_at_ms)
+        change.asked = asked
         shard.put(change, now_ms)
         return False
 
     return decide
+
+
+def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, int], Verdict]) -> None:
+    """Read when the item was enqueued, and decide then."""
+    request, at = waits
+
+    def looked(found: Item | None, body: Body | None, error: FoqsError | None) -> None:
+        if found is None or body is None:
+            request.settled(at, error or NotFound("no such item"))
+            return
+        verdict = decide(found, body.enqueued_at_ms)
+        if verdict is not False:
+            request.settled(at, None if verdict is True else verdict)
+
+    shard.looks.add(item.id, looked)
 
 
 def release(lease: int) -> Op:

@@ -235,7 +235,7 @@ class DequeueCall:
 
 
 class Committing(Settles):
-    """A dequeue whose at-most-once leases are being committed.
+    """A dequeue some of whose leases are being committed.
 
     `deliver` gets the call and the indices of lost leases, once: when the last lease is settled or the wait is over.
     `give_back` gets a lease that was committed after that, or that certainly was not committed.
@@ -269,7 +269,7 @@ class Committing(Settles):
         if error is not None:
             self._lost.add(at)
             if isinstance(error, OutcomeUnknown):
-                self.call.doubtful.append(found[1].id)
+                self._doubt(at)
             else:  # or a later transaction would write a lease that no consumer has
                 self._give_back(*found)
         if not self.open:
@@ -278,9 +278,16 @@ class Committing(Settles):
     def deliver_now(self) -> None:
         """Deliver the items that can be delivered: the leases still open take too long."""
         self._lost |= self.open
-        self.call.doubtful += [self.call.found[at][1].id for at in sorted(self.open)]
+        for at in sorted(self.open):
+            self._doubt(at)
         self.open.clear()
         self._deliver(self.call, self._lost)
+
+    def _doubt(self, at: int) -> None:
+        """Any other item is delivered again."""
+        item = self.call.found[at][1]
+        if item.at_most_once:
+            self.call.doubtful.append(item.id)
 
 
 class RoutingCall:

@@ -22,6 +22,7 @@ from foqs.ids import first_id
 from foqs.item import Change, Item, Waits
 from foqs.item_states import Phase, Place, To
 from foqs.leases.checkpoint import Checkpoint
+from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.shardmgr.breaker import Breaker, BreakerSettings, BreakerState
@@ -38,9 +39,10 @@ class Shard(ShardMemory):
 
     def __init__(
         self, number: int, config: HostSection, breaker: BreakerSettings, topics: Topics[Lane[Item]],
-        residents: Residents, budget: Budget, counters: Counters,
+        residents: Residents, budget: Budget, counters: Counters, policies: Policies,
     ) -> None:  # fmt: skip
         super().__init__(config, topics, residents, budget, counters)
+        self.policies = policies
         self.number = number
         self.first_id = first_id(number)
         self.breaker = Breaker(breaker)
@@ -131,6 +133,11 @@ class Shard(ShardMemory):
                 return given_ms
             unwritten.popleft()
         return None
+
+    @property
+    def keeps_failures(self) -> bool:
+        """Whether the database has the table `failure`: that came with the tail."""
+        return self.tail.opened
 
     @property
     def load(self) -> int:

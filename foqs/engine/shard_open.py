@@ -57,6 +57,8 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         lane = shard.lane_numbers[row.lane] = shard.add_lane((row.ns.decode(), row.topic.decode()), row.lane)
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
+    for number in opened.dead:
+        shard.lane_numbers[number].dead = True
     times: dict[int, int] = {}  # one number a bucket, for all lanes
     for backlog in opened.backlog:
         lane = shard.lane_numbers[backlog.lane]

@@ -39,13 +39,15 @@ L = TypeVar("L", bound=Attached)
 
 class Topic(Generic[L]):
     """Its lanes form a list from `first` on, in the order in which their shards were opened. Those of closed shards
-    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.)"""
+    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.)
+    `bounds` is the engine's: what a delivery needs of the topic's policy."""
 
-    __slots__ = ("first", "key")
+    __slots__ = ("bounds", "first", "key")
 
     def __init__(self, key: TopicKey) -> None:
         self.key = key
         self.first: L | None = None
+        self.bounds: Any = None
 
     @property
     def ready(self) -> int:

@@ -4,6 +4,7 @@ then `topic.*`, then the longest `prefix*`, then the exact name."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.settings import TOPIC, Settings
@@ -21,6 +22,18 @@ BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
 """Policies that a namespace remembers; they are made again when needed."""
+
+
+NO_BOUND = 1 << 62
+
+
+class Bounds(NamedTuple):
+    """What each delivery needs of a topic's policy: `attempts` is NO_BOUND where there is none. Equal ones are one
+    object; `changes` is that of the policies when it was made."""
+
+    changes: int
+    attempts: int
+    exact: bool
 
 
 class NamespacePolicies:
@@ -92,6 +105,8 @@ class Policies:
         self.namespaces: dict[str, NamespacePolicies] = {}
         self.pausing: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
+        self.changes = 0
+        self._bounds: dict[tuple[int, bool], Bounds] = {}
 
     def apply(self, settings: Settings) -> None:
         """Use the policies of this version from now on."""
@@ -99,6 +114,8 @@ class Policies:
         self.versions[ns] = settings.version
         self.namespaces.pop(ns, None)
         self.pausing.pop(ns, None)
+        self.changes += 1
+        self._bounds.clear()
         if any(key.startswith(TOPIC) for key in settings.entries):
             policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
             if policies.pauses:
@@ -116,3 +133,16 @@ class Policies:
     def namespace(self, ns: str) -> NamespacePolicies:
         """Return the policies of a namespace, the built-in ones if it has none of its own."""
         return self.namespaces.get(ns, self._built_in)
+
+    def bounds(self, key: TopicKey) -> Bounds:
+        """Return what `of` says about each delivery. Until `changes` changes it stays the same."""
+        namespace = self.namespaces.get(key[0])
+        if namespace is None:  # most of very many topics: none needs a policy of its own
+            attempts, exact = 0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts, False
+        else:
+            policy = namespace.of(key[1])
+            attempts, exact = policy.max_attempts, policy.exact_attempts
+        bounds = self._bounds.get((attempts, exact))
+        if bounds is None:
+            bounds = self._bounds[attempts, exact] = Bounds(self.changes, attempts or NO_BOUND, exact)
+        return bounds

@@ -19,12 +19,13 @@ _MAX_BUCKETS = 1024
 
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
-    `leased` those that are leased until their end is committed.
+    `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
     What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
         "_buckets",
         "_in_bucket_ms",
+        "dead",
         "empty_since_ms",
         "key",
         "leased",
@@ -53,6 +54,7 @@ class Lane(Generic[T]):
         self.ready = 0
         self.total = 0
         self.leased = 0
+        self.dead = False
         self.empty_since_ms = 0
         # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.
         # It is an item's own number; the bucket's would be another 32 bytes.

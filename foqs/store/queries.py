@@ -84,7 +84,7 @@ def look(dialect: Dialect, ids: Sequence[int]) -> str:
 def due(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
     """The rows, and beside them the next time and the clock."""
     rows = (
-        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery "
+        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, i.enqueued_at "
         f"FROM {dialect.forced('timer', 't')} {dialect.ordered_join} {dialect.forced('item', 'i')} "
         f"ON i.id = t.id "
         f"WHERE t.due >= {from_ms:d} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"

@@ -7,15 +7,17 @@ import itertools
 import pytest
 
 from foqs.buffers.changes import emit
-from foqs.item import Cause, Change, Item, from_found
+from foqs.item import Cause, Change, Item, Move, from_found
 from foqs.item_states import Phase, Place, To
-from foqs.rows import Batch, LaneRow, NewItem
+from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, NewItem
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
 from tests.support.lanes import lone_lane
 
 NOW_MS = 1_000
 LEASE, OTHER = 77, 88
+DEAD = LaneRow(2, b"ns", b"topic.dlq", b"")
+FAILURE = FailureRow(0, 7, 5, FailureCause.FAILED, 3, NOW_MS, b"topic", b"", b"it broke")
 
 
 def stored(
@@ -96,7 +98,43 @@ def test_kept(place: Place, leased: bool) -> None:
     assert (db.ready, db.timer) == before
 
 
-@pytest.mark.parametrize("to", To)
+@pytest.mark.parametrize("dead_ttl_ms", [0, 900])
+@pytest.mark.parametrize(
+    ("place", "leased", "ttl_ms"), list(itertools.product(Place, [False, True], [0, NOW_MS + 500]))
+)
+def test_moved_and_back(place: Place, leased: bool, ttl_ms: int, dead_ttl_ms: int) -> None:
+    """With its failure, which goes when it returns, or when it is removed."""
+    store, db, item = stored(place, leased=leased, ttl_ms=ttl_ms)
+    store.commit(Batch(lanes_new=[DEAD], expiry_from_ms=0))
+    carry_out(store, move_of(item, 2, "topic.dlq", NOW_MS + 9, dead_ttl_ms, FAILURE))
+    row = db.ready[5]
+    assert row == (2, 3, NOW_MS + 9, 5, 0, LEASE, item.bytes)
+    assert db.failures == {5: FAILURE._replace(lane=2)}
+    assert db.expiry == ({5: dead_ttl_ms} if dead_ttl_ms else {})
+    dead = from_found(store.look([5])[0], lone_lane("topic.dlq", 2))
+    dead.lane.dead = True
+    carry_out(store, move_of(dead, 1, "topic", NOW_MS + 20, 0, None))
+    assert (db.ready[5].lane, db.failures, db.expiry) == (1, {}, {})
+
+
+def test_a_dead_letter_goes_with_its_failure() -> None:
+    store, db, item = stored(Place.READY, leased=False)
+    store.commit(Batch(lanes_new=[DEAD]))
+    carry_out(store, move_of(item, 2, "topic.dlq", NOW_MS, 0, FAILURE))
+    dead = from_found(store.look([5])[0], lone_lane("topic.dlq", 2))
+    dead.lane.dead = True
+    carry_out(store, Change(dead, To.GONE, Cause.ACK))
+    assert not (db.items or db.failures)
+
+
+def move_of(item: Item, lane: int, topic: str, at_ms: int, expires_at_ms: int, failure: FailureRow | None) -> Change:
+    change = Change(item, To.MOVED, Cause.NACK, attempt=0, lease=LEASE)
+    change.move = Move(("ns", topic), at_ms, expires_at_ms, failure)
+    change.target = lone_lane(topic, lane)
+    return change
+
+
+@pytest.mark.parametrize("to", set(To) - {To.MOVED})
 def test_an_unindexed_item_leaves_no_row(to: To) -> None:
     store, db, item = stored(Place.READY, leased=True, ttl_ms=NOW_MS + 500, unindexed=True)
     assert item.unindexed

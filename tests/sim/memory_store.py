@@ -198,7 +198,14 @@ class MemoryStore:
         for item_id in ids:
             body = db.items[item_id]
             rows.append(
-                DueRow(db.timer[item_id], body.priority, body.deliver_after_ms, body.expires_at_ms, body.delivery)
+                DueRow(
+                    db.timer[item_id],
+                    body.priority,
+                    body.deliver_after_ms,
+                    body.expires_at_ms,
+                    body.delivery,
+                    body.enqueued_at_ms,
+                )
             )
         return Scan(rows, complete, next_ms, db.now_ms())
 

@@ -216,7 +216,7 @@ class RowContract:
             )
         )
         assert store.due(0, NOW_MS + 60, 1).rows == [
-            DueRow(timer_row(later, NOW_MS + 60, 0, 1), 0, NOW_MS + 60, 0, item.delivery)
+            DueRow(timer_row(later, NOW_MS + 60, 0, 1), 0, NOW_MS + 60, 0, item.delivery, NOW_MS)
         ]
         store.commit(Batch(timer_gone=[item.id], ready_new=[ready_row(later, 1, 77)], next_number=1))
         assert store.look([item.id]) == [Found(body(later), ready_row(later, 1, 77), None)]
@@ -316,7 +316,8 @@ class RowContract:
         scan = store.due(NOW_MS + from_ms if from_ms else 0, NOW_MS + now_ms, limit)
         items = [timers[number - 1] for number in numbers]
         assert scan.rows == [
-            DueRow(timer_row(item, item.due_ms), 0, item.due_ms, item.expires_at_ms, item.delivery) for item in items
+            DueRow(timer_row(item, item.due_ms), 0, item.due_ms, item.expires_at_ms, item.delivery, NOW_MS)
+            for item in items
         ]
         assert (scan.complete, scan.next_ms) == (complete, next_ms and NOW_MS + next_ms)
 

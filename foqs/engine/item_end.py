@@ -1,0 +1,117 @@
+"""What the end of an attempt means for its item: it returns, now or later, it moves to the dead-letter topic, or it is
+removed. At-most-once items do not come here: they end with their lease.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from foqs.engine.shard import Shard
+from foqs.item import Cause, Change, Item, Move, Waits
+from foqs.item_states import To
+from foqs.policies.fingerprint import fingerprint
+from foqs.policies.topic_policy import TopicPolicy
+from foqs.rows import REASON_BYTES, FailureCause, FailureRow
+
+
+class Fate(Enum):
+    AGAIN = "again"
+    DEAD = "dead"
+    REMOVED = "removed"
+
+
+class End(NamedTuple):
+    """`delay_ms`: until an item whose fate is AGAIN may be leased."""
+
+    fate: Fate
+    delay_ms: int = 0
+
+
+class Ended(NamedTuple):
+    """How an attempt ended. `delay_ms` is what the consumer asked for; it counts only where the policy has no rule.
+    `age_ms` is the time since the enqueue; 0 where the policy does not ask for it."""
+
+    cause: FailureCause
+    reason: str = ""
+    delay_ms: int = 0
+    age_ms: int = 0
+
+
+AGAIN, DEAD, REMOVED = End(Fate.AGAIN), End(Fate.DEAD), End(Fate.REMOVED)
+
+
+def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End:
+    """Return the fate of an item whose `attempt` ended."""
+    spent = 0 < policy.max_attempts <= attempt or 0 < policy.max_total_ms <= ended.age_ms
+    if spent or ended.cause is FailureCause.REJECTED:
+        return DEAD if policy.dead_topic is not None else REMOVED
+    if ended.cause is not FailureCause.FAILED:
+        return AGAIN
+    if policy.retry is None:
+        return End(Fate.AGAIN, ended.delay_ms)
+    return End(Fate.AGAIN, policy.retry.delay_ms(attempt, item_id))
+
+
+def may_end(policy: TopicPolicy, attempt: int) -> bool:
+    """Whether the end of a lease by time may be more than the item's return."""
+    return policy.max_total_ms > 0 or 0 < policy.max_attempts <= attempt
+
+
+def change_at_end(
+    shard: Shard, item: Item, ended: Ended, now_ms: int, *, waits: Waits | None = None, metadata: bytes | None = None
+) -> Change:
+    """Return what `end_of` means for the item's row. The token of a lease that ended by time stays with the row: a late
+    ack of it still counts."""
+    policy = shard.policies.of(item.lane.topic.key)
+    end, cause = end_of(policy, item.id, item.attempt, ended), ended.cause
+    lease = 0 if cause in (FailureCause.FAILED, FailureCause.REJECTED) else item.lease
+    if end.fate is Fate.REMOVED:
+        return Change(item, To.GONE, Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED, waits)
+    # The table of failures is missing until the shard is migrated: items return until then.
+    if end.fate is Fate.DEAD and shard.keeps_failures:
+        change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
+        change.move = _to_dead_letters(item, policy, ended, now_ms)
+        return change
+    if end.delay_ms:
+        return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=now_ms + end.delay_ms, metadata=metadata)
+    return Change(item, To.READY, _CAUSES[cause], waits, lease=lease, metadata=metadata)
+
+
+def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:
+    """Return what ends an item that is ready with all its attempts used up; None if it may be delivered."""
+    if item.at_most_once:
+        return None
+    change = change_at_end(shard, item, Ended(FailureCause.LIMIT), now_ms)
+    return None if change.to is To.READY else change
+
+
+def _to_dead_letters(item: Item, policy: TopicPolicy, ended: Ended, now_ms: int) -> Move:
+    ns, topic = item.lane.topic.key
+    assert policy.dead_topic is not None, "the item has somewhere to go"
+    failure = FailureRow(
+        lane=0,
+        fingerprint=fingerprint(ended.reason),
+        id=item.id,
+        cause=ended.cause,
+        attempts=item.attempt,
+        died_at_ms=now_ms,
+        topic=topic.encode(),
+        fairness=b"",
+        reason=_cut(ended.reason),
+    )
+    expires_at_ms = now_ms + policy.dead_ttl_ms if policy.dead_ttl_ms is not None else 0
+    return Move((ns, policy.dead_topic), now_ms, expires_at_ms, failure)
+
+
+def _cut(reason: str) -> bytes:
+    """The first REASON_BYTES of it in UTF-8, cut at a character."""
+    return reason.encode(errors="replace")[:REASON_BYTES].decode(errors="ignore").encode()
+
+
+_CAUSES = {
+    FailureCause.FAILED: Cause.NACK,
+    FailureCause.EXPIRED: Cause.EXPIRED,
+    FailureCause.REJECTED: Cause.REJECTED,
+    FailureCause.LIMIT: Cause.LIMIT,
+}

@@ -1,0 +1,76 @@
+"""What the end of an attempt means for an item: a table of policies and ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foqs.engine.item_end import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
+from foqs.policies.layers import NamespacePolicies
+from foqs.policies.topic_policy import TopicPolicy
+from foqs.rows import FailureCause
+
+FAILED, EXPIRED, REJECTED, LIMIT = FailureCause
+RULE = {"kind": "constant", "first_ms": 700, "jitter": 0}
+
+
+def policy_of(topic: str = "mail", **entry: Any) -> TopicPolicy:
+    return NamespacePolicies({"topic.mail*": json.dumps(entry)}).of(topic)
+
+
+def later(delay_ms: int) -> End:
+    return End(Fate.AGAIN, delay_ms)
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempt", "ended", "end"),
+    [
+        ({"max_attempts": 3, "retry": RULE}, 2, Ended(FAILED), later(700)),
+        ({"max_attempts": 3, "retry": RULE}, 2, Ended(FAILED, delay_ms=9), later(700)),
+        ({"max_attempts": 3, "retry": None}, 2, Ended(FAILED, delay_ms=9), later(9)),
+        ({"max_attempts": 3, "retry": None}, 2, Ended(FAILED), AGAIN),
+        ({"max_attempts": 3, "retry": RULE}, 3, Ended(FAILED), DEAD),
+        ({"max_attempts": 3, "retry": RULE}, 9, Ended(FAILED), DEAD),
+        ({"max_attempts": 3, "dead": None}, 3, Ended(FAILED), REMOVED),
+        ({"max_attempts": 0, "retry": RULE}, 9_999, Ended(FAILED), later(700)),
+        ({"max_attempts": 3, "retry": RULE}, 2, Ended(EXPIRED), AGAIN),
+        ({"max_attempts": 3, "retry": RULE}, 3, Ended(EXPIRED), DEAD),
+        ({"max_attempts": 3, "dead": None}, 3, Ended(EXPIRED), REMOVED),
+        ({"max_attempts": 0}, 9_999, Ended(EXPIRED), AGAIN),
+        ({"max_attempts": 0}, 1, Ended(REJECTED), DEAD),
+        ({"dead": None}, 1, Ended(REJECTED), REMOVED),
+        ({"max_attempts": 3}, 2, Ended(LIMIT), AGAIN),
+        ({"max_attempts": 3}, 3, Ended(LIMIT), DEAD),
+        ({"max_attempts": 3, "dead": None}, 3, Ended(LIMIT), REMOVED),
+        ({"max_attempts": 0, "max_total_ms": 50, "retry": RULE}, 1, Ended(FAILED, age_ms=49), later(700)),
+        ({"max_attempts": 0, "max_total_ms": 50, "retry": RULE}, 1, Ended(FAILED, age_ms=50), DEAD),
+        ({"max_attempts": 0, "max_total_ms": 50, "retry": RULE}, 1, Ended(EXPIRED, age_ms=50), DEAD),
+        ({"max_attempts": 0, "retry": RULE}, 1, Ended(FAILED, age_ms=1 << 50), later(700)),
+    ],
+)
+def test_the_end_of_an_attempt(policy: dict[str, Any], attempt: int, ended: Ended, end: End) -> None:
+    assert end_of(policy_of(**policy), 7, attempt, ended) == end
+
+
+@pytest.mark.parametrize(
+    ("ended", "end"),
+    [(Ended(FAILED), later(700)), (Ended(EXPIRED), AGAIN), (Ended(LIMIT), AGAIN), (Ended(REJECTED), REMOVED)],
+)
+def test_a_dead_letter_does_not_die_again(ended: Ended, end: End) -> None:
+    policy = policy_of("mail.dlq", max_attempts=1, max_total_ms=1, retry=RULE)
+    assert end_of(policy, 7, 99, ended._replace(age_ms=99)) == end
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempt", "may"),
+    [
+        ({"max_attempts": 3}, 2, False),
+        ({"max_attempts": 3}, 3, True),
+        ({"max_attempts": 0}, 9_999, False),
+        ({"max_attempts": 0, "max_total_ms": 1}, 1, True),
+    ],
+)
+def test_whether_the_end_of_a_lease_may_be_more(policy: dict[str, Any], attempt: int, may: bool) -> None:
+    assert may_end(policy_of(**policy), attempt) is may

@@ -22,6 +22,7 @@ Op = Callable[[Shard, Item, Waits, int], Verdict]
 _After = Callable[[Shard, Item, Waits, int, int], Change]
 """(shard, item, waits, now_ms, enqueued_at_ms), the last 0 where it is not asked for: the change of a nack"""
 _STALE = "the lease given is not the item's current lease"
+_DEAD = "the lease is over, and its item goes to another topic"
 
 
 def _holds(item: Item, lease: int) -> bool:
@@ -36,6 +37,8 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
     if now.cause is cause or (cause is Cause.ACK and now.to is To.GONE):
         now.waits.append(waits)  # the same op (a client's retry), or the item is gone either way: one outcome for both
         return False
+    if now.to is To.MOVED and cause is not Cause.ACK:
+        return StaleLease(_DEAD)
     if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED, Cause.LIMIT):
         return None
     return StaleLease("the lease is being ended by another request")
@@ -113,7 +116,7 @@ def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool 
         if verdict is not None:
             return verdict
         if not item.attempt:
-            return StaleLease("the lease is over, and its item is a dead letter")
+            return StaleLease(_DEAD)
         if by_age and not enqueued_at_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
             _look_first(shard, item, waits, lambda found, at_ms: decide(shard, found, waits, now_ms, at_ms))
             return False

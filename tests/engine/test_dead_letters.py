@@ -342,3 +342,22 @@ def test_counts_follow_the_item() -> None:
     assert lab.engine.shards[1].totals == {"ns": 1}
     assert lab.engine.ready(DEAD) == 1
     assert item_id in lab.dbs[1].failures
+
+
+@pytest.mark.parametrize("op", [item_ops.reject, item_ops.fail, item_ops.nack, item_ops.release])
+def test_a_late_nack_while_the_item_dies(op: Any) -> None:
+    """It finds the item on its way: it neither moves it again nor changes its attempts."""
+    lab = laboratory(max_attempts=1)
+    lab.stored()
+    item_id, lease = leased(lab, lease_ms=1_000)
+    lab.go_on(999)
+    lab.ring(1)
+    (scan,) = lab.send()
+    lab.arrive(*scan)
+    (move,) = lab.send()
+    how = {item_ops.reject: [""], item_ops.fail: [0, None, ""], item_ops.nack: [0, None], item_ops.release: []}[op]
+    answers = lab.operate(item_id, op(lease, *how))
+    lab.arrive(*move)
+    lab.settle()
+    assert [type(answer) for answer in answers] == [StaleLease]
+    assert failure(lab, item_id).cause == EXPIRED

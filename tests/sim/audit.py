@@ -38,6 +38,11 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
     leased = Counter(row.lane for row in db.timer.values() if row.lease)
     unwritten = [item for item in shard.known.values() if item.phase is Phase.LEASED and item.place is Place.READY]
     leased.update(item.lane.number or 0 for item in unwritten)
+    dead = {row.lane for row in db.failures.values()}
+    if {item_id for item_id, body in db.items.items() if db.lanes[body.lane].topic.endswith(b".dlq")} != set(
+        db.failures
+    ):
+        raise MemoryWrong(f"the dead letters are not those with a failure: {db.failures}")
     for number, row in db.lanes.items():
         lane = shard.lane_numbers.get(number)
         if lane is None or not lane.stored:
@@ -49,6 +54,8 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
             raise MemoryWrong(f"{lane} is empty and would never be removed")
         _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))
         _same("leased", lane, lane.leased, leased[lane.number or 0])
+        if lane.number in dead and not lane.dead:
+            raise MemoryWrong(f"{lane} has dead letters, and is not known to")
         _audit_lane(shard, lane, db)
     for item in shard.known.values():
         _audit_item(shard, item, db)

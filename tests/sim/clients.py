@@ -18,8 +18,8 @@ from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
-from tests.sim.ledger import Op, Spec, broken
 from tests.sim.memory_database import POISON
+from tests.sim.records import Op, Spec, broken
 from tests.sim.requests import TIMEOUTS_MS, Request, list_topic, look_at
 from tests.sim.slots import FEW_SLOTS
 
@@ -200,7 +200,7 @@ class Clients:
     def _dequeue(self, member: Member, wait_ms: int, again: Callable[[], None]) -> None:
         """`again` is called some time after the answer, or when there will be none."""
         rng, host_config = self.rng, self.sim.profile.config.host
-        topics = self.sim.profile.topics
+        topics = self.sim.profile.topics + self.sim.profile.dead_topics
         most = min(self.sim.profile.named, len(topics))
         keys = topics if self.draining else rng.sample(topics, rng.randint(1, most))
         wants = [(key, rng.choice([1, 5, 20])) for key in keys]
@@ -300,6 +300,9 @@ class Clients:
     def _op(self, item_id: int, lease: int) -> Op | None:
         rng, now_ms = self.rng, self.sim.now_ms
         temper = 0.0 if self.draining else rng.random()
+        if self.sim.profile.dead_topics and not self.draining and rng.random() < 0.4:
+            kind = rng.choice(["fail", "fail", "fail", "reject"])
+            return Op(kind, item_id, lease, now_ms, rng.choice([None, b"half"]) if kind == "fail" else None)
         if temper < 0.6:
             return Op("ack", item_id, lease, now_ms)
         if temper < 0.68:
@@ -378,6 +381,10 @@ def _host_op(op: Op) -> item_ops.Op:
         return item_ops.ack(op.token)
     if op.kind == "nack":
         return item_ops.nack(op.token, op.delay_ms, op.metadata)
+    if op.kind == "fail":
+        return item_ops.fail(op.token, op.delay_ms, op.metadata, f"it broke {op.id}")
+    if op.kind == "reject":
+        return item_ops.reject(op.token, "never")
     if op.kind == "release":
         return item_ops.release(op.token)
     if op.kind == "extend":

@@ -7,95 +7,18 @@ of how a host decides.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
-from foqs.dedup import Dedup, Duplicate
+from foqs.dedup import Duplicate
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body
+from tests.sim.attempts import Attempts
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken
 
-_ENDING = ("ack", "nack", "release", "delete")
 LATE_MS = 2_000
 """Hundreds of items due at once are moved one by one where `scan_rows` is 1."""
-
-
-class PromiseBroken(AssertionError):
-    """The host broke a promise."""
-
-
-@dataclass
-class Spec:
-    """One item of an enqueue request. `state`: sent, stored, refused (nothing was changed), unknown."""
-
-    number: int
-    key: tuple[str, str]
-    poisoned: bool
-    state: str = "sent"
-    id: int = 0
-    dedup: Dedup | None = None  # then it may be asked for again and again
-    open: int = 0  # requests for it with a key that were not answered, or answered OUTCOME_UNKNOWN
-    remembered_ms: int = 0  # its key, until then
-    ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
-    new: set[int] = field(default_factory=set)  # of those, the items that a reply did not call duplicates
-
-
-@dataclass(eq=False)
-class Delivery:
-    """A lease that a host has made. `until_ms` is a lower bound of its end."""
-
-    token: int
-    lease_ms: int
-    until_ms: int
-    told: bool = False  # its consumer got the reply
-    void: bool = False  # its owner is gone and had not written it
-
-
-@dataclass(eq=False)
-class Op:
-    """An ack, nack, release, extend or delete. `state`: sent, ok, refused (nothing was changed), unknown.
-    `late`: another consumer had been given the item before it was sent. `contested`: another op that ends the lease was
-    open at the same time."""
-
-    kind: str
-    id: int
-    token: int
-    sent_ms: int
-    metadata: bytes | None = None
-    delay_ms: int = 0
-    lease_ms: int = 0
-    wrong_ns: bool = False
-    late: bool = False
-    contested: bool = False
-    state: str = "sent"
-
-
-@dataclass
-class Record:
-    """Everything about one stored item."""
-
-    spec: Spec
-    deliveries: list[Delivery] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
-    removed: str = ""
-
-    def delivery(self, token: int) -> Delivery | None:
-        return next((d for d in self.deliveries if d.token == token), None)
-
-    def open_ops(self, *kinds: str) -> list[Op]:
-        """Those that happened or may have."""
-        return [op for op in self.ops if op.kind in kinds and op.state != "refused"]
-
-    def live(self, d: Delivery, now_ms: int) -> bool:
-        """Whether its consumer may count on the lease."""
-        if not d.told or d.void or now_ms >= d.until_ms:
-            return False
-        return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*_ENDING))
-
-
-def broken(promise: int, message: str) -> None:
-    raise PromiseBroken(f"promise {promise}: {message}")
 
 
 class Ledger:
@@ -118,6 +41,7 @@ class Ledger:
         self.doubtful: set[int] = set()  # those of answers that were lost, or were not sure
         self.crashed = False  # a host, with answers that it owed
         self.open_extends: list[Op] = []
+        self.attempts = Attempts(self.records, dbs)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -172,12 +96,13 @@ class Ledger:
             spec.id = item.id
             spec.ids.add(item.id)
             spec.remembered_ms = remembered.get(item.id, 0)
-            self.records[item.id] = Record(spec)
+            self.records[item.id] = Record(spec, spec.key)
         if self.quiet_ms:
             self._in_time(batch, db, now_ms)
         self.timed_ms.update((item.id, now_ms) for item in batch.inserts)
         self.timed_ms.update((row.id, now_ms) for row in batch.timer_new)
         self.written.update((row.id, row.lease) for row in batch.timer_new)
+        self.attempts.committing(shard, batch, max(now_ms, self.latest_ms))
         for item_id in batch.item_gone:
             cause = self._cause(item_id, db, now_ms)
             self.records[item_id].removed = cause
@@ -198,26 +123,26 @@ class Ledger:
         timer, ready = db.timer.get(item_id), db.ready.get(item_id)
         current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
         current.update(d.token for d in [d for d in record.deliveries if not d.void][-1:])
-        ends = ("ack", "nack") if body.delivery == AT_MOST_ONCE else ("ack",)
-        for op in record.open_ops("ack", "nack", "delete"):
+        ends = ("ack", "nack", "fail", "reject") if body.delivery == AT_MOST_ONCE else ("ack",)
+        for op in record.open_ops(*ends, "delete"):
             if op.kind == "delete" or (op.kind in ends and op.token in current):
                 return op.kind
         if body.expires_at_ms and body.expires_at_ms <= now_ms:
             if any(record.live(d, now_ms) for d in record.deliveries):
                 broken(3, f"item {item_id} is removed by its TTL under a live lease")
             return "ttl"
-        if any(op.kind == "nack" and op.token in current for op in record.ops) and body.expires_at_ms:
+        if any(op.kind in NACKS and op.token in current for op in record.ops) and body.expires_at_ms:
             return "ttl"
         if body.delivery == AT_MOST_ONCE and timer is not None and timer.lease and timer.due_ms <= now_ms:
             self.dropped.add((item_id, timer.lease))
             return "dropped"
-        broken(3, f"item {item_id} is removed for no allowed cause: {body} {record}")
-        return ""
+        return self.attempts.removal(body, current, now_ms)
 
     def owner_changed(self, shard: int, now_ms: int) -> None:
         """Leases that the last owner had not written are void."""
         db = self.dbs[shard]
         self.taken_ms[shard] = now_ms
+        self.attempts.owner_changed(shard)
         for item_id in db.items:
             timer, ready = db.timer.get(item_id), db.ready.get(item_id)
             for d in self.records[item_id].deliveries:
@@ -253,6 +178,7 @@ class Ledger:
         record = self.records[item.id]
         if record.delivery(item.lease) is None:
             record.deliveries.append(Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms))
+        self.attempts.leased(item)
         body = self._db(item.id).items.get(item.id)
         if body is not None:
             if body.expires_at_ms and body.expires_at_ms <= now_ms:
@@ -293,6 +219,7 @@ class Ledger:
             made = Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms)
             record.deliveries.append(made)
         made.told = True
+        self.attempts.delivered(item)
         self.checks["delivered"] += 1
         self.checks["redelivered"] += bool(before)
 
@@ -304,7 +231,7 @@ class Ledger:
         size = sum(len(part or b"") for part in stored[:3])
         if item.bytes != size:
             broken(8, f"{item} counts as {item.bytes} bytes but has {size}")
-        key = self.records[item.id].spec.key
+        key = self.records[item.id].place
         if told != stored or item.lane.topic.key != key:
             broken(1, f"{item} was delivered as {item.lane.topic.key} {told} but is {key} {stored}")
 
@@ -324,8 +251,8 @@ class Ledger:
             if op.kind == "extend":
                 self.open_extends.append(op)
                 d.until_ms = min(d.until_ms, op.sent_ms + (op.lease_ms or d.lease_ms))
-        op.contested = bool(record.open_ops(*_ENDING))
-        if op.kind in _ENDING:
+        op.contested = bool(record.open_ops(*ENDING))
+        if op.kind in ENDING:
             for other in record.ops:
                 other.contested = True
         record.ops.append(op)
@@ -368,7 +295,7 @@ class Ledger:
             d.until_ms = op.sent_ms + (op.lease_ms or d.lease_ms)
         body = db.items.get(op.id)
         alone = all(other.state in ("ok", "refused") for other in record.ops)
-        if op.kind == "nack" and body is not None and current and alone and record.ops[-1] is op:
+        if op.kind in NACKS and body is not None and current and alone and record.ops[-1] is op:
             if body.delivery == AT_MOST_ONCE:
                 broken(3, f"{op} of an at-most-once item was answered OK but the item is there")
             if op.metadata is not None and body.metadata != op.metadata:
@@ -380,13 +307,13 @@ class Ledger:
         body, alive = db.items.get(op.id), [d for d in record.deliveries if not d.void]
         if body is None or not alive or alive[-1].token != op.token:
             return
-        if op.contested:
+        if op.contested or (op.kind != "ack" and record.died_after(op.token)):
             return
         if body.expires_at_ms and body.expires_at_ms <= now_ms:
             return
         if alive[-1].until_ms <= now_ms and (op.kind != "ack" and body.delivery == AT_MOST_ONCE):
             return  # it is being dropped
-        if alive[-1].until_ms <= now_ms and op.kind in ("extend", "release"):
+        if alive[-1].until_ms <= now_ms and (op.kind in ("extend", "release") or self.attempts.dying(op, body, now_ms)):
             return
         broken(7, f"{op} was refused as stale but no other consumer got the item: {record}")
 

@@ -78,6 +78,8 @@ class Member:
             Callbacks(wake=self._wake, alarm=self._alarm),
             shards_elsewhere=True,
         )
+        for settings in sim.settings:
+            self.engine.policies.apply(settings)
         # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
         self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
         self.engine.member = self

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
@@ -11,6 +12,10 @@ from tests.sim.faults import NONE, FaultRates, random_rates
 
 _DAY_MS = 86_400_000
 _SKEW_MS = 7_200_000
+
+
+ENDLESS = {"topic.*": '{"max_attempts": 0}'}
+"""No item dies: consumers of these profiles do not look for dead letters."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,24 @@ class Profile:
     tail: bool  # the databases can say which items are unindexed
     prefilled: int  # items that are there before the first host opens its shards
     named: int = 3  # topics that a consumer names at most
+    dead_topics: list[tuple[str, str]] = field(default_factory=list)
+    policies: tuple[dict[str, str], ...] = (ENDLESS,)  # the settings of all namespaces, one version after the other
     prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
     """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
     clocks of machines, "lanes" is one of crash, rival and clock with many topics, "cut" has a long backlog in
-    short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows."""
+    short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows, "dead" has
+    policies that change and consumers that fail."""
     if trouble == "topics":
         return _many_topics(rng)
     if trouble == "lanes":
         return _many_lanes(rng)
     if trouble == "refused":
         return _refused_rows(rng)
+    if trouble == "dead":
+        return _dead_letters(rng)
     if trouble == "cut":
         return _cut_windows(rng)
     shards = rng.choice([1, 2, 2, 3])
@@ -169,6 +179,43 @@ def _refused_rows(rng: random.Random) -> Profile:
         delayed=0.1,
         tail=True,
     )
+
+
+def _dead_letters(rng: random.Random) -> Profile:
+    """Consumers fail or reject often; limits are small, and change."""
+    profile = random_profile(rng, rng.choice(["crash", "rival", "clock", "calm", "crash"]))
+    topics = [("ns", f"topic-{n}") for n in range(3)] + [("other", "topic-0")]
+    host = profile.config.host.model_copy(update={"lanes": 100})
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": host}),
+        topics=topics,
+        dead_topics=[(ns, f"{topic}.dlq") for ns, topic in topics],
+        policies=tuple(_policies(rng) for _ in range(rng.choice([1, 2, 3]))),
+        consumers=rng.randint(3, 6),
+        at_most_once=rng.choice([0, 0.2]),
+        with_ttl=rng.choice([0, 0, 0.2]),
+        delayed=rng.choice([0, 0.2]),
+        poisoned=rng.choice([0, 0.05]),
+        tail=True,  # else no item dies
+        named=8,
+    )
+
+
+def _policies(rng: random.Random) -> dict[str, str]:
+    rule = {"kind": "exponential", "first_ms": rng.choice([0, 10, 100]), "longest_ms": 200}
+    entry = {
+        "max_attempts": rng.choice([1, 1, 2, 3]),
+        "retry": rng.choice([None, rule, rule]),
+        "dead": {"ttl_ms": 3_000} if rng.random() < 0.2 else {},
+    }
+    return {
+        "topic.*": json.dumps(entry),
+        "topic.topic-1": json.dumps({"exact_attempts": rng.random() < 0.8, "max_attempts": rng.choice([1, 2, 3])}),
+        "topic.topic-2": json.dumps(
+            {"dead": rng.choice([None, {}]), "max_total_ms": rng.choice([0, 500]), "max_attempts": rng.choice([0, 2])}
+        ),
+    }
 
 
 def _config(rng: random.Random, shards: int, trouble: str) -> Config:

@@ -11,7 +11,7 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.item_states import Phase, Place
 from foqs.rows import Body
-from tests.sim.ledger import broken
+from tests.sim.records import broken
 
 if TYPE_CHECKING:
     from tests.sim.clients import Clients

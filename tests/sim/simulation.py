@@ -10,16 +10,19 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
 from tests.sim.audit import MemoryWrong, audit, audit_bounds, audit_budget, audit_topics
 from tests.sim.clients import Clients
 from tests.sim.faults import NONE, RandomFaults
-from tests.sim.ledger import Ledger, PromiseBroken, broken
+from tests.sim.ledger import Ledger
 from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
+from tests.sim.records import PromiseBroken, broken
 from tests.sim.slots import Record
 
 START_MS = 1_700_000_000_000
@@ -59,6 +62,9 @@ class Simulation:
             db.observers.append(
                 lambda epoch, batch, number=number: self.ledger.committing(number, epoch, batch, self.now_ms)
             )
+        self.versions = 0
+        self.members: list[Member] = []
+        self.set_policies(self.profile.policies[0])
         self.owners: dict[int, Member] = dict.fromkeys(numbers)  # type: ignore[arg-type]
         self.record = Record(self)
         self.members = [Member(self, f"host-{n}") for n in range(1, 3 if self.profile.rival else 2)]
@@ -133,10 +139,23 @@ class Simulation:
         self.clients.start()
         self.record.start()
         begin = self.time
+        for at, entries in enumerate(profile.policies[1:], 1):
+            self.soon(at * profile.active_ms // len(profile.policies), partial(self.set_policies, entries))
         self._trouble()
         self._until(begin + profile.active_ms)
         self._heal()
         self._drain()
+
+    def set_policies(self, entries: dict[str, str]) -> None:
+        """All hosts know these settings from now on."""
+        self.versions += 1
+        self.note("policies", entries)
+        topics = self.profile.topics + self.profile.dead_topics
+        self.settings = [Settings(ns, self.versions, entries) for ns in sorted({ns for ns, _ in topics})]
+        for settings in self.settings:
+            self.ledger.attempts.apply(settings, [key for key in topics if key[0] == settings.ns])
+            for member in self.members:
+                member.engine.policies.apply(settings)
 
     def _trouble(self) -> None:
         profile, rng = self.profile, self.rng
@@ -242,8 +261,8 @@ class Simulation:
         self.audit()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
-            if db.lanes or db.ready or db.timer or db.expiry:
-                raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry}")
+            if db.lanes or db.ready or db.timer or db.expiry or db.failures:
+                raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry} {db.failures}")
         for member in self.members:
             known = sum(len(shard.known) for shard in member.engine.shards.values())
             if known or member.engine.budget.used_bytes:

@@ -38,6 +38,27 @@ def test_rows_are_refused_while_outcomes_are_lost(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "refused"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=2))
+def test_items_die_while_everything_fails(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "dead"), batch)
+
+
+def test_runs_with_dead_letters_do_check_something() -> None:
+    dead: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    checked = 0
+    for seed in range(8):
+        ledger = simulate(seed, "dead").ledger
+        dead += ledger.attempts.dead
+        causes += ledger.causes
+        checked += ledger.attempts.checked
+    assert set(dead) == {"FAILED", "EXPIRED", "REJECTED", "LIMIT"}, dead
+    assert min(dead.values()) > 10, dead
+    assert causes["rejected"] > 5, causes
+    assert causes["exhausted"] > 5, causes
+    assert checked > 100
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert first.lines() == again.lines()

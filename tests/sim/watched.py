@@ -12,7 +12,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from tests.sim.audit import available
-from tests.sim.ledger import broken
+from tests.sim.records import broken
 
 if TYPE_CHECKING:
     from tests.sim.member import Member

@@ -19,8 +19,9 @@ from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.slots import has
-from tests.sim.ledger import broken, spec_number
+from tests.sim.ledger import spec_number
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.records import broken
 from tests.sim_peers.clock import Clock, Stuck
 from tests.sim_peers.profile import Profile
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Unavailable, from_code
 from foqs.idl import idl
-from tests.sim.ledger import broken
+from tests.sim.records import broken
 from tests.sim_peers.checks import Spec
 from tests.sim_peers.exchange import Call, context
 from tests.sim_peers.profile import FREE, KEYS, RATED

@@ -13,7 +13,7 @@ from thriftpy2.transport import TCyBufferedTransport, TMemoryBuffer
 
 from foqs.errors import FoqsError, LostReply, NotSent, from_code
 from foqs.idl import idl
-from tests.sim.ledger import broken
+from tests.sim.records import broken
 from tests.sim_peers.clock import Clock
 from tests.sim_peers.profile import Exchange as Rates
 

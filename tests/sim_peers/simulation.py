@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.sim.ledger import PromiseBroken
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.records import PromiseBroken
 from tests.sim_peers.checks import Checks
 from tests.sim_peers.clients import Clients
 from tests.sim_peers.clock import Clock, Stuck

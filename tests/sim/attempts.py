@@ -1,0 +1,125 @@
+"""Promise 14, and what a dead letter is, checked from the outside: replies and committed rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from foqs.ids import shard_of
+from foqs.item import Item
+from foqs.policies.layers import Policies
+from foqs.policies.settings import Settings
+from foqs.policies.topic_policy import TopicPolicy
+from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow
+from tests.sim.memory_database import MemoryDatabase
+from tests.sim.records import NACKS, Op, Record, broken
+
+
+class Attempts:
+    """`policies` are those in effect on all hosts. `records` by item, `dbs` by shard.
+
+    What a transaction does may have been decided by an earlier version of the policies; a delivery may not."""
+
+    def __init__(self, records: dict[int, Record], dbs: dict[int, MemoryDatabase]) -> None:
+        self.policies = Policies()
+        self.dead: Counter[str] = Counter()
+        self.checked = 0  # deliveries that had an exact bound
+        self._records = records
+        self._dbs = dbs
+        self._all: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
+        self._owners: Counter[int] = Counter()  # changes of a shard's owner
+        self._since: dict[int, int] = {}  # by item: the owners of its shard when it was delivered first
+
+    def apply(self, settings: Settings, topics: list[tuple[str, str]]) -> None:
+        """The hosts know these settings from now on."""
+        self.policies.apply(settings)
+        for key in topics:
+            self._all.setdefault(key, []).append(self.policies.of(key))
+
+    def owner_changed(self, shard: int) -> None:
+        self._owners[shard] += 1
+
+    # ------------------------------------------------------------------------------------- deliveries
+
+    def leased(self, item: Item) -> None:
+        """The host chose the item: its attempts were not used up."""
+        limit = self.policies.of(item.lane.topic.key).max_attempts
+        if 0 < limit < item.attempt and not item.at_most_once:
+            broken(14, f"{item} is delivered beyond {limit} attempts")
+
+    def delivered(self, item: Item) -> None:
+        """A consumer has it. What it releases is not counted, nor is a reply that it did not get."""
+        record = self._records[item.id]
+        policies = self._all[record.place]
+        if item.at_most_once or not all(policy.max_attempts for policy in policies):
+            return
+        most = max(policy.max_attempts for policy in policies)
+        owners = self._owners[shard_of(item.id)]
+        crashes = owners - self._since.setdefault(item.id, owners)
+        if all(policy.exact_attempts for policy in policies):
+            crashes = 0
+        released = {op.token for op in record.open_ops("release")}
+        counted = [d for d in record.deliveries[record.first :] if d.told and d.token not in released]
+        if len(counted) > most + crashes:
+            broken(14, f"{item} was delivered {len(counted)} times, allowed are {most} and {crashes} crashes: {record}")
+        self.checked += crashes == 0
+
+    # ------------------------------------------------------------------------------------- rows
+
+    def committing(self, shard: int, batch: Batch, now_ms: int) -> None:
+        """A transaction is about to be applied: each item that moves is a dead letter, with its failure beside it."""
+        db = self._dbs[shard]
+        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
+        failures = {row.id: row for row in batch.failure_new}
+        moved = [row[0] for row in batch.moved]
+        if sorted(failures) != sorted(moved):
+            broken(14, f"{moved} move with the failures {failures}")
+        for item_id, number, _, expires_at_ms in batch.moved:
+            self._moving(db, lanes[number], failures[item_id], expires_at_ms, now_ms)
+
+    def _moving(self, db: MemoryDatabase, lane: LaneRow, row: FailureRow, expires_at_ms: int, now_ms: int) -> None:
+        record, body = self._records[row.id], db.items[row.id]
+        target = (lane.ns.decode(), lane.topic.decode())
+        timer, ready = db.timer.get(row.id), db.ready.get(row.id)
+        current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
+        current.update(d.token for d in record.deliveries[-1:])
+        allowed = [
+            policy
+            for policy in self._all[record.place]
+            if target == (record.place[0], policy.dead_topic)
+            and (expires_at_ms > 0) == (policy.dead_ttl_ms is not None)
+            and self._may_die(policy, body, current, now_ms) is not None
+        ]
+        if not allowed or row.topic.decode() != record.place[1] or body.delivery == AT_MOST_ONCE:
+            broken(14, f"{row} dies for no allowed cause, and goes to {target}: {body} {record}")
+        self.dead[FailureCause(row.cause).name] += 1
+        record.place, record.first = target, len(record.deliveries)
+
+    def dying(self, op: Op, body: Body, now_ms: int) -> bool:
+        """Whether a late nack finds the item on its way to the dead letters."""
+        policies = self._all[self._records[body.id].place]
+        return op.kind in NACKS and any(self._may_die(policy, body, {op.token}, now_ms) for policy in policies)
+
+    def removal(self, body: Body, current: set[int], now_ms: int) -> str:
+        """Why an item without a dead-letter topic may be removed now."""
+        record = self._records[body.id]
+        policies = [policy for policy in self._all[record.place] if policy.dead_topic is None]
+        causes = {self._may_die(policy, body, current, now_ms) for policy in policies} - {None}
+        if not causes or body.delivery == AT_MOST_ONCE:
+            broken(3, f"item {body.id} is removed for no allowed cause: {body} {record}")
+        return "rejected" if FailureCause.REJECTED in causes else "exhausted"
+
+    def _may_die(self, policy: TopicPolicy, body: Body, current: set[int], now_ms: int) -> FailureCause | None:
+        """Why the item's attempts may be over; the rows are as before. `current`: tokens of its last lease."""
+        record, db = self._records[body.id], self._dbs[shard_of(body.id)]
+        if any(op.token in current for op in record.open_ops("reject")):
+            return FailureCause.REJECTED
+        timer, ready = db.timer.get(body.id), db.ready.get(body.id)
+        row = timer or ready
+        attempt, lease = (row.attempt, row.lease) if row is not None else (0, 0)
+        unwritten = len(record.deliveries) > record.first and record.deliveries[-1].token != lease
+        over = 0 < policy.max_attempts <= attempt + unwritten or 0 < policy.max_total_ms <= now_ms - body.enqueued_at_ms
+        if over and any(op.token in current for op in record.open_ops("fail")):
+            return FailureCause.FAILED
+        if over and timer is not None and timer.lease:
+            return FailureCause.EXPIRED if timer.due_ms <= now_ms else None
+        return FailureCause.LIMIT if 0 < policy.max_attempts <= attempt else None

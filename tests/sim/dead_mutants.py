@@ -1,0 +1,183 @@
+"""Mutants of retries and dead letters: see test_mutants.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.engine import batch_apply, batch_build, delivery, expiry, item_end, item_ops, shard_open
+from foqs.engine.shard import Shard
+from foqs.item import Cause, Change, Item
+from foqs.policies.layers import Policies
+from foqs.prefetch.lane import Lane
+from foqs.rows import Batch, FailureCause
+from tests.sim.mutants import Patch, mutant
+
+
+@mutant
+def a_dead_letter_is_written_in_two_transactions(patch: Patch) -> None:
+    """The row of its failure comes with the next one."""
+    late: list[Any] = []
+
+    def build(shard: Shard, *rest: Any) -> Batch | None:
+        transaction = original(shard, *rest)
+        if transaction is not None:
+            new, transaction.failure_new = transaction.failure_new, late.copy()
+            late[:] = new
+        return transaction
+
+    original: Any = batch_build._build_transaction
+    patch.setattr(batch_build, "_build_transaction", build)
+
+
+@mutant
+def a_lease_that_ends_by_time_is_no_attempt(patch: Patch) -> None:
+    def at_end(shard: Shard, item: Item, ended: item_end.Ended, *rest: Any, **more: Any) -> Change:
+        change = original(shard, item, ended, *rest, **more)
+        if ended.cause is FailureCause.EXPIRED and change.move is None:
+            change.attempt -= 1
+        return change
+
+    original = item_end.change_at_end
+    patch.setattr(item_end, "change_at_end", at_end)
+
+
+@mutant
+def a_part_of_a_transaction_forgets_failures(patch: Patch) -> None:
+    def part(batch: Batch, ids: set[int], *, lanes: bool) -> Batch:
+        made = only(batch, ids, lanes=lanes)
+        made.failure_new = []
+        return made
+
+    only = Batch.only
+    patch.setattr(Batch, "only", part)
+
+
+@mutant
+def a_part_of_a_transaction_keeps_failures_of_items_that_are_gone(patch: Patch) -> None:
+    def part(batch: Batch, ids: set[int], *, lanes: bool) -> Batch:
+        made = only(batch, ids, lanes=lanes)
+        made.failure_gone = []
+        return made
+
+    only = Batch.only
+    patch.setattr(Batch, "only", part)
+
+
+@mutant
+def a_topic_keeps_its_bounds_when_policies_change(patch: Patch) -> None:
+    def apply(policies: Policies, settings: Any) -> None:
+        original(policies, settings)
+        policies.changes = 1
+
+    original = Policies.apply
+    patch.setattr(Policies, "apply", apply)
+
+
+@mutant
+def the_lane_of_dead_letters_has_no_row(patch: Patch) -> None:
+    def stored_lane(shard: Shard, lane: Lane, batch: Any, transaction: Batch) -> Lane:
+        found: Lane = original(shard, lane, batch, transaction)
+        if lane.topic.key[1].endswith(".dlq"):
+            transaction.lanes_new = [row for row in transaction.lanes_new if row.lane != lane.number]
+        return found
+
+    original: Any = batch_build._stored_lane
+    patch.setattr(batch_build, "_stored_lane", stored_lane)
+
+
+@mutant
+def a_new_owner_does_not_know_its_dead_letters(patch: Patch) -> None:
+    """It removes items, and leaves their failures behind."""
+
+    def open_shard(shard: Shard, opened: Any, *rest: Any) -> None:
+        opened.dead.clear()
+        original(shard, opened, *rest)
+
+    original: Any = shard_open.open_shard
+    patch.setattr(shard_open, "open_shard", open_shard)
+
+
+@mutant
+def an_owner_does_not_note_its_first_dead_letter(patch: Patch) -> None:
+    def moved(shard: Shard, change: Change, now_ms: int) -> None:
+        assert change.target is not None
+        before = change.target.dead
+        original(shard, change, now_ms)
+        change.target.dead = before
+
+    original: Any = batch_apply._moved
+    patch.setattr(batch_apply, "_moved", moved)
+
+
+@mutant
+def a_dead_letter_counts_in_its_old_lane(patch: Patch) -> None:
+    def moved(shard: Shard, change: Change, now_ms: int) -> None:
+        item, target = change.item, change.target
+        assert target is not None
+        item.lane, target.dead = target, True
+        shard.drop_body(item)
+
+    patch.setattr(batch_apply, "_moved", moved)
+
+
+@mutant
+def a_dead_letter_forgets_the_lease_that_ended_by_time(patch: Patch) -> None:
+    """A late ack is refused, though no other consumer got the item."""
+
+    def at_end(*args: Any, **more: Any) -> Change:
+        change = original(*args, **more)
+        if change.move is not None:
+            change.lease = 0
+        return change
+
+    original = item_end.change_at_end
+    patch.setattr(item_end, "change_at_end", at_end)
+
+
+@mutant
+def exact_attempts_go_out_before_they_are_committed(patch: Patch) -> None:
+    """An owner that crashes forgets them."""
+
+    def send(state: Any, call: Any, now_ms: int) -> None:
+        call.commits = any(item.at_most_once for _, item, _ in call.found)
+        original(state, call, now_ms)
+
+    original: Any = delivery.send
+    patch.setattr(delivery, "send", send)
+
+
+@mutant
+def items_without_attempts_are_delivered(patch: Patch) -> None:
+    patch.setattr(item_end, "change_at_limit", lambda shard, item, now_ms: None)
+
+
+@mutant
+def the_last_attempt_of_an_unwritten_lease_is_repeated(patch: Patch) -> None:
+    """It returns, and nothing looks at it before it is delivered."""
+    patch.setattr(batch_build, "_ends_in_scan", lambda shard, item: False)
+    patch.setattr(item_end, "change_at_limit", lambda shard, item, now_ms: None)
+
+
+@mutant
+def an_item_at_most_once_becomes_a_dead_letter(patch: Patch) -> None:
+    def when_due(shard: Shard, item: Item, *rest: Any) -> Change:
+        at_most_once, item.at_most_once = item.at_most_once, False
+        change: Change = original(shard, item, *rest)
+        item.at_most_once = at_most_once
+        return change
+
+    original: Any = expiry._when_due
+    patch.setattr(expiry, "_when_due", when_due)
+
+
+@mutant
+def a_late_nack_moves_a_dead_letter_again(patch: Patch) -> None:
+    """It came while the transaction that moves the item was in flight."""
+
+    def ends_anyway(item: Item, waits: Any, cause: Cause) -> Any:
+        now = item.change or item.in_flight
+        moving = now is not None and now.move is not None and cause is not Cause.ACK
+        return None if moving else original(item, waits, cause)
+
+    original: Any = item_ops._ends_anyway
+    patch.setattr(item_ops, "_ends_anyway", ends_anyway)

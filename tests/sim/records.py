@@ -1,0 +1,94 @@
+"""What a simulated run remembers of each item: what was asked for, what was stored, and who was told what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from foqs.dedup import Dedup
+
+NACKS = ("nack", "fail", "reject")
+ENDING = ("ack", *NACKS, "release", "delete")
+
+
+class PromiseBroken(AssertionError):
+    """The host broke a promise."""
+
+
+@dataclass
+class Spec:
+    """One item of an enqueue request. `state`: sent, stored, refused (nothing was changed), unknown."""
+
+    number: int
+    key: tuple[str, str]
+    poisoned: bool
+    state: str = "sent"
+    id: int = 0
+    dedup: Dedup | None = None  # then it may be asked for again and again
+    open: int = 0  # requests for it with a key that were not answered, or answered OUTCOME_UNKNOWN
+    remembered_ms: int = 0  # its key, until then
+    ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
+    new: set[int] = field(default_factory=set)  # of those, the items that a reply did not call duplicates
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A lease that a host has made. `until_ms` is a lower bound of its end."""
+
+    token: int
+    lease_ms: int
+    until_ms: int
+    told: bool = False  # its consumer got the reply
+    void: bool = False  # its owner is gone and had not written it
+
+
+@dataclass(eq=False)
+class Op:
+    """An ack, nack (plain, "fail" or "reject"), release, extend or delete. `state`: sent, ok, refused (nothing was
+    changed), unknown.
+    `late`: another consumer had been given the item before it was sent. `contested`: another op that ends the lease was
+    open at the same time."""
+
+    kind: str
+    id: int
+    token: int
+    sent_ms: int
+    metadata: bytes | None = None
+    delay_ms: int = 0
+    lease_ms: int = 0
+    wrong_ns: bool = False
+    late: bool = False
+    contested: bool = False
+    state: str = "sent"
+
+
+@dataclass
+class Record:
+    """Everything about one stored item. `place`: its topic; `first`: the first of `deliveries` there."""
+
+    spec: Spec
+    place: tuple[str, str]
+    first: int = 0
+    deliveries: list[Delivery] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    removed: str = ""
+
+    def delivery(self, token: int) -> Delivery | None:
+        return next((d for d in self.deliveries if d.token == token), None)
+
+    def died_after(self, token: int) -> bool:
+        """Whether it went to another topic after that lease."""
+        return any(d.token == token for d in self.deliveries[: self.first])
+
+    def open_ops(self, *kinds: str) -> list[Op]:
+        """Those that happened or may have."""
+        return [op for op in self.ops if op.kind in kinds and op.state != "refused"]
+
+    def live(self, d: Delivery, now_ms: int) -> bool:
+        """Whether its consumer may count on the lease."""
+        if not d.told or d.void or now_ms >= d.until_ms:
+            return False
+        return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*ENDING))
+
+
+def broken(promise: int, message: str) -> None:
+    raise PromiseBroken(f"promise {promise}: {message}")

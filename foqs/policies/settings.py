@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from foqs.errors import Conflict, Invalid
@@ -53,6 +53,9 @@ class Settings:
         """Return the document that is stored."""
         document = {"stamp": self.version, "entries": dict(self.entries)}
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+
+
+Change = Callable[[Settings], Settings]
 
 
 def decode(ns: str, document: bytes) -> Settings:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from foqs.dedup import SLOTS
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
+from foqs.policies.settings import Settings
 
 
 class ShardUse(Enum):
@@ -101,7 +102,7 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """All facts, as one host or operator sees them now. `drained`: hosts that an operator drained (/drained/<host>).
-    `controller` is the id of the elected host that writes the assignment."""
+    `controller` is the id of the elected host that writes the assignment. `settings`: by namespace (/settings/<ns>)."""
 
     shards: Mapping[int, ShardFact] = field(default_factory=dict)
     hosts: Mapping[str, HostFact] = field(default_factory=dict)
@@ -110,6 +111,7 @@ class Facts:
     assignment: Assignment = Assignment()
     controller: str | None = None
     slots: Slots = Slots()
+    settings: Mapping[str, Settings] = field(default_factory=dict)
 
 
 def encode_shard(fact: ShardFact) -> bytes:

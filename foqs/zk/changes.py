@@ -9,6 +9,8 @@ from typing import Any
 
 from foqs.errors import Invalid
 from foqs.marks import Mark, decode, encode
+from foqs.policies import settings
+from foqs.policies.settings import Change, Settings
 from foqs.shardmgr.facts import (
     HostFact,
     OwnerFact,
@@ -24,7 +26,7 @@ from foqs.shardmgr.facts import (
 )
 from foqs.zk.errors import first_failure, mapped
 from foqs.zk.link import Link
-from foqs.zk.paths import ELECTION, FOLDERS, Paths, host_name
+from foqs.zk.paths import ELECTION, FOLDERS, Paths, node_name
 from foqs.zk.protocol import ZkConflict, ZkRefused
 
 # ZooKeeper closes the connection at a request of 1 MiB (jute.maxbuffer), and again at each repetition.
@@ -64,7 +66,7 @@ class Changes:
         await self._place(self._paths.host(host.id), encode_host(host), may_replace)
         ours = []
         for name in await self._children(self._paths.folder(ELECTION)):
-            if name.rpartition("-")[0] != host_name(host.id):
+            if name.rpartition("-")[0] != node_name(host.id):
                 continue
             found = await self._read(self._paths.candidate(name))
             if found is not None and found[1].ephemeralOwner == self.session:
@@ -75,7 +77,7 @@ class Changes:
         for name in sorted(ours, key=lambda name: int(name.rpartition("-")[2]))[1:]:
             await self._remove(self._paths.candidate(name))
         if not ours:
-            path = f"{self._paths.candidate(host_name(host.id))}-"
+            path = f"{self._paths.candidate(node_name(host.id))}-"
             await self._link.answer(lambda client: client.create_async(path, ephemeral=True, sequence=True))
 
     async def own(self, owner: OwnerFact) -> None:
@@ -135,6 +137,21 @@ class Changes:
                         return
                 await self._link.answer(partial(_set, path, data, version))
                 return
+        raise ZkConflict(f"{path} keeps changing")
+
+    async def change_settings(self, ns: str, change: Change, known: Settings) -> Settings:
+        """Return the settings as they are stored now. `known` takes the place of a record that is missing: it was
+        never written, or ZooKeeper lost it. Raises what `change` raises, and Invalid for an unreadable record."""
+        path = self._paths.settings(ns)
+        for _ in range(_TRIES):
+            found = await self._read(path)
+            before = known if found is None else settings.decode(ns, found[0])
+            made = change(before)
+            if made is before:
+                return made
+            with contextlib.suppress(ZkConflict):
+                await self._compare_and_set(path, made.encoded(), -1 if found is None else found[1].version)
+                return made
         raise ZkConflict(f"{path} keeps changing")
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:

@@ -21,7 +21,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
 from foqs.shardmgr.facts import HostFact, ShardFact, decode_host
 from foqs.zk.link import check
-from foqs.zk.paths import ASSIGNMENT, FOLDERS, HOSTS, SLOTS, Paths, host_of
+from foqs.zk.paths import ASSIGNMENT, FOLDERS, HOSTS, SLOTS, Paths, text_of
 from foqs.zk.shards import connected, read_records
 
 _LENGTH = struct.Struct("!i")
@@ -171,7 +171,7 @@ def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths) -> None:
 def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: list[str]) -> None:
     for name in _children(made, client, paths.folder(HOSTS)) or () if HOSTS in found else ():
         try:
-            host = host_of(name)
+            host = text_of(name)
             made.hosts.append(decode_host(host, client.get(paths.host(host))[0]))
         except NoNodeError:  # it left during the check
             continue

@@ -11,14 +11,17 @@ from weakref import WeakValueDictionary
 import structlog
 
 from foqs.config.schema import ZookeeperSection
+from foqs.errors import FoqsError
 from foqs.marks import Mark
+from foqs.policies.settings import Change, Settings
+from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check
 from foqs.zk.mirror import Folder
-from foqs.zk.paths import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SHARDS, SLOTS, Paths
-from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable
+from foqs.zk.paths import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SETTINGS, SHARDS, SLOTS, Paths
+from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable, refusal_of
 from foqs.zk.view import View
 
 log = structlog.get_logger("foqs.zk")
@@ -45,6 +48,7 @@ class ZkFactStore:
             folder(paths.folder(OWNERS), view.owners.put, view.owners.drop),
             folder(paths.folder(DRAINED), view.drained.put, view.drained.drop, read=False),
             folder(paths.folder(ELECTION), view.election.put, view.election.drop, read=False),
+            folder(paths.folder(SETTINGS), view.settings.put, view.settings.drop),
             folder(paths.root, view.assignment.put, view.assignment.drop, only=ASSIGNMENT),
             folder(paths.root, view.slots.put, view.slots.drop, only=SLOTS),
         ]
@@ -102,6 +106,20 @@ class ZkFactStore:
 
     def remember(self, shard: int, mark: Mark, done: Done) -> None:
         self._change(self._paths.mark(shard), lambda: self._changes.remember(shard, mark), done)
+
+    def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        outcome: list[Settings | FoqsError] = []
+
+        async def work() -> None:
+            known = self._view.settings.values.get(ns) or Settings(ns)
+            try:
+                outcome.append(await self._changes.change_settings(ns, change, known))
+            except FoqsError as error:
+                outcome.append(error)
+
+        self._change(
+            self._paths.settings(ns), work, lambda error: done(outcome[0] if error is None else refusal_of(error))
+        )
 
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         self._change(self._paths.drained(host), lambda: self._changes.drain_host(host, drained=drained), done)

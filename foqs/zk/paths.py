@@ -9,9 +9,9 @@ from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 
 SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
-MARKS = "marks"
+MARKS, SETTINGS = "marks", "settings"
 ASSIGNMENT, SLOTS = "assignment", "slots"
-FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS)
+FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS, SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Paths:
         return f"{self.root}/{SHARDS}/{shard}"
 
     def host(self, host: str) -> str:
-        return f"{self.root}/{HOSTS}/{host_name(host)}"
+        return f"{self.root}/{HOSTS}/{node_name(host)}"
 
     def owner(self, shard: int) -> str:
         return f"{self.root}/{OWNERS}/{shard}"
@@ -36,7 +36,10 @@ class Paths:
         return f"{self.root}/{MARKS}/{shard}"
 
     def drained(self, host: str) -> str:
-        return f"{self.root}/{DRAINED}/{host_name(host)}"
+        return f"{self.root}/{DRAINED}/{node_name(host)}"
+
+    def settings(self, ns: str) -> str:
+        return f"{self.root}/{SETTINGS}/{node_name(ns)}"
 
     def candidate(self, name: str) -> str:
         return f"{self.root}/{ELECTION}/{name}"
@@ -56,19 +59,19 @@ class Paths:
         return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
-def host_name(host: str) -> str:
-    """Return the node name of a host's id, which can be any text."""
+def node_name(text: str) -> str:
+    """Return the node name of a host's id or a namespace, which can be any text."""
     # ZooKeeper refuses these two, and quote leaves dots alone.
-    return host.replace(".", "%2E") if host in (".", "..") else quote(host, safe="")
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
-def host_of(name: str) -> str:
-    """Return the host's id of a node name. Raises Invalid if `host_name` does not make the name, so that no host has
-    two."""
-    host = unquote(name)
-    if host_name(host) != name:
-        raise Invalid("not the name of a host's node")
-    return host
+def text_of(name: str) -> str:
+    """Return the text that `node_name` makes this name of. Raises Invalid if there is none, so that no text has two
+    nodes."""
+    text = unquote(name)
+    if node_name(text) != name:
+        raise Invalid("not the name of such a node")
+    return text
 
 
 def shard_of(name: str) -> int:
@@ -83,4 +86,4 @@ def candidate_of(name: str) -> tuple[int, str]:
     host, _, sequence = name.rpartition("-")
     if not sequence.isascii() or not sequence.isdigit():
         raise Invalid("no sequence number")
-    return int(sequence), host_of(host)
+    return int(sequence), text_of(host)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.marks import Mark
+from foqs.policies.store import SettingsStore
 from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
@@ -39,7 +41,14 @@ class ZkUnavailable(ZkError):
 Done = Callable[[ZkError | None], None]
 
 
-class FactStore(Protocol):
+def refusal_of(error: ZkError) -> FoqsError:
+    """Return the error of a client's request that made a change which failed."""
+    if isinstance(error, ZkUnknown):
+        return OutcomeUnknown("the connection to ZooKeeper was lost: the change may have been made")
+    return Unavailable(f"ZooKeeper: {error}; nothing was changed")
+
+
+class FactStore(SettingsStore, Protocol):
     def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
         """Connect, and retry until `close`. `changed` gets all facts at each change, and once after each CONNECTED
         (they are fresh from then on); while SUSPENDED the last ones remain valid. An unreadable record is logged, and

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from foqs.errors import Invalid
+from foqs.policies.settings import Settings, decode
 from foqs.shardmgr.facts import (
     Assignment,
     Facts,
@@ -23,7 +24,7 @@ from foqs.shardmgr.facts import (
     decode_shard,
     decode_slots,
 )
-from foqs.zk.paths import ASSIGNMENT, SLOTS, candidate_of, host_of, shard_of
+from foqs.zk.paths import ASSIGNMENT, SETTINGS, SLOTS, candidate_of, shard_of, text_of
 
 log = structlog.get_logger("foqs.zk")
 
@@ -33,16 +34,27 @@ R = TypeVar("R", Assignment, Slots)
 
 
 class Section(Generic[K, V]):
-    """The records of one folder. `parse(name, data)` returns key and value, or raises Invalid."""
+    """The records of one folder. `parse(name, data)` returns key and value, or raises Invalid. `lasting`: no record is
+    ever removed, so one that vanishes is a loss, and its value stays in effect."""
 
-    def __init__(self, folder: str, parse: Callable[[str, bytes], tuple[K, V]], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        parse: Callable[[str, bytes], tuple[K, V]],
+        changed: Callable[[], None],
+        *,
+        lasting: bool = False,
+    ) -> None:
         self._folder = folder
+        self._lasting = lasting
         self._parse = parse
         self._changed = changed
         self._found: dict[str, tuple[bytes, tuple[K, V] | None]] = {}
+        self._vanished: set[str] = set()
         self._values: Mapping[K, V] | None = {}
 
     def put(self, name: str, data: bytes, _version: int) -> None:
+        self._vanished.discard(name)
         before = self._found.get(name)
         if before is not None and before[0] == data:
             return
@@ -55,7 +67,11 @@ class Section(Generic[K, V]):
         self._touch()
 
     def drop(self, name: str) -> None:
-        if self._found.pop(name, None) is not None:
+        if self._lasting and name in self._found:
+            if name not in self._vanished:
+                log.error("record.vanished", node=f"{self._folder}/{name}")
+            self._vanished.add(name)
+        elif self._found.pop(name, None) is not None:
             self._touch()
 
     @property
@@ -111,6 +127,7 @@ class View:
         self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)
         self.drained: Section[str, None] = Section("drained", _drained, changed)
         self.election: Section[int, str] = Section("election", _candidate, changed)
+        self.settings: Section[str, Settings] = Section(SETTINGS, _settings, changed, lasting=True)
 
     @property
     def facts(self) -> Facts:
@@ -123,6 +140,7 @@ class View:
             assignment=self.assignment.value,
             controller=candidates[min(candidates)] if candidates else None,
             slots=self.slots.value,
+            settings=self.settings.values,
         )
 
 
@@ -132,7 +150,7 @@ def _shard(name: str, data: bytes) -> tuple[int, ShardFact]:
 
 
 def _host(name: str, data: bytes) -> tuple[str, HostFact]:
-    host = host_of(name)
+    host = text_of(name)
     return host, decode_host(host, data)
 
 
@@ -142,8 +160,13 @@ def _owner(name: str, data: bytes) -> tuple[int, OwnerFact]:
 
 
 def _drained(name: str, _data: bytes) -> tuple[str, None]:
-    return host_of(name), None
+    return text_of(name), None
 
 
 def _candidate(name: str, _data: bytes) -> tuple[int, str]:
     return candidate_of(name)
+
+
+def _settings(name: str, data: bytes) -> tuple[str, Settings]:
+    ns = text_of(name)
+    return ns, decode(ns, data)

@@ -47,7 +47,7 @@ def writer(zk_rig: ZookeeperRig) -> Iterator[KazooClient]:
 
 
 def make_cluster(writer: KazooClient, root: str) -> None:
-    for name in ("shards", "hosts", "owners", "drained", "election"):
+    for name in ("shards", "hosts", "owners", "drained", "election", "settings"):
         writer.create(f"{root}/{name}", makepath=True)
     writer.create(f"{root}/assignment", b"what it says")
     writer.create(f"{root}/shards/3", encode_shard(ShardFact(3, f"mysql://foqs:{SECRET}@127.0.0.1:1/foqs_3")))
@@ -122,6 +122,7 @@ def test_a_record_that_cannot_be_read(zk_rig: ZookeeperRig, writer: KazooClient)
     [
         ("", "read {root}"),
         ("/owners", "create and delete in {root}/owners"),
+        ("/settings", "create and delete in {root}/settings"),
         ("/assignment", "write {root}/assignment"),
         ("/shards/3", "read the shards"),
     ],

@@ -17,6 +17,7 @@ from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFac
 from foqs.shardmgr.session import Session
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable
 from tests.zk.mark_contract import MarkContract
+from tests.zk.settings_contract import SettingsFactContract
 
 CONNECTED, SUSPENDED, EXPIRED = Session.CONNECTED, Session.SUSPENDED, Session.EXPIRED
 
@@ -112,7 +113,7 @@ def host(name: str, run: str = "1", **more: Any) -> HostFact:
     return HostFact(name, f"{name}:7707", run, **more)
 
 
-class FactStoreContract(MarkContract):
+class FactStoreContract(MarkContract, SettingsFactContract):
     @pytest.fixture
     def rig(self) -> Rig:
         raise NotImplementedError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foqs.marks import Mark
+from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Assignment, HostFact, OwnerFact, ShardFact, Slots
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 Soon = Callable[[float, Callable[[], None]], object]
 
-KINDS = ("shards", "hosts", "owners", "drained", "assignment", "controller", "slots")
+KINDS = ("shards", "hosts", "owners", "drained", "assignment", "controller", "slots", "settings")
 
 
 class Ensemble:
@@ -34,6 +35,7 @@ class Ensemble:
         self.marks: dict[int, Mark] = {}
         self.assignment = Assignment()
         self.slots = Slots()
+        self.settings: dict[str, Settings] = {}
         self.candidates: dict[int, tuple[int, str]] = {}  # sequence number -> session, host
         self.sessions: dict[int, MemoryFactStore] = {}
         self._rng = rng
@@ -122,6 +124,9 @@ class Ensemble:
 
     def _slots(self) -> Slots:
         return self.slots
+
+    def _settings(self) -> Mapping[str, Settings]:
+        return dict(self.settings)
 
     def _controller(self) -> str | None:
         return self.candidates[min(self.candidates)][1] if self.candidates else None

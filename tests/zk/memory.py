@@ -13,10 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from foqs.errors import FoqsError
 from foqs.marks import Mark
+from foqs.policies.settings import Change, Settings
+from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
-from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown
+from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown, refusal_of
 from tests.zk.ensemble import KINDS, Ensemble
 
 
@@ -171,6 +174,23 @@ class MemoryFactStore:
                 self._ensemble.marks[shard] = mark
 
         self._ask(f"mark {shard}", change, done)
+
+    def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        outcome: list[Settings | FoqsError] = []
+
+        def write(_: int) -> None:
+            before = self._ensemble.settings.get(ns) or Settings(ns)
+            try:
+                made = change(before)
+            except FoqsError as error:
+                outcome.append(error)
+                return
+            outcome.append(made)
+            if made is not before:
+                self._ensemble.settings[ns] = made
+                self._ensemble.changed("settings")
+
+        self._ask(f"settings {ns}", write, lambda error: done(outcome[0] if error is None else refusal_of(error)))
 
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         def change(_: int) -> None:

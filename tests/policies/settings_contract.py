@@ -1,0 +1,112 @@
+"""What every `SettingsStore` does: ZooKeeper's, a lone host's shard, and the fake that simulations run on.
+
+A subclass has the fixtures `keeper` and `other_keeper`, on the same settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from foqs.errors import Conflict, FoqsError, Invalid
+from foqs.policies.settings import MOST_BYTES, VALUE_BYTES, Settings
+from foqs.policies.store import SettingsStore
+
+NAMESPACES = ["shop", ".", "..", "a/b", "%2E", "zookeeper", "ä 🙂", "n" * 255, "'\"\\;--", "🙂" * 63]
+
+
+class Keeper:
+    """A store whose answers are awaited. `until` lets time pass until its condition holds."""
+
+    def __init__(self, store: SettingsStore, until: Callable[[Callable[[], object]], None]) -> None:
+        self._store = store
+        self._until = until
+
+    def changing(self, ns: str, change: Callable[[Settings], Settings]) -> list[Settings | FoqsError]:
+        """Return a list that gets the outcome."""
+        outcomes: list[Settings | FoqsError] = []
+        self._store.change_settings(ns, change, outcomes.append)
+        assert not outcomes, "called back before it returned"
+        return outcomes
+
+    def ended(self, *outcomes: list[Settings | FoqsError]) -> list[Settings | FoqsError]:
+        self._until(lambda: all(outcomes))
+        return [outcome for (outcome,) in outcomes]
+
+    def put(self, ns: str, entries: dict[str, str], *remove: str, expected: int | None = None) -> Settings:
+        """Raises the error."""
+        put = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected)
+        (outcome,) = self.ended(self.changing(ns, put))
+        if isinstance(outcome, FoqsError):
+            raise outcome
+        return outcome
+
+    def read(self, ns: str) -> Settings:
+        (outcome,) = self.ended(self.changing(ns, lambda settings: settings))
+        assert isinstance(outcome, Settings)
+        return outcome
+
+
+class SettingsContract:
+    @pytest.mark.parametrize("ns", NAMESPACES)
+    def test_settings_of_any_namespace_are_stored(self, keeper: Keeper, other_keeper: Keeper, ns: str) -> None:
+        assert keeper.read(ns) == Settings(ns)
+        entries = {"plans/acme": "gold", "ä": "\0'\"\\", "topic.t*": '{"paused": true}'}
+        assert keeper.put(ns, entries) == Settings(ns, 1, entries)
+        assert other_keeper.read(ns) == Settings(ns, 1, entries)
+        assert other_keeper.read("another") == Settings("another")
+
+    def test_each_change_adds_one_version(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        keeper.put("ns", {"a": "1", "b": "2"}, expected=0)
+        assert other_keeper.put("ns", {"a": "3"}, "b", expected=1) == Settings("ns", 2, {"a": "3"})
+        assert keeper.put("ns", {"c": ""}) == Settings("ns", 3, {"a": "3", "c": ""})
+
+    def test_the_last_removal_leaves_an_empty_document(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        keeper.put("ns", {"a": "1"})
+        keeper.put("ns", {}, "a")
+        assert other_keeper.read("ns") == Settings("ns", 2, {})
+        assert other_keeper.put("ns", {"b": "2"}).version == 3
+
+    def test_the_error_of_a_change_changes_nothing(self, keeper: Keeper) -> None:
+        keeper.put("ns", {"a": "1"})
+        with pytest.raises(Conflict, match="version 1, not 0"):
+            keeper.put("ns", {"a": "2"}, expected=0)
+        with pytest.raises(Invalid, match="b: there is no such key"):
+            keeper.put("ns", {"a": "2"}, "b")
+        assert keeper.read("ns") == Settings("ns", 1, {"a": "1"})
+
+    def test_of_two_changes_of_one_version_one_is_made(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        for version in range(5):
+            outcomes = keeper.ended(
+                *[
+                    one.changing(
+                        "ns", partial(Settings.changed, entries={"by": by}, remove=(), expected_version=version)
+                    )
+                    for one, by in ((keeper, "a"), (other_keeper, "b"))
+                ]
+            )
+            (made,) = [outcome for outcome in outcomes if isinstance(outcome, Settings)]
+            (refused,) = [outcome for outcome in outcomes if not isinstance(outcome, Settings)]
+            assert isinstance(refused, Conflict)
+            assert (made.version, made) == (version + 1, keeper.read("ns"))
+
+    def test_changes_that_expect_no_version_are_all_made(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        outcomes = keeper.ended(
+            *[
+                one.changing("ns", partial(Settings.changed, entries={str(number): ""}, remove=()))
+                for number, one in enumerate([keeper, other_keeper] * 3)
+            ]
+        )
+        versions = [outcome.version for outcome in outcomes if isinstance(outcome, Settings)]
+        assert sorted(versions) == [1, 2, 3, 4, 5, 6]
+        assert other_keeper.read("ns").entries.keys() == set("012345")
+
+    def test_settings_of_the_greatest_size(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        entries = {f"{number:04}": "x" * VALUE_BYTES for number in range(MOST_BYTES // (VALUE_BYTES + 20))}
+        made = keeper.put("ns", entries)
+        assert 0.98 * MOST_BYTES < len(made.encoded()) <= MOST_BYTES
+        assert other_keeper.read("ns") == made
+        with pytest.raises(Invalid, match=f"more than {MOST_BYTES}"):
+            keeper.put("ns", {f"more{number}": "x" * VALUE_BYTES for number in range(5)})

@@ -92,6 +92,13 @@ class LaneRow(NamedTuple):
     fairness: bytes
 
 
+class SettingRow(NamedTuple):
+    """`doc` is a document of `foqs.policies.settings`."""
+
+    ns: bytes
+    doc: bytes
+
+
 class ReadyRow(NamedTuple):
     """`bytes` is the size of payload, metadata and headers. `lease` is the last lease's token, 0 if none can ack.
 
@@ -246,6 +253,7 @@ class Opened:
     it notices.
     `tail`: the database can say which items have no row in `ready` yet, and it has the table `failure`. `dead`: the
     lanes with rows there.
+    `settings`: those of all namespaces that the shard keeps, as stored.
     """
 
     epoch: int
@@ -264,6 +272,7 @@ class Opened:
     behind: Mark | None = None
     tail: bool = False
     dead: list[int] = field(default_factory=list)
+    settings: list[SettingRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -492,7 +492,7 @@ struct GetServerInfoResponse {
   /**
    * payload_bytes, metadata_bytes, headers_bytes, name_bytes, request_items, frame_bytes,
    * lease_min_ms, lease_max_ms, lease_default_ms, delay_max_ms, ttl_max_ms, wait_max_ms, timeout_max_ms,
-   * dedup_window_ms
+   * dedup_window_ms, settings_bytes, settings_value_bytes
    */
   2: map<string, i64> limits,
   /** By shard that this host serves: rows changed since the shard was opened. */
@@ -620,6 +620,59 @@ struct CountItemsResponse {
   1: map<i32, i64> shards,
 }
 
+struct GetSettingsRequest {
+  1: string ns,
+  /** Only entries whose keys begin with it. Default: all. */
+  2: optional string prefix,
+  15: optional RequestContext context,
+}
+
+/** The settings of a namespace, as the answering host acts on them. */
+struct GetSettingsResponse {
+  /** 0: they were never written. Each change adds 1. */
+  1: i64 version,
+  2: map<string, string> entries,
+}
+
+/**
+ * Changes the settings of a namespace in one step. A key is 1 to 512 bytes without control characters; a value has at
+ * most 4,096 bytes, and all entries together at most 900,000, as stored. `topic.<name>` and `topic.<prefix>*` are
+ * policies of topics (JSON); keys without such a prefix are free text. INVALID lists every error, one a line. CONFLICT:
+ * the version is not expected_version. In both cases nothing was changed.
+ */
+struct PutSettingsRequest {
+  1: string ns,
+  /** Added, or in place of entries with the same key. */
+  2: map<string, string> entries,
+  /** Keys of entries that exist, none of which is in `entries`. */
+  3: list<string> remove,
+  /** Default: change any version. */
+  4: optional i64 expected_version,
+  15: optional RequestContext context,
+}
+
+struct PutSettingsResponse {
+  1: i64 version,
+  /** host:port of the hosts that act on this version or a later one. */
+  2: list<string> applied,
+  /** host:port of the living hosts that did not say so within 2 s. */
+  3: list<string> missing,
+}
+
+/** Between hosts: waits until the host acts on this version of a namespace's settings, or a later one. */
+struct AwaitSettingsRequest {
+  1: string ns,
+  2: i64 version,
+  /** Duration, 0 to 600,000. Default 0. */
+  3: optional i64 wait_ms,
+  15: optional RequestContext context,
+}
+
+struct AwaitSettingsResponse {
+  /** The version that the host acts on, which is lower when wait_ms has passed. */
+  1: i64 version,
+}
+
 service Foqs {
   EnqueueResponse Enqueue(1: EnqueueRequest request) throws (1: RequestError error),
   DequeueResponse Dequeue(1: DequeueRequest request) throws (1: RequestError error),
@@ -638,4 +691,7 @@ service Foqs {
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
   GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),
+  GetSettingsResponse GetSettings(1: GetSettingsRequest request) throws (1: RequestError error),
+  PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
+  AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ log = structlog.get_logger("foqs.audit")
 REFUSED_A_SECOND = 10
 ADMIN_A_SECOND = 100
 _IDS = 10
+_TEXT = 64
 
 
 class Audit:
@@ -36,8 +37,32 @@ class Audit:
         """The request was started; its outcome is not part of the line."""
         left_out = self._admin.take(self._now_s())
         if left_out is not None:
-            ids = call.request.ids or ()
-            log.info("audit.admin", items=len(ids), first=ids[:_IDS], **_said(call), left_out=left_out)
+            log.info("audit.admin", **_SUBJECTS[call.method](call.request), **_said(call), left_out=left_out)
+
+
+def _items(request: Any) -> dict[str, Any]:
+    ids = request.ids or ()
+    return {"items": len(ids), "first": ids[:_IDS]}
+
+
+def _settings(request: Any) -> dict[str, Any]:
+    """Return the first keys that are set and removed, without their values."""
+    keys, remove = list(request.entries or ()), list(request.remove or ())
+    return {
+        "ns": _short(request.ns or ""),
+        "entries": len(keys),
+        "first": [_short(key) for key in keys[:_IDS]],
+        "remove": len(remove),
+        "first_removed": [_short(key) for key in remove[:_IDS]],
+    }
+
+
+_SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {"DeleteItems": _items, "PutSettings": _settings}
+"""The fields about the subject of each administrative request."""
+
+
+def _short(text: str | bytes) -> str:
+    return _one_line(str(text)[:_TEXT])
 
 
 def _said(call: Call) -> dict[str, Any]:

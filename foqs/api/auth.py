@@ -45,14 +45,17 @@ NEEDS: Mapping[str, Right | str] = {
     "DeleteItems": Right.ADMIN,
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
+    "GetSettings": _SEES,
+    "PutSettings": Right.ADMIN,
     "GetServerInfo": _ANYBODY,
     "GetRouting": _ANYBODY,
     "WatchTopics": _HOST,
     "GiveSlot": _HOST,
     "TakeTokens": _HOST,
     "CountItems": _HOST,
+    "AwaitSettings": _HOST,
 }
-_ADMINISTRATIVE = frozenset({"DeleteItems"})
+_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings"})
 
 
 class Guard:

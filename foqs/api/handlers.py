@@ -11,12 +11,15 @@ from foqs.api.lookups import Lookups
 from foqs.api.peer_methods import PeerMethods
 from foqs.api.routing import RoutingMethods
 from foqs.api.server_info import Info
+from foqs.api.settings import SettingsMethods
 from foqs.engine.engine import Engine
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.settings_sync import HostSettings
+from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
 
 
@@ -33,6 +36,8 @@ class Handlers:
         news: ReadyPublisher,
         quotas: QuotaClient,
         forwarder: Forwarder | LoneForwarder,
+        settings: HostSettings,
+        store: SettingsStore,
     ) -> None:
         self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
@@ -40,6 +45,7 @@ class Handlers:
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
         self._peers = PeerMethods(engine, lambda: self.limits, lambda: forwarder.routing().slots, quotas.coordinator)
+        self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
         self.routing_changed = self.routing.changed
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -49,6 +55,7 @@ class Handlers:
             **self._lookups.handlers(),
             **self.routing.handlers(),
             **self._peers.handlers(),
+            **self._settings.handlers(),
             "GetServerInfo": self._info.server_info,
         }
 

@@ -8,8 +8,11 @@ from foqs import __version__
 from foqs.engine.engine import Engine
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rpc.call import Call
 
+FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES}
+"""Limits that no configuration changes: ZooKeeper takes no larger record."""
 _KEPT_MS = 1_000
 """A count adds up all namespaces of all shards, and any client may ask for one."""
 
@@ -27,7 +30,7 @@ class Info:
     def server_info(self, call: Call) -> None:
         rows = {shard.number: shard.rows_changed for shard in self._engine.serving}
         items = self._count() if call.request.count_items else None
-        call.reply(idl.GetServerInfoResponse(__version__, self._limits().as_map(), rows, items))
+        call.reply(idl.GetServerInfoResponse(__version__, {**self._limits().as_map(), **FIXED}, rows, items))
 
     def _count(self) -> Mapping[int, int]:
         now_ms = self._now_ms()

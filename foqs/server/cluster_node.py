@@ -74,6 +74,7 @@ class ClusterNode:
             changed=self._act_soon,
             share_slots=self.seat.share_slots,
             slots_arrived=self.seat.slots_arrived,
+            settings=facts,
         )
         self.node = Node(
             config,
@@ -157,6 +158,7 @@ class ClusterNode:
 
     def _changed(self, facts: Facts) -> None:
         fatal = self.seat.changed(facts)
+        self.node.settings.follow(facts.settings)
         self._facts_known.set()
         if self.seat.seen:
             self._seen.set()

@@ -18,6 +18,7 @@ from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwners
+from foqs.policies.store import SettingsStore
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.tls import peer_context
@@ -35,6 +36,7 @@ class Neighbours:
     keys has no shard; `slots_arrived(moves)` when the rows of slots are where these moves put them.
 
     `static`: the host keeps the shards of its configuration. Any other host has those that its membership assigns.
+    `settings`: where the cluster keeps the settings of namespaces.
     """
 
     routing: Callable[[], Routing]
@@ -43,6 +45,7 @@ class Neighbours:
     share_slots: Callable[[], None] = _nothing
     slots_arrived: Callable[[Mapping[int, SlotMove]], None] = _nothing
     static: bool = False
+    settings: SettingsStore | None = None
 
 
 LONE = Neighbours(routing=Routing, handover_ms=0, changed=_nothing, static=True)

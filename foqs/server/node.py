@@ -21,6 +21,9 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.settings_sync import HostSettings
+from foqs.policies.store import SettingsStore
+from foqs.rows import Opened
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
@@ -28,6 +31,7 @@ from foqs.server.marks import Marks
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
 from foqs.server.shard_runner import ShardRunner
+from foqs.server.shard_settings import ShardSettings
 from foqs.store.protocol import ShardStore
 
 log = structlog.get_logger("foqs.host")
@@ -83,8 +87,13 @@ class Node:
             changed=neighbours.changed,
             served=lambda: self.forwarder.shard_served(),  # noqa: PLW0108
             serves=lambda: self.server.serves,
+            read=self._read_settings,
         )
         self.engine: Engine = self.runner.engine
+        self.settings: HostSettings = HostSettings(self.engine)
+        lowest = min(self.engine.shards, default=0)
+        self._shard_settings = ShardSettings(lowest, self.settings, lambda: self.runner.worker(lowest), self._later)
+        self._settings_store: SettingsStore = neighbours.settings or self._shard_settings
         self.peers: Peers | NoPeers
         if neighbours.static:
             self.peers = NoPeers(self.engine, lambda: self.address)
@@ -113,6 +122,8 @@ class Node:
             self.news,
             quotas,
             self.forwarder,
+            self.settings,
+            self._settings_store,
         )
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
@@ -130,6 +141,13 @@ class Node:
 
     def _later(self, after_ms: int, do: Callable[[], None]) -> None:
         self._loop.call_later(after_ms / 1000, do)
+
+    def _read_settings(self, number: int, opened: Opened) -> bool:
+        """Return whether the settings are known. A host of a cluster learns them from ZooKeeper, before it listens."""
+        if self._settings_store is not self._shard_settings:
+            return True
+        self._shard_settings.opened(number, opened.settings)
+        return self._shard_settings.known
 
     @property
     def unreachable(self) -> set[int]:

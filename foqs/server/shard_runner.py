@@ -49,7 +49,8 @@ class ShardRunner:
 
     `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from those of its timer.
     `changed()` is called when a shard came, went or changed its state; `served()` when a shard was opened; `serves()`
-    says whether the host takes requests.
+    says whether the host takes requests. `read(shard, opened)` is called when a shard was opened, before it is served,
+    and returns whether the host may take requests now.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ShardRunner:
         changed: Callable[[], None],
         served: Callable[[], None],
         serves: Callable[[], bool],
+        read: Callable[[int, Opened], bool],
     ) -> None:
         self._host = config.server.id
         self._make_store = make_store
@@ -77,6 +79,8 @@ class ShardRunner:
         self._static = static
         self._changed = changed
         self._served = served
+        self._read = read
+        self._may_serve = False
         self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm)
         self.engine: Engine = Engine(
@@ -105,7 +109,7 @@ class ShardRunner:
         self.closing: set[int] = set()
         """Shards whose store is being closed."""
         self.ready = asyncio.Event()
-        """Set when a shard is served and every shard was tried, or a second after one is served.
+        """Set when `read` allows it and a shard is served and every shard was tried, or a second after that.
 
         The second bounds the wait for a database that hangs until its timeouts.
         """
@@ -135,6 +139,11 @@ class ShardRunner:
 
     def stop_ticking(self) -> None:
         self._ticker.stop()
+
+    def worker(self, number: int) -> ShardWorker | ShardThread | None:
+        """Return the worker of a shard that is open here."""
+        shard = self.engine.shards.get(number)
+        return self._workers.get(number) if shard is not None and shard.state is ShardState.SERVING else None
 
     # ------------------------------------------------------------------------------------- steps of the driver
 
@@ -172,13 +181,14 @@ class ShardRunner:
         worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
 
     def _set_ready(self) -> None:
-        if self.engine.serving:
+        if self.engine.serving and self._may_serve:
             slow = self.driver.tried < self.engine.shards.keys()
             self._loop.call_later(_SLOW_OPEN_S if slow else 0, self.ready.set)
 
     def _serve(self, step: steps.Serve) -> None:
         number, opened = step.number, step.opened
         shard, opening = self.engine.shards[number], self._opening.pop(number)
+        self._may_serve = self._read(number, opened)
         self.marker.opened(number, opened)
         db_ahead_ms = opened.db_now_ms - self._clock.at_ms(opened.read_ns)
         set_ms = self._timekeeper.opened(db_ahead_ms)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
 from foqs.dedup import bounds_of
@@ -27,6 +27,8 @@ from foqs.store.protocol import (
     StoreError,
     StoreFull,
 )
+
+T = TypeVar("T")
 
 
 class Begun(NamedTuple):
@@ -254,6 +256,19 @@ class ShardThread:
                 self._deliver(lambda: crashed(fault))
                 return
             self._deliver(partial(done, result))
+
+        self._jobs.put(job)
+
+    def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
+        """Run `work` between two batches. `done` gets its result, or the exception that it raised."""
+
+        def job() -> None:
+            outcome: T | Exception
+            try:
+                outcome = work(self._store)
+            except Exception as error:  # noqa: BLE001 - as in `submit`
+                outcome = error
+            self._deliver(partial(done, outcome))
 
         self._jobs.put(job)
 

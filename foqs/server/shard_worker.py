@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.marks import Mark
@@ -19,6 +20,8 @@ from foqs.server.shard_thread import Begun, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
+
+T = TypeVar("T")
 
 LOOP_ROWS = 512
 LOOP_BYTES = 256 << 10
@@ -91,6 +94,10 @@ class ShardWorker:
                 return
         self._on_loop.detach()
         self._thread.submit(shard_batch, done, crashed)
+
+    def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
+        """As that of the thread. A transaction of the loop may be under way: `work` leaves its connection alone."""
+        self._thread.call(work, done)
 
     def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
         """Close the store after the batch in flight, and end the thread. `submit` must not be called any more."""

@@ -1,12 +1,12 @@
-"""What a new owner of a shard reads: lanes, and counts of ready, delayed and leased items."""
+"""What a new owner of a shard reads: lanes, counts of ready, delayed and leased items, and settings."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 
-from foqs.rows import Backlog, Holding, LaneRow, Opened
-from foqs.store import queries
+from foqs.rows import Backlog, Holding, LaneRow, Opened, SettingRow
+from foqs.store import queries, settings
 from foqs.store.dialect import Dialect
 from foqs.store.lanes import refuse_orphans
 from foqs.store.link import Database, Link
@@ -29,6 +29,7 @@ def read_opened(
         rows = Counter({lane: count for lane, (count, _) in timers.items()})
         for found in backlog:
             rows[found.lane] += found.items
+        stored = link.fetch(settings.ALL) if row.version >= settings.VERSION else ()
         refuse_orphans((lane.lane for lane in lanes), rows)
         return Opened(
             epoch=start.epoch,
@@ -46,6 +47,7 @@ def read_opened(
             read_ns=read_ns,
             tail=row.has_tail,
             dead=[lane for (lane,) in link.fetch(queries.DEAD_LANES)] if row.has_tail else [],
+            settings=[SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored],
         )
     finally:
         link.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from foqs.marks import Mark
+from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,
@@ -139,6 +140,10 @@ class ShardStore(Protocol):
 
     def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         """Timer rows of `lane`, delayed or leased ones, behind `after` (due_ms, id). For operators: may scan."""
+
+    def change_settings(self, ns: str, change: Change) -> Settings:
+        """Replaces the settings of a namespace by what `change` makes of them, and returns the stored ones. Raises
+        Fenced, CommitUnknown, StoreBusy, ShardRefused, what `change` raises, and Invalid for unreadable settings."""
 
     def close(self, *, clean: bool = False) -> None:
         """Gives the lock and the connection back. Never raises.

@@ -19,6 +19,7 @@ from typing import TypeVar
 import structlog
 
 from foqs.marks import Mark
+from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,
@@ -34,7 +35,7 @@ from foqs.rows import (
     Scan,
     TimerRow,
 )
-from foqs.store import packed, queries, server
+from foqs.store import packed, queries, server, settings
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.opening import read_opened
@@ -337,6 +338,12 @@ class SqlStore:
 
     def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         return self._ask(lambda link: self._reads.list_timer(link, lane, leased, after, limit))
+
+    # ------------------------------------------------------------------------------------------- settings
+
+    def change_settings(self, ns: str, change: Change) -> Settings:
+        self._connected()
+        return settings.change_settings(self._database, self._dialect, self._epoch, ns, change)
 
     # --------------------------------------------------------------------------------------------- the link
 

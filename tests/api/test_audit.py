@@ -72,6 +72,17 @@ def test_an_administrative_request_names_its_first_ids() -> None:
     assert (line["method"], line["who"], line["log_level"]) == ("DeleteItems", "ann", "info")
 
 
+def test_a_change_of_settings_names_keys_and_no_values() -> None:
+    entries = {f"key{number}": "secret" for number in range(25)}
+    with capture_logs() as lines:
+        audit().admin(Call("PutSettings", idl.PutSettingsRequest("shop", entries, ["x" * 200, "a\nb", b"\xff"])))
+    (line,) = lines
+    assert (line["method"], line["ns"], line["entries"], line["remove"]) == ("PutSettings", "shop", 25, 3)
+    assert line["first"] == list(entries)[:10]
+    assert line["first_removed"] == ["x" * 64, "'a\\nb'", "b'\\xff'"]
+    assert "secret" not in str(line)
+
+
 @pytest.mark.parametrize(("kind", "most"), [("refused", REFUSED_A_SECOND), ("admin", ADMIN_A_SECOND)])
 def test_lines_left_out_are_counted(kind: str, most: int) -> None:
     clock = Clock()

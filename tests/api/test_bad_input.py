@@ -93,6 +93,9 @@ def requests() -> list[bytes]:
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, context),
         "CountItems": idl.CountItemsRequest("ns", context),
+        "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
+        "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
+        "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, context
         ),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from foqs import __version__
+from foqs.api.server_info import FIXED
 from tests.support.one_host import OneHost, put, take
 
 pytestmark = pytest.mark.memory
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.memory
 def test_the_version_the_limits_and_rows_of_each_shard() -> None:
     host = OneHost(1, 2)
     before = host.ask("GetServerInfo")
-    assert (before.version, before.limits) == (__version__, host.limits.as_map())
+    assert (before.version, before.limits) == (__version__, {**host.limits.as_map(), **FIXED})
     assert before.shard_items is None
     put(host, b"x", b"y", b"z")
     changed = host.ask("GetServerInfo").shard_rows

@@ -86,6 +86,7 @@ class MemoryDatabase:
         self.dedup: dict[bytes, DedupRow] = {}
         self.dedup_from_ms = 0
         self.slots = Holding()
+        self.settings: dict[str, bytes] = {}
         self.holder: Holder | None = None
         self.connection = 0  # that of the last owner to open or to reconnect
         self.connections = 0

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from foqs.marks import Mark
+from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
     BACKLOG_SHIFT,
     Backlog,
@@ -21,6 +22,7 @@ from foqs.rows import (
     Opened,
     ReadyRow,
     Scan,
+    SettingRow,
     TimerRow,
 )
 from foqs.store.protocol import (
@@ -91,6 +93,7 @@ class MemoryStore:
             slots=db.slots,
             tail=db.tail,
             dead=sorted({row.lane for row in db.failures.values()}),
+            settings=[SettingRow(ns.encode(), doc) for ns, doc in db.settings.items()],
         )
 
     def cut(self) -> None:
@@ -251,6 +254,16 @@ class MemoryStore:
         start = bisect_right(order, after) if after is not None else 0
         rows = (self._db.timer[item_id] for _, item_id in order[start:])
         return [row for row in rows if row.lane == lane and bool(row.lease) == leased][:limit]
+
+    def change_settings(self, ns: str, change: Change) -> Settings:
+        self._alive()
+        if self._epoch != self._db.epoch:
+            raise Fenced(f"epoch {self._epoch} is over")
+        before = decode(ns, self._db.settings[ns]) if ns in self._db.settings else Settings(ns)
+        made = change(before)
+        if made is not before:
+            self._db.settings[ns] = made.encoded()
+        return made
 
     def close(self, *, clean: bool = False) -> None:
         if clean and self._connected and self._epoch == self._db.epoch:

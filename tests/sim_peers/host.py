@@ -23,6 +23,7 @@ from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.settings_sync import HostSettings
 from foqs.peers.slot_owners import SlotOwners
 from foqs.quota import Quota
 from foqs.rows import Opened
@@ -30,6 +31,7 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
+from tests.policies.memory import MemorySettings
 from tests.sim.memory_store import MemoryStore
 from tests.sim_peers.exchange import Call
 
@@ -143,7 +145,11 @@ class Host:
         quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, lambda: sim.clock.time, self.later)
         quotas.host = self
         limits = Limits(**config.limits.model_dump())
-        self._handlers = Handlers(self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder)
+        self.settings = HostSettings(self.engine)
+        self._handlers = Handlers(
+            self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder, self.settings,
+            MemorySettings(self._soon),
+        )  # fmt: skip
         self._methods = self._handlers.handlers()
 
     def now_ms(self) -> int:

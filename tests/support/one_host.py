@@ -20,12 +20,14 @@ from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
+from foqs.peers.settings_sync import HostSettings
 from foqs.peers.slot_owners import SlotOwners
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec
 from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Log, Sent
+from tests.policies.memory import MemorySettings
 from tests.sim_peers.exchange import Call as SimulatedCall
 
 HANDOVER_MS = 5_000
@@ -129,9 +131,12 @@ class OneHost(Laboratory):
             self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
             owners = LoneSlotOwner(self.monotonic_ms)
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
+        self.settings = HostSettings(self.engine)
+        self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
-            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder
-        )
+            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder, self.settings,
+            self.settings_store,
+        )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):
             self.forwarder.share_slots()

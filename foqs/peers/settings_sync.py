@@ -1,0 +1,114 @@
+"""The settings that this host acts on, and which hosts act on a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.peers.ready_subscriber import Ask
+from foqs.policies.settings import Settings
+
+CONFIRM_MS = 2_000
+"""How long a change waits for hosts to act on it."""
+_MARGIN_MS = 200
+"""The other host gets this much less time, so that its answer comes before this host gives it up."""
+
+
+class AwaitCall:
+    """Waits until this host acts on `version` or a later one."""
+
+    __slots__ = ("done", "ns", "reply", "version")
+
+    def __init__(self, ns: str, version: int, reply: Callable[[AwaitCall], None]) -> None:
+        self.ns = ns
+        self.version = version
+        self.reply = reply
+        self.done = False
+
+    def answer(self) -> None:
+        if not self.done:
+            self.done = True
+            self.reply(self)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.answer()
+
+
+class HostSettings:
+    """The settings of all namespaces, as this host acts on them. A namespace without any has version 0."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._known: dict[str, Settings] = {}
+        self._followed: Mapping[str, Settings] = {}
+        self._waiting: dict[str, dict[AwaitCall, None]] = {}
+
+    def of(self, ns: str) -> Settings:
+        return self._known.get(ns) or Settings(ns)
+
+    def follow(self, found: Mapping[str, Settings]) -> None:
+        """Act on the settings in `found`, which is another mapping if one of them has changed."""
+        if found is self._followed:
+            return
+        self._followed = found
+        for ns, settings in found.items():
+            if self._known.get(ns) is not settings:
+                self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        self._known[settings.ns] = settings
+        self._state.policies.apply(settings)
+        for waiting in [one for one in self._waiting.get(settings.ns, ()) if one.version <= settings.version]:
+            self.forget(waiting)
+            waiting.answer()
+
+    def wait(self, waiting: AwaitCall, until_ms: int) -> None:
+        """Answer at once, when the version is in effect, or at `until_ms` of the host's clock."""
+        if self.of(waiting.ns).version >= waiting.version:
+            waiting.answer()
+            return
+        self._waiting.setdefault(waiting.ns, {})[waiting] = None
+        self._state.deadlines.push(until_ms, waiting)
+        self._state.alarm(until_ms)
+
+    def forget(self, waiting: AwaitCall) -> None:
+        """Drop a call that is answered, or whose caller has disconnected."""
+        calls = self._waiting.get(waiting.ns, {})
+        calls.pop(waiting, None)
+        if not calls:
+            self._waiting.pop(waiting.ns, None)
+
+
+class Confirmation:
+    """Asks hosts whether they act on a version. `done(applied, missing)` gets the addresses of those that do, and of
+    those that did not say so in time, in order."""
+
+    def __init__(
+        self, settings: Settings, addresses: Collection[str], done: Callable[[list[str], list[str]], None]
+    ) -> None:
+        self._settings = settings
+        self._addresses = addresses
+        self._done = done
+        self._applied: dict[str, bool] = {}
+
+    def ask(self, here: str, host: HostSettings, ask: Ask, now_ms: int, wait_ms: int) -> None:
+        """`here` is the address of this host, `host`."""
+        ns, version = self._settings.ns, self._settings.version
+        for address in sorted(self._addresses):
+            if address != here:
+                request = idl.AwaitSettingsRequest(ns, version, max(0, wait_ms - _MARGIN_MS))
+                ask(address, "AwaitSettings", request, wait_ms, self._answers(address))
+        host.wait(AwaitCall(ns, version, lambda _: self._add(here, host.of(ns).version)), now_ms + wait_ms)
+
+    def _answers(self, address: str) -> Callable[[Any, FoqsError | None], None]:
+        return lambda response, error: self._add(address, 0 if error is not None else response.version or 0)
+
+    def _add(self, address: str, version: int) -> None:
+        self._applied[address] = version >= self._settings.version
+        if self._applied.keys() >= set(self._addresses):
+            applied = sorted(one for one, has in self._applied.items() if has)
+            self._done(applied, sorted(self._applied.keys() - set(applied)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from foqs.errors import FoqsError
 from foqs.item_states import Phase, Place, Step, To, WrongStep, check
@@ -117,6 +118,17 @@ class Change:
         return f"Change({self.item.id} to {self.to.name} by {self.cause.name}, {len(self.waits)} waiting)"
 
 
+class Given(NamedTuple):
+    """When a lease was given, and the consumer: one object for all items of a reply that were alike. Not stored.
+
+    `worker` is "" where the consumer gave no name. Not `begun`: the consumer said that it has not begun the item.
+    """
+
+    at_ms: int
+    worker: str
+    begun: bool = True
+
+
 class Item:
     """One item in memory.
 
@@ -124,6 +136,7 @@ class Item:
     (`change`) and one `in_flight`; an item with either is in no window. `foqs.item_states` has all states and the steps
     between them. The methods below take these steps, and raise WrongStep where the table lacks one.
     `unindexed`: the database has no row of it in `ready` or `timer` yet. Such an item is always known.
+    `given` is of the last lease; None if an earlier owner gave it, or it left memory since.
     """
 
     __slots__ = (
@@ -135,6 +148,7 @@ class Item:
         "change",
         "deliver_after_ms",
         "expires_at_ms",
+        "given",
         "held",
         "id",
         "in_flight",
@@ -179,6 +193,7 @@ class Item:
         self.awaited = False  # the reply of an open dequeue will contain it
         self.at_most_once = False
         self.expires_at_ms = UNREAD
+        self.given: Given | None = None
         self.body: NewItem | Body | None = None
         if body is not None:
             self.set_body(body)
@@ -211,7 +226,12 @@ class Item:
     def leave_window(self) -> None:
         self._take(Step.LEAVE)
 
-    def give_lease(self, lease: int, lease_ms: int, now_ms: int) -> None:
+    @property
+    def attempts_begun(self) -> int:
+        """Its attempts if the current lease ends by time now: one that was not begun is not counted."""
+        return self.attempt if self.given is None or self.given.begun else self.attempt - 1
+
+    def give_lease(self, lease: int, lease_ms: int, given: Given) -> None:
         """A consumer gets the item. (An item in a window has no change, so one comparison is the whole check.)"""
         if self.phase is not _WINDOW:
             self._take(Step.LEASE)
@@ -219,7 +239,8 @@ class Item:
         self.attempt += 1
         self.lease = lease
         self.lease_ms = lease_ms
-        self.lease_expires_at_ms = now_ms + lease_ms
+        self.lease_expires_at_ms = given.at_ms + lease_ms
+        self.given = given
 
     def unlease(self) -> None:
         """End a lease that was not written."""

@@ -30,6 +30,7 @@ class Limits:
     reason_bytes: int = 1024
     token_bytes: int = 4096
     context_bytes: int = 128
+    worker_bytes: int = 128
     list_items: int = 1_000
     active_topics: int = 10_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.item import Cause, Change, Item
+from foqs.item import Cause, Change, Given, Item
 from foqs.item_states import (
     BORN,
     IN_FLIGHT,
@@ -70,7 +70,7 @@ def take(item: Item, step: Step, by: To | None) -> None:
     {
         Step.ENTER: item.enter_window,
         Step.LEAVE: item.leave_window,
-        Step.LEASE: lambda: item.give_lease(LEASE, 10, 100),
+        Step.LEASE: lambda: item.give_lease(LEASE, 10, Given(100, "")),
         Step.UNLEASE: item.unlease,
         Step.QUEUE: lambda: item.queue(Change(item, by or To.KEPT, Cause.ACK)),
         Step.WITHDRAW: item.withdraw,

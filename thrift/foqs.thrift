@@ -201,6 +201,14 @@ struct DequeueRequest {
   4: optional i64 wait_ms,
   /** Bound on the reply's payloads, metadata and headers together, in bytes; the first item always fits. Default: what fits a frame. */
   5: optional i64 max_bytes,
+  /** Names the worker process, for GetTopicStats and ReleaseLeases; 1 to 128 bytes, no control characters. */
+  6: optional string worker,
+  // 7: ledger
+  /**
+   * The consumer begins this many items of the reply at once, the first ones; 0 or more. The others are marked as with
+   * ExtendItem.begun = false. Default: it begins all.
+   */
+  8: optional i32 begins,
   15: optional RequestContext context,
 }
 
@@ -327,8 +335,18 @@ struct NackResponse {
 struct ExtendItem {
   1: i64 id,
   2: i64 lease,
-  /** Duration of the lease from now, 100 ms to 12 h. Default: the duration it was given at first. */
+  /**
+   * Duration of the lease from now, 100 ms to 12 h. Default: the duration it was given at first; with `begun`, the end of
+   * the lease does not change. Where the topic's policy has stuck_after_ms, the lease ends at most that long after the
+   * delivery (a new owner of the shard counts from its opening), and an extension after that time is STALE_LEASE.
+   */
   3: optional i64 lease_ms,
+  /**
+   * False: the consumer has not begun the item, so the attempt is not counted if the lease ends by time. True: it has.
+   * Default: no change. An item of which nothing was said counts as begun. The mark is in the owner's memory: after a
+   * change of owner the attempt counts.
+   */
+  4: optional bool begun,
 }
 
 struct ExtendLeaseRequest {
@@ -362,6 +380,9 @@ struct AckAndDequeueRequest {
   /** Used only without acks. With acks the host does not wait for a first item: the outcomes would wait too. */
   5: optional i64 wait_ms,
   6: optional i64 max_bytes,
+  7: optional string worker,
+  /** As DequeueRequest.begins. */
+  8: optional i32 begins,
   15: optional RequestContext context,
 }
 
@@ -481,6 +502,27 @@ struct DeleteItemsResponse {
   1: list<ItemOutcome> outcomes,
 }
 
+/**
+ * Ends leases of a topic as if by time, so their attempts count, on all hosts. At-most-once items are removed then. Leases
+ * that were given while the call runs may stay.
+ */
+struct ReleaseLeasesRequest {
+  1: string ns,
+  2: string topic,
+  /** Only leases of this worker (DequeueRequest.worker). Leases that an earlier owner of the shard gave have no worker. */
+  3: optional string worker,
+  /** Only leases that were given so long ago (ms), 0 or more; as far as the owner knows, like stuck_after_ms. */
+  4: optional i64 held_longer_than_ms,
+  15: optional RequestContext context,
+}
+
+struct ReleaseLeasesResponse {
+  /** Leases that this call ended. */
+  1: i64 released,
+  /** host:port of hosts that did not answer in time: their leases may have been ended or not. */
+  2: list<string> missing,
+}
+
 struct GetServerInfoRequest {
   /** Include shard_items in the reply. Default: no. */
   1: optional bool count_items,
@@ -492,7 +534,7 @@ struct GetServerInfoResponse {
   /**
    * payload_bytes, metadata_bytes, headers_bytes, name_bytes, request_items, frame_bytes,
    * lease_min_ms, lease_max_ms, lease_default_ms, delay_max_ms, ttl_max_ms, wait_max_ms, timeout_max_ms,
-   * dedup_window_ms, settings_bytes, settings_value_bytes
+   * dedup_window_ms, worker_bytes, settings_bytes, settings_value_bytes
    */
   2: map<string, i64> limits,
   /** By shard that this host serves: rows changed since the shard was opened. */
@@ -694,4 +736,5 @@ service Foqs {
   GetSettingsResponse GetSettings(1: GetSettingsRequest request) throws (1: RequestError error),
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
   AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
+  ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),
 }

@@ -57,7 +57,15 @@ def _settings(request: Any) -> dict[str, Any]:
     }
 
 
-_SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {"DeleteItems": _items, "PutSettings": _settings}
+def _topic(request: Any) -> dict[str, Any]:
+    return {"ns": _short(request.ns or ""), "topic": _short(request.topic or "")}
+
+
+_SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "DeleteItems": _items,
+    "PutSettings": _settings,
+    "ReleaseLeases": _topic,
+}
 """The fields about the subject of each administrative request."""
 
 

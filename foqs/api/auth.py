@@ -43,6 +43,7 @@ NEEDS: Mapping[str, Right | str] = {
     "GetItem": Right.ADMIN,
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
+    "ReleaseLeases": Right.ADMIN,
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
     "GetSettings": _SEES,
@@ -55,7 +56,7 @@ NEEDS: Mapping[str, Right | str] = {
     "CountItems": _HOST,
     "AwaitSettings": _HOST,
 }
-_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings"})
+_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "ReleaseLeases"})
 
 
 class Guard:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.item_life import ItemLife
+from foqs.api.leases import Leases
 from foqs.api.lookups import Lookups
 from foqs.api.peer_methods import PeerMethods
 from foqs.api.routing import RoutingMethods
@@ -43,6 +44,7 @@ class Handlers:
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
+        self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
         self._peers = PeerMethods(engine, lambda: self.limits, lambda: forwarder.routing().slots, quotas.coordinator)
         self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
@@ -56,6 +58,7 @@ class Handlers:
             **self.routing.handlers(),
             **self._peers.handlers(),
             **self._settings.handlers(),
+            "ReleaseLeases": self._leases.release,
             "GetServerInfo": self._info.server_info,
         }
 

@@ -120,6 +120,11 @@ class ItemLife:
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
+        worker, begins = request.worker, request.begins
+        if worker is not None:
+            validation.name(worker, "worker", limits, limits.worker_bytes)
+        if begins is not None and begins < 0:
+            raise Invalid("begins is negative")
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             call.on_lost = None  # a circle of references: the garbage collector would have to find it
@@ -138,7 +143,9 @@ class ItemLife:
         until_ms = now_ms + wait_ms
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
-        waiting = DequeueCall(keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere)
+        waiting = DequeueCall(
+            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins
+        )  # fmt: skip
         call.on_lost = lambda: self._engine.cancel(waiting)
         return waiting, wait_ms
 
@@ -188,7 +195,7 @@ class ItemLife:
             lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         except Invalid as error:
             return item_ops.refuse(error)
-        return item_ops.extend(item.lease or 0, lease_ms)
+        return item_ops.extend(item.lease or 0, lease_ms, self._engine.policies, item.begun)
 
     def _settle(self, call: Call, response: Any, kind: by_id.Kind, items: list[tuple[int, item_ops.Op]]) -> None:
         ids = [item_id for item_id, _ in items]

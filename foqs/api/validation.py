@@ -23,12 +23,13 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.wire.columns import SpecColumns
 
 
-def name(value: object, what: str, limits: Limits) -> str:
-    """A namespace or topic: UTF-8, 1 to `name_bytes` bytes, no control characters."""
+def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
+    """A namespace, topic or worker: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control characters."""
     if type(value) is not str:
         raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
-    if not value or len(value.encode("utf-8", "surrogatepass")) > limits.name_bytes:
-        raise Invalid(f"{what} must have 1 to {limits.name_bytes} bytes")
+    most_bytes = most_bytes or limits.name_bytes
+    if not value or len(value.encode("utf-8", "surrogatepass")) > most_bytes:
+        raise Invalid(f"{what} must have 1 to {most_bytes} bytes")
     if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
         raise Invalid(f"{what} holds a control character")
     return value

@@ -84,15 +84,16 @@ class AckDequeue:
 
     def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
-        lease_ms: int | None, max_bytes: int | None = None,
+        lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
         as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
         entries = [idl.AckItem(id=acks[at].id, lease=acks[at].lease) for at in part.asked]
         counts = [idl.TopicCount(topic=topic, count=count) for topic, count in wants.items()]
         request = idl.AckAndDequeueRequest(
-            ns=self._namespace, acks=entries, wants=counts, lease_ms=lease_ms, max_bytes=max_bytes
-        )
+            ns=self._namespace, acks=entries, wants=counts, lease_ms=lease_ms, max_bytes=max_bytes, worker=worker,
+            begins=begins,
+        )  # fmt: skip
         self._router.begin()
         try:
             asked = self._caller.send(ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)

@@ -23,8 +23,10 @@ from foqs.client.items import (
     ItemState,
     Leased,
     Nack,
+    ServerInfo,
     counts_of,
 )
+from foqs.client.lease_methods import LeaseMethods
 from foqs.client.looks import Looks
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
@@ -47,7 +49,7 @@ _LIMITS = Limits()
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client(Looks):
+class Client(LeaseMethods, Looks):
     """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
@@ -171,6 +173,8 @@ class Client(Looks):
         wait_ms: int = 0,
         lease_ms: int | None = None,
         max_bytes: int | None = None,
+        worker: str | None = None,
+        begins: int | None = None,
         timeout_ms: int | None = None,
     ) -> list[Item]:
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
@@ -178,7 +182,8 @@ class Client(Looks):
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing. `lease_ms`: how long the leases
         last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
-        together.
+        together. `worker` names the caller to operators. `begins`: how many of the items, the first ones, are begun at
+        once; the rest counts as not begun (see `begun_many`). Default: all.
         """
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
@@ -186,10 +191,12 @@ class Client(Looks):
 
         def attempt(request_id: str) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
-            request: Any = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
+            request: Any = None
+            if worker is None and begins is None:
+                request = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
                 wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
-                request = idl.DequeueRequest(self.namespace, wants, lease_ms, int(left_ms), max_bytes)
+                request = idl.DequeueRequest(self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, begins)
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
             return self._caller.ask(
@@ -260,54 +267,6 @@ class Client(Looks):
     ) -> list[FoqsError | None]:
         acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
         return self._requests.each(methods.ACK, second_answer.END_ITEM, acks, self._by_id, timeout_ms, first)
-
-    def nack(
-        self,
-        item: Leased,
-        *,
-        delay_ms: int | None = None,
-        metadata: bytes | None = None,
-        reason: str | None = None,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """Gives the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
-        `metadata` replaces the item's: partial progress for the next attempt. Raises StaleLease or NotFound
-        like `ack`, and OutcomeUnknown when a reply was lost and the lease is over now.
-        """
-        nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason)
-        one_of(self.nack_many((nack,), timeout_ms=timeout_ms))
-
-    def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
-        """`nack` for many, each with its own delay and metadata.
-
-        >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
-        [None, None]
-        """
-        return self._requests.each(methods.NACK, second_answer.NACK, nacks, self._by_id, timeout_ms)
-
-    def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
-        """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
-        well.
-        """
-        one_of(self.release_many((item,), timeout_ms=timeout_ms))
-
-    def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
-        """`release` for many."""
-        nacks = [Nack.of(item, release=True) for item in items]
-        return self._requests.each(methods.NACK, second_answer.RELEASE, nacks, self._by_id, timeout_ms)
-
-    def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
-        """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
-        StaleLease or NotFound when it is lost.
-        """
-        one_of(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
-
-    def extend_many(
-        self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
-    ) -> list[FoqsError | None]:
-        """`extend` for many."""
-        extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
-        return self._requests.each(methods.EXTEND, second_answer.EXTEND, extensions, self._by_id, timeout_ms)
 
     # ------------------------------------------------------------------------------------- looking and operat
 

@@ -155,7 +155,11 @@ class Nack:
 
     `delay_ms` is a duration (default: at once, at the item's old place in the order); `metadata` replaces the
     item's; `release` says that work was not begun: no delay, no metadata, and the attempt is not counted;
-    `reason` is for the server's logs, at most 1,024 bytes.
+    `reason` is for the server's logs and the failure of a dead letter, at most 1,024 bytes.
+
+    `failed`: the work failed, so the retry rule of the topic's policy sets the delay (`delay_ms` counts where there is
+    no rule), and the last attempt makes it a dead letter. `reject`: the work can never succeed, so the item is a dead
+    letter at once (no delay, no metadata). At most one of `release`, `failed` and `reject`.
     """
 
     thrift_spec: ClassVar[Any] = idl.NackItem.thrift_spec
@@ -166,6 +170,8 @@ class Nack:
     metadata: bytes | None = None
     release: bool | None = None
     reason: str | None = None
+    failed: bool | None = None
+    reject: bool | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -181,8 +187,10 @@ class Nack:
         metadata: bytes | None = None,
         release: bool = False,
         reason: str | None = None,
+        failed: bool = False,
+        reject: bool = False,
     ) -> Nack:
-        return cls(item.id, item.lease, delay_ms, metadata, release or None, reason)
+        return cls(item.id, item.lease, delay_ms, metadata, release or None, reason, failed or None, reject or None)
 
 
 class ActiveTopic(NamedTuple):
@@ -202,6 +210,13 @@ class ActiveTopic(NamedTuple):
         """Return the topic of a reply."""
         oldest_ms, hosts = one.oldest_ready_at_ms, tuple(one.hosts or ())
         return cls(one.ns, one.topic, one.ready, oldest_ms, hosts, one.delayed, one.leased)
+
+
+class Released(NamedTuple):
+    """`released` leases were ended; `missing` are the `host:port` that did not answer in time."""
+
+    released: int
+    missing: tuple[str, ...]
 
 
 class ServerInfo(NamedTuple):

@@ -29,6 +29,9 @@ def serve(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]]
 def send(state: State, call: DequeueCall, now_ms: int) -> None:
     """Reply to `call` with the items that were leased for it, as soon as they may be delivered."""
     call.done = True
+    if call.begins is not None:
+        for _, item, _ in call.found[call.begins :]:
+            item_ops.mark(item, begun=False)
     write_ms = now_ms + state.config.host.lease_write_delay_ms // 2
     if write_ms < state.timer_ms:
         state.alarm(write_ms)

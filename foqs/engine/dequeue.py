@@ -10,7 +10,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
-from foqs.item import Cause, Change, Item
+from foqs.item import Cause, Change, Given, Item
 from foqs.item_states import To
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
@@ -259,6 +259,7 @@ def _lease(
     shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
     overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
     wanted_ms, default_ms = call.lease_ms, state.config.limits.lease_default_ms
+    given = Given(now_ms, call.worker)
     for entry in entries:
         item = entry[3]
         body = item.body
@@ -269,7 +270,7 @@ def _lease(
             room_bytes = 0
             break
         shard, lease = shards[item.id >> 48], getrandbits(62) + 1
-        item.give_lease(lease, wanted_ms or body.lease_ms or default_ms, now_ms)
+        item.give_lease(lease, wanted_ms or body.lease_ms or default_ms, given)
         shard.unwritten.append((now_ms, item, lease))
         found.append((shard, item, lease))
         if item.at_most_once:

@@ -28,6 +28,7 @@ from foqs.engine import (
 )
 from foqs.engine.inspect import OVERLOADED_RETRY_MS, Listing
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.release import Releasing
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
 from foqs.errors import NotServed, Overloaded, Unavailable
@@ -214,6 +215,13 @@ class Engine(State):
         self.deadlines.push(now_ms + timeout_ms, listing)
         self.alarm(now_ms + timeout_ms)
         listing.go_on()
+
+    def release(self, releasing: Releasing, now_ms: int, timeout_ms: int) -> None:
+        """End leases of a topic."""
+        self.now_ms = now_ms
+        self.deadlines.push(now_ms + timeout_ms, releasing)
+        self.alarm(now_ms + timeout_ms)
+        releasing.go_on()
 
     # ------------------------------------------------------------------------------------- time and batches
 

@@ -33,7 +33,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 timers.left(timer.due_ms)
                 continue
             item = from_due(row, lane)
-        _scanned(shard, timers, _when_due(shard, item, row.enqueued_at_ms, until_ms), timer.due_ms, now_ms)
+        _scanned(shard, timers, when_due(shard, item, row.enqueued_at_ms, until_ms), timer.due_ms, now_ms)
     timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
     timers.outstanding -= 1
     if not timers.outstanding:
@@ -46,7 +46,8 @@ def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms:
     shard.put(change, now_ms)
 
 
-def _when_due(shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int) -> Change:
+def when_due(shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int) -> Change:
+    """Return the change of an item whose delay or lease is over."""
     if item.expires_at_ms and item.expires_at_ms <= until_ms:
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:

@@ -62,20 +62,22 @@ def change_at_end(
     shard: Shard, item: Item, ended: Ended, now_ms: int, *, waits: Waits | None = None, metadata: bytes | None = None
 ) -> Change:
     """Return what `end_of` means for the item's row. The token of a lease that ended by time stays with the row: a late
-    ack of it still counts."""
+    ack of it still counts. An attempt that was not begun does not count if its lease ended by time."""
     policy = shard.policies.of(item.lane.topic.key)
-    end, cause = end_of(policy, item.id, item.attempt, ended), ended.cause
+    cause = ended.cause
+    attempt = item.attempts_begun if cause is FailureCause.EXPIRED else item.attempt
+    end = end_of(policy, item.id, attempt, ended)
     lease = 0 if cause in (FailureCause.FAILED, FailureCause.REJECTED) else item.lease
     if end.fate is Fate.REMOVED:
         return Change(item, To.GONE, Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED, waits)
     # The table of failures is missing until the shard is migrated: items return until then.
     if end.fate is Fate.DEAD and shard.keeps_failures:
         change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
-        change.move = _to_dead_letters(item, policy, ended, now_ms)
+        change.move = _to_dead_letters(item, policy, attempt, ended, now_ms)
         return change
     if end.delay_ms:
         return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=now_ms + end.delay_ms, metadata=metadata)
-    return Change(item, To.READY, _CAUSES[cause], waits, lease=lease, metadata=metadata)
+    return Change(item, To.READY, _CAUSES[cause], waits, attempt=attempt, lease=lease, metadata=metadata)
 
 
 def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:
@@ -86,7 +88,7 @@ def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:
     return None if change.to is To.READY else change
 
 
-def _to_dead_letters(item: Item, policy: TopicPolicy, ended: Ended, now_ms: int) -> Move:
+def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended, now_ms: int) -> Move:
     ns, topic = item.lane.topic.key
     assert policy.dead_topic is not None, "the item has somewhere to go"
     failure = FailureRow(
@@ -94,7 +96,7 @@ def _to_dead_letters(item: Item, policy: TopicPolicy, ended: Ended, now_ms: int)
         fingerprint=fingerprint(ended.reason),
         id=item.id,
         cause=ended.cause,
-        attempts=item.attempt,
+        attempts=attempt,
         died_at_ms=now_ms,
         topic=topic.encode(),
         fairness=b"",

@@ -11,8 +11,9 @@ from foqs.engine import item_end
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
-from foqs.item import Cause, Change, Item, Waits
+from foqs.item import Cause, Change, Given, Item, Waits
 from foqs.item_states import Phase, Place, To
+from foqs.policies.layers import Policies
 from foqs.rows import Body, FailureCause
 
 Verdict = FoqsError | bool
@@ -186,8 +187,22 @@ def stands(item: Item, lease: int) -> bool:
     return item.lease == lease and item.phase is Phase.LEASED and (change is None or change.to in (To.LEASED, To.KEPT))
 
 
-def extend(lease: int, lease_ms: int) -> Op:
-    """`lease_ms` 0: the duration of the original lease."""
+def mark(item: Item, *, begun: bool) -> None:
+    """Note whether the consumer of a leased item has begun it."""
+    if item.given is not None:
+        item.given = item.given._replace(begun=begun)
+
+
+def given_of(shard: Shard, item: Item) -> Given:
+    """Return when a leased item was given, with its worker. Of a lease that this owner did not give, or has forgotten,
+    only the last extension is known; it counts from the shard's opening at the earliest."""
+    if item.given is None:
+        item.given = Given(max(shard.opened_ms, item.lease_expires_at_ms - item.lease_ms), "")
+    return item.given
+
+
+def extend(lease: int, lease_ms: int, policies: Policies, begun: bool | None = None) -> Op:
+    """`lease_ms` 0: the duration of the original lease; with `begun`, the lease's end stays."""
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         if not _holds(item, lease):
@@ -196,7 +211,16 @@ def extend(lease: int, lease_ms: int) -> Op:
         ended = now is not None and now.to is not To.LEASED and now.to is not To.KEPT
         if item.phase is not Phase.LEASED or ended:
             return StaleLease("the lease is over")
+        if begun is not None:
+            mark(item, begun=begun)
+            if not lease_ms:
+                return True
         until_ms = now_ms + (lease_ms or item.lease_ms)
+        stuck_after_ms = policies.of(item.lane.topic.key).stuck_after_ms
+        if stuck_after_ms:
+            until_ms = min(until_ms, given_of(shard, item).at_ms + stuck_after_ms)
+            if until_ms <= now_ms:
+                return StaleLease(f"the item was delivered more than stuck_after_ms ({stuck_after_ms}) ago")
         if item.place is Place.READY and now is None and shard.confirmed(now_ms):
             # Not written yet: the write, within the bound, will have this end. (An owner that may have lost the shard
             # has to ask the database.)

@@ -182,6 +182,7 @@ class DequeueCall:
 
     __slots__ = (
         "away",
+        "begins",
         "bodies_bytes",
         "commits",
         "done",
@@ -196,6 +197,7 @@ class DequeueCall:
         "ready_at",
         "reply",
         "wants",
+        "worker",
     )
 
     def __init__(
@@ -207,8 +209,11 @@ class DequeueCall:
         reply: Callable[[list[Item], list[int]], bool],
         bodies_bytes: int = 1 << 62,
         elsewhere: Callable[[DequeueCall], bool] | None = None,
+        worker: str = "",
+        begins: int | None = None,
     ) -> None:
-        """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone."""
+        """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone. The consumer has this
+        name, and begins the first `begins` items at once, by default all."""
         self.wants = wants
         self.bodies_bytes = bodies_bytes  # left
         self.lease_ms = lease_ms  # 0: each item's own
@@ -216,6 +221,8 @@ class DequeueCall:
         self.item_overhead_bytes = item_overhead_bytes
         self.reply = reply
         self.elsewhere = elsewhere
+        self.worker = worker
+        self.begins = begins
         self.found: list[tuple[Shard, Item, int]] = []
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
         self.commits = False  # some of the leases must be committed before the reply

@@ -71,6 +71,7 @@ class Shard(ShardMemory):
         self.rows_changed = 0
         self.confirm_wanted = False
         self.confirmed_ms = 0
+        self.opened_ms = 0
         self.clock_wanted = False  # a reading of the database's clock, also beside a transaction
         self.clock_read_ms = 0
         self.clock_ahead_ms = 0  # of the database, before the host's, when it was read

@@ -51,6 +51,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))
     shard.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
     shard.keys = Keys(min(opened.dedup_from_ms, now_ms), opened.slots)
+    shard.opened_ms = now_ms
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
     for row in opened.lanes:
@@ -93,12 +94,16 @@ def clock_set(state: State, by_ms: int) -> None:
     state.housekeeping_ms = 0
     for shard in state.serving:
         shard.confirmed_ms += by_ms
+        shard.opened_ms += by_ms
         shard.clock_ahead_ms -= by_ms
         shard.clock_read_ms += by_ms
         if shard.grace_from_ms is not None:
             shard.grace_from_ms += by_ms
         if shard.in_flight is not None:
             shard.in_flight.begun_ms += by_ms
+        for item in shard.known.values():
+            if item.given is not None:
+                item.given = item.given._replace(at_ms=item.given.at_ms + by_ms)
         for _, item, lease in shard.unwritten:
             if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
                 item.lease_expires_at_ms += by_ms

@@ -19,6 +19,7 @@ from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
+from foqs.peers import release_leases
 from foqs.peers.active_topics import Gathering
 from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
@@ -136,6 +137,17 @@ class Forwarder:
             part, answered = idl.GetTopicStatsRequest(request.ns, request.topic), partial(gathering.answered, address)
             self.exchange.send(address, "GetTopicStats", part, request, deadline_ms, answered)
 
+    def release_leases(
+        self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]
+    ) -> None:
+        """Release on the other hosts as well, and reply with the sum of the answers."""
+        others = () if is_forwarded(request) else self.exchange.other_hosts()
+        gathering = release_leases.Gathering(others, released, missing, reply)
+        for address in others:
+            part = idl.ReleaseLeasesRequest(request.ns, request.topic, request.worker, request.held_longer_than_ms)
+            answered = partial(gathering.answered, address)
+            self.exchange.send(address, "ReleaseLeases", part, request, deadline_ms, answered)
+
     def was_charged(self, request: Any) -> bool:
         """Whether the host that forwarded the enqueue has charged the namespace's quota."""
         return is_forwarded(request)
@@ -208,7 +220,10 @@ class Forwarder:
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
         wants = [want for want in request.wants if not policies.paused((request.ns, want.topic))]
-        part = idl.DequeueRequest(request.ns, wants, request.lease_ms, max_bytes=request.max_bytes)
+        part = idl.DequeueRequest(
+            request.ns, wants, request.lease_ms, max_bytes=request.max_bytes, worker=request.worker,
+            begins=request.begins,
+        )  # fmt: skip
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True

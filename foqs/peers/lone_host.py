@@ -12,6 +12,7 @@ from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import NotSent
 from foqs.fairness.keys import TopicKey
+from foqs.idl import idl
 from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.slot_owners import Found, SlotOwner
@@ -78,6 +79,11 @@ class LoneForwarder:
 
     def topic_stats(self, request: Any, counts: Counts, deadline_ms: int, done: Counted) -> None:
         done(counts, [])
+
+    def release_leases(
+        self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]
+    ) -> None:
+        reply(idl.ReleaseLeasesResponse(released, list(missing)))
 
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         done(None, NotSent("this host has no way to other hosts"))

@@ -34,6 +34,7 @@ _SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIS
 _NS_OF_ACKS = field_head(STRING, 2)
 _TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
 _DELIVERY, _COUNT, _CONTEXT = field_head(I32, 10), field_head(I32, 2), field_head(STRUCT, 15)
+_WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
 
 _first_text = Struct(">6sI").unpack_from
 _first_list = Struct(">7sI").unpack_from
@@ -158,7 +159,7 @@ def dequeue_request(frame: bytes, start: int, most: int) -> Any:
             return None
         request = _DequeueRequest()
         request.ns = frame[ns_at:at].decode()
-        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS))
+        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS, _WORKER))
     except _MISFITS:
         return None
 
@@ -179,13 +180,15 @@ def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> Any:
         request = _AckAndDequeueRequest()
         request.ns = frame[ns_at:acks_at].decode()
         request.acks = AckColumns(frame[at:wants_at])
-        return _whole(request, frame, _wants(request, frame, wants_at, most, _SECOND_OPTIONS))
+        at = _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER)
+        return _whole(request, frame, at)
     except _MISFITS:
         return None
 
 
-def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str]) -> int:
-    """Read the wants at `at` and the numbers behind them, and return where these end. Raises an error of `_MISFITS`."""
+def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str], worker: bytes) -> int:
+    """Read the wants at `at` and the options behind them, and return where these end. The field with the worker's name
+    begins with the bytes `worker`. Raises an error of `_MISFITS`."""
     _, wants = _list(frame, at)
     at += 8
     if wants > most:
@@ -207,6 +210,13 @@ def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[byte
         head, number = _i64(frame, at)
         setattr(request, options[head], number)
         at += 11
+    if frame.startswith(worker, at):
+        _, size = _text(frame, at)
+        name_at, at = at + 7, at + 7 + size
+        request.worker = frame[name_at:at].decode()
+    if frame.startswith(_BEGINS, at):
+        _, request.begins = _i32(frame, at)
+        at += 7
     return at
 
 

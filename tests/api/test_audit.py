@@ -48,6 +48,14 @@ def test_a_line_has_the_principal_the_request_and_the_trace() -> None:
     assert (line["who"], line["request_id"], line["trace_id"]) == ("ann", "r1", TRACE)
 
 
+def test_released_leases_are_named_by_their_topic() -> None:
+    with capture_logs() as lines:
+        audit().admin(Call("ReleaseLeases", idl.ReleaseLeasesRequest("shop", "mail")))
+    (line,) = lines
+    assert (line["ns"], line["topic"], line["method"]) == ("shop", "mail", "ReleaseLeases")
+    assert "items" not in line
+
+
 def test_a_line_has_nothing_of_a_token() -> None:
     line = refused(call(token="secret-token", host_proof="secret-proof"))
     assert "secret" not in str(line)

@@ -79,10 +79,10 @@ def requests() -> list[bytes]:
     """A valid message of every method, with every field that may be given."""
     context = idl.RequestContext("token", "request", "trace", 1000, 0)
     made = {
-        "Dequeue": idl.DequeueRequest("ns", [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, context),
+        "Dequeue": idl.DequeueRequest("ns", [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, context),
         "Ack": idl.AckRequest([idl.AckItem(1, 2)] * 3, "ns", context),
         "Nack": idl.NackRequest([idl.NackItem(1, 2, 3, b"meta", False, "why")] * 2, "ns", context),
-        "ExtendLease": idl.ExtendLeaseRequest([idl.ExtendItem(1, 2, 3000)] * 3, "ns", context),
+        "ExtendLease": idl.ExtendLeaseRequest([idl.ExtendItem(1, 2, 3000, True)] * 3, "ns", context),
         "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", context),
         "GetItem": idl.GetItemRequest(5, context),
         "ListItems": idl.ListItemsRequest("ns", "topic", 1, 10, "cursor", 1, context),
@@ -96,8 +96,9 @@ def requests() -> list[bytes]:
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
         "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),
+        "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
-            "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, context
+            "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, context
         ),
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", context),
     }

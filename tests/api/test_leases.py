@@ -356,3 +356,33 @@ def test_mixed_deliveries_in_one_answer(wire: Wire, topic: str) -> None:
     items = wire.dequeue(topic, 20)
     assert [item.delivery for item in items] == kinds
     assert wire.ack(*items) == [0] * 20
+
+
+# ----------------------------------------------------------------------------------------------------- begun work
+
+
+def test_an_item_that_was_not_begun_has_no_attempt(wire: Wire, topic: str) -> None:
+    """The one of the two that was begun has one."""
+    wire.put(topic, b"a", b"b")
+    first, second = wire.dequeue(topic, 2, lease_ms=100, begins=0, worker="w")
+    begun = idl.ExtendItem(second.id, second.lease, begun=True)
+    assert wire.ask("ExtendLease", items=[begun]).outcomes[0].error is None
+    attempts: dict[int, int] = {}
+
+    def again() -> bool:
+        attempts.update({item.id: item.attempt for item in wire.dequeue(topic, 2, wait_ms=1_000)})
+        return len(attempts) == 2
+
+    until(again, "both leases to end")
+    assert attempts == {first.id: 1, second.id: 2}
+
+
+@pytest.mark.parametrize("method", ["Dequeue", "AckAndDequeue"])
+@pytest.mark.parametrize(
+    "fields", [{"worker": ""}, {"worker": "w" * 129}, {"worker": "ü" * 65}, {"worker": "a\0"}, {"begins": -1}], ids=str
+)
+def test_wrong_options_of_a_worker(wire: Wire, topic: str, method: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.ask(method, ns="test", wants=[idl.TopicCount(topic, 1)], **fields)
+    assert refused.value.code == Code.INVALID
+    assert next(iter(fields)) in refused.value.message

@@ -203,6 +203,8 @@ class Laboratory:
         count: int = 10,
         lease_ms: int = 60_000,
         delivers: Callable[[], bool] = lambda: True,
+        worker: str = "",
+        begins: int | None = None,
     ) -> list[Any]:
         """Return a list that gets the ids of each reply; `doubtful` gets the ids of its doubtful leases. `delivers`:
         whether a reply reaches the consumer."""
@@ -213,7 +215,8 @@ class Laboratory:
             self.doubtful += doubtful
             return delivers()
 
-        call = DequeueCall([(key, count) for key in keys], lease_ms, 1 << 20, 0, reply)
+        wants = [(key, count) for key in keys]
+        call = DequeueCall(wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins)
         self.engine.dequeue(call, self.now_ms, wait_ms)
         return answers
 

@@ -137,6 +137,7 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "GetItem": {"id": 1},
         "ListItems": {"ns": "shop", "topic": "t"},
         "DeleteItems": {"ids": [1]},
+        "ReleaseLeases": {"ns": "shop", "topic": "t"},
         "GetActiveTopics": {},
         "GetTopicStats": {"ns": "shop", "topic": "t"},
         "GetSettings": {"ns": "shop"},

@@ -252,7 +252,7 @@ def any_lease_will_do(patch: Patch) -> None:
 
 @mutant
 def an_expired_lease_cannot_be_acked(patch: Patch) -> None:
-    patch.setattr(expiry, "_when_due", _without_token(expiry._when_due))
+    patch.setattr(expiry, "when_due", _without_token(expiry.when_due))
 
 
 def _without_token(when_due: Callable[[Item, int], Change]) -> Callable[[Item, int], Change]:

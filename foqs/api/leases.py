@@ -1,0 +1,53 @@
+"""ReleaseLeases: an operator takes items away from workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foqs.api import validation
+from foqs.engine.engine import Engine
+from foqs.engine.release import Releasing
+from foqs.errors import FoqsError
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
+from foqs.rpc.call import Call
+
+_LONGEST_MS = 1 << 62
+_ANSWER_SHARE = 0.5
+"""Of the caller's time, this host's own shards get so much: then the other hosts are asked."""
+
+
+class Leases:
+    """`limits` is called for each request; `address` is this host's, as clients know it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Callable[[], Limits],
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._address = address
+        self._forwarder = forwarder
+
+    def release(self, call: Call) -> None:
+        """Raises Invalid."""
+        request, limits = call.request, self._limits()
+        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        if request.worker is not None:
+            validation.name(request.worker, "worker", limits, limits.worker_bytes)
+        held_ms = validation.within(request.held_longer_than_ms, "held_longer_than_ms", 0, _LONGEST_MS, 0)
+        timeout_ms = validation.timeout_ms(request, limits)
+        now_ms = self._now_ms()
+
+        def released(count: int, error: FoqsError | None) -> None:
+            missing = [] if error is None else [self._address()]
+            self._forwarder.release_leases(request, count, missing, now_ms + timeout_ms, call.reply)
+
+        here_ms = max(1, int(timeout_ms * _ANSWER_SHARE))
+        self._engine.release(Releasing(self._engine, key, request.worker, now_ms - held_ms, released), now_ms, here_ms)

@@ -1,0 +1,194 @@
+"""An attempt is work that was begun; and work that goes on for too long loses its lease."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from foqs.engine import item_ops, shard_open
+from foqs.errors import FoqsError, StaleLease
+from foqs.ids import shard_of
+from foqs.item_states import Place
+from foqs.policies.settings import Settings
+from foqs.rows import AT_MOST_ONCE
+from tests.engine.laboratory import KEY, Laboratory
+
+LEASE_MS = 1_000
+
+
+def attempt(lab: Laboratory, item_id: int) -> int:
+    """Return the attempt of the item's next delivery."""
+    assert lab.taken(lease_ms=LEASE_MS) == [item_id]
+    return lab.engine.shards[shard_of(item_id)].known[item_id].attempt
+
+
+def mark(lab: Laboratory, item_id: int, *, begun: bool) -> list[FoqsError | None]:
+    lease = lab.lease_of(item_id)
+    return lab.operate(item_id, item_ops.extend(lease, 0, lab.engine.policies, begun))
+
+
+def extend(lab: Laboratory, item_id: int, lease_ms: int = LEASE_MS) -> FoqsError | None:
+    answers = lab.operate(item_id, item_ops.extend(lab.lease_of(item_id), lease_ms, lab.engine.policies))
+    lab.settle()
+    (answer,) = answers
+    return answer
+
+
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(("begun", "counted"), [((), 1), ((False,), 0), ((False, True), 1), ((True, False), 0)])
+def test_an_expired_lease_counts_work_that_was_begun(written: bool, begun: tuple[bool, ...], counted: int) -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    for one in begun:
+        assert mark(lab, item_id, begun=one) == [None], "at once, as nothing is written"
+    if written:
+        lab.go_on(LEASE_MS // 2)
+        assert lab.engine.shards[1].known[item_id].place is Place.TIMER
+        lab.go_on(LEASE_MS)
+    else:  # the database does not answer until the lease is over
+        lab.ring(LEASE_MS)
+        lab.settle()
+    assert attempt(lab, item_id) == counted + 1
+
+
+def test_the_items_behind_those_that_begin_are_not_begun() -> None:
+    lab = Laboratory(1)
+    ids = lab.stored(*[lab.item() for _ in range(4)])
+    assert lab.taken(lease_ms=LEASE_MS, begins=1) == ids
+    mark(lab, ids[2], begun=True)
+    lab.go_on(LEASE_MS)
+    assert lab.taken() == ids
+    known = lab.engine.shards[1].known
+    assert [known[item_id].attempt for item_id in ids] == [2, 1, 2, 1]
+
+
+def test_a_mark_does_not_move_the_leases_end() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    lab.go_on(LEASE_MS // 2)
+    mark(lab, item_id, begun=True)
+    lab.go_on(LEASE_MS // 2 - 1)
+    assert lab.engine.ready(KEY) == 0
+    lab.go_on(1)
+    assert lab.engine.ready(KEY) == 1
+
+
+def test_a_mark_needs_the_lease() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    (answer,) = lab.operate(item_id, item_ops.extend(5, 0, lab.engine.policies, False))
+    assert isinstance(answer, StaleLease)
+    lab.go_on(LEASE_MS)
+    assert attempt(lab, item_id) == 2
+
+
+def test_an_at_most_once_item_is_dropped_though_it_was_not_begun() -> None:
+    """The word that its consumer began may have been lost."""
+    lab = Laboratory(1)
+    lab.stored(lab.item(delivery=AT_MOST_ONCE))
+    lab.taken(lease_ms=LEASE_MS, begins=0)
+    lab.go_on(2 * LEASE_MS)
+    assert lab.engine.counters.removed == {"dropped": 1}
+
+
+def test_a_new_owner_counts_every_attempt() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS, begins=0)
+    lab.go_on(LEASE_MS // 2)
+    lab.reopen()
+    lab.go_on(LEASE_MS)
+    assert attempt(lab, item_id) == 2
+
+
+# ------------------------------------------------------------------------------------------ stuck work
+
+
+@pytest.fixture
+def lab() -> Laboratory:
+    """Items of the topic are stuck after 10 s."""
+    made = Laboratory(1)
+    made.engine.policies.apply(Settings(KEY[0], 1, {f"topic.{KEY[1]}": json.dumps({"stuck_after_ms": 10_000})}))
+    return made
+
+
+def extended_until_it_ends(lab: Laboratory, item_id: int) -> tuple[int, FoqsError | None]:
+    """Extend the lease whenever a half of it is over. Return after how many ms the item is ready, and the last
+    answer."""
+    begun_ms, answer = lab.now_ms, None
+    while not lab.engine.ready(KEY):
+        if (lab.now_ms - begun_ms) % (LEASE_MS // 2) == 0 and answer is None:
+            answer = extend(lab, item_id)
+        lab.go_on(100)
+        assert lab.now_ms < begun_ms + 60_000
+    return lab.now_ms - begun_ms, answer
+
+
+def test_a_lease_is_not_extended_beyond_stuck_after(lab: Laboratory) -> None:
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    after_ms, answer = extended_until_it_ends(lab, item_id)
+    assert (after_ms, answer) == (10_000, None)
+    assert attempt(lab, item_id) == 2, "it counts as by time"
+
+
+def test_an_extension_after_stuck_after_is_refused(lab: Laboratory) -> None:
+    """A lease that was long from the beginning still stands then."""
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=30_000)
+    lab.go_on(10_000)
+    answer = extend(lab, item_id)
+    assert isinstance(answer, StaleLease)
+    assert "stuck_after_ms (10000)" in answer.message
+    acked = lab.ack((item_id, lab.lease_of(item_id)))
+    lab.settle()
+    assert acked == [None]
+
+
+def test_a_new_owner_counts_from_its_opening(lab: Laboratory) -> None:
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    lab.go_on(500)
+    lease = lab.lease_of(item_id)
+    lab.reopen()
+    lab.lease_of = lambda _: lease  # type: ignore[method-assign]
+    assert extended_until_it_ends(lab, item_id)[0] == 10_000
+
+
+def test_a_lease_that_left_memory_counts_from_its_last_extension(lab: Laboratory) -> None:
+    (item_id,) = lab.stored()
+    lab.go_on(50_000)
+    lab.taken(lease_ms=LEASE_MS)
+    lab.go_on(500)
+    shard = lab.engine.shards[1]
+    item = shard.known[item_id]
+    lease, given_ms = item.lease, lab.now_ms - 500
+    shard.forget(item)
+    answers = lab.operate(item_id, item_ops.extend(lease, LEASE_MS, lab.engine.policies))
+    lab.settle()
+    assert answers == [None]
+    given = shard.known[item_id].given
+    assert given is not None
+    assert given.at_ms == given_ms
+
+
+def test_a_clock_that_is_set_does_not_make_work_stuck(lab: Laboratory) -> None:
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    lab.now_ms += 3_600_000
+    shard_open.clock_set(lab.engine, 3_600_000)
+    assert extend(lab, item_id) is None
+
+
+def test_without_a_policy_nothing_is_stuck() -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored()
+    lab.taken(lease_ms=LEASE_MS)
+    for _ in range(100):
+        assert extend(lab, item_id) is None
+        lab.go_on(LEASE_MS // 2)
+    assert lab.engine.ready(KEY) == 0

@@ -1,0 +1,82 @@
+"""ReleaseLeases on several hosts: one request ends the leases of all of them."""
+
+import pytest
+
+from foqs.errors import Code, NotSent
+from foqs.idl import idl
+from foqs.peers.release_leases import Gathering
+from tests.api.wire import Refused, Wire
+from tests.peers.nodes import Cluster, Member
+
+
+@pytest.fixture
+def two(cluster: Cluster) -> tuple[Member, Member]:
+    members = cluster.add("a", 1), cluster.add("b", 2)
+    cluster.tell()
+    return members
+
+
+def leased(wire: Wire, worker: str, count: int) -> list[int]:
+    ids = wire.put("t", *[b"x"] * count)
+    assert sorted(item.id for item in wire.dequeue("t", count, worker=worker)) == sorted(ids)
+    return ids
+
+
+def released(wire: Wire, **fields: object) -> tuple[int, list[str]]:
+    response = wire.ask("ReleaseLeases", ns="test", topic="t", **fields)
+    return response.released, response.missing
+
+
+def test_one_host_releases_the_leases_of_all(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    here, there = (cluster.wire(member) for member in two)
+    leased(here, "stuck", 2)
+    leased(there, "stuck", 3)
+    leased(there, "busy", 1)
+    assert released(here, worker="stuck") == (5, [])
+    assert released(here, worker="stuck") == (0, [])
+    assert {item.attempt for item in there.dequeue("t", 10)} == {2}
+    assert released(there, held_longer_than_ms=3_600_000) == (0, [])
+
+
+def test_a_forwarded_dequeue_names_the_worker(cluster: Cluster, two: tuple[Member, Member]) -> None:
+    """Its item is on the other host."""
+    here, there = (cluster.wire(member) for member in two)
+    (item_id,) = there.put("t", b"x")
+    (item,) = here.dequeue("t", 1, wait_ms=60_000, worker="w", begins=0)
+    assert item.id == item_id
+    given = cluster.on_loop(lambda: two[1].engine.shards[2].known[item_id].given)
+    assert (given.worker, given.begun) == ("w", False)
+    assert released(there, worker="w") == (1, [])
+    assert there.one("t").attempt == 1
+
+
+def test_a_host_without_an_answer_is_named(cluster: Cluster, two: tuple[Member, Member], nowhere: str) -> None:
+    here = cluster.wire(two[0])
+    leased(here, "w", 1)
+    cluster.tell(cluster.routing(c=(nowhere, 3)))
+    assert released(here) == (1, [nowhere])
+
+
+def test_the_answers_are_added_up() -> None:
+    replies = []
+    gathering = Gathering(["b:1", "c:1", "d:1"], 1, ["a:1"], replies.append)
+    gathering.answered("b:1", idl.ReleaseLeasesResponse(2, []), None)
+    gathering.answered("c:1", None, NotSent("away"))
+    assert replies == []
+    gathering.answered("d:1", idl.ReleaseLeasesResponse(4, ["d:1"]), None)
+    assert replies == [idl.ReleaseLeasesResponse(7, ["a:1", "c:1", "d:1"])]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ns": None}, {"ns": ""}, {"topic": None}, {"topic": "t" * 256}, {"worker": ""}, {"worker": "w" * 129},
+        {"worker": "a\n"}, {"held_longer_than_ms": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_input(cluster: Cluster, two: tuple[Member, Member], fields: dict[str, object]) -> None:
+    with pytest.raises(Refused) as refused:
+        cluster.wire(two[0]).ask("ReleaseLeases", **{"ns": "test", "topic": "t", **fields})
+    assert refused.value.code == Code.INVALID
+    assert next(iter(fields)) in refused.value.message

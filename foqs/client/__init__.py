@@ -8,6 +8,7 @@
 """
 
 from foqs.client.ack_dequeue import Taken
+from foqs.client.ack_policy import AckPolicy
 from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
@@ -21,6 +22,7 @@ from foqs.client.items import (
     Lease,
     Leased,
     Nack,
+    Released,
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
@@ -45,6 +47,7 @@ from foqs.errors import (
 )
 
 __all__ = [
+    "AckPolicy",
     "ActiveTopic",
     "Backoff",
     "Client",
@@ -67,6 +70,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "Producer",
+    "Released",
     "Retry",
     "ServerInfo",
     "StaleLease",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,14 @@ class Held:
     `gone`: the server said that the lease is over. `settling`: the item's ack or nack is being sent to the
     server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
     handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
-    given up.
+    given up. `waits`: the server takes the item as not begun. `stop_at`: when the time limit of its work is over; `up`:
+    the handler's event then. `late`: the lease is not extended, as the time is up, or the item was acked first.
     """
 
-    __slots__ = ("asked", "doubtful", "expires", "extend_at", "gone", "item", "lost", "settling", "traced")
+    __slots__ = (
+        "asked", "doubtful", "expires", "extend_at", "gone", "item", "late", "lost", "settling", "stop_at", "traced",
+        "up", "waits",
+    )  # fmt: skip
 
     def __init__(self, item: Item, expires: float, extend_at: float) -> None:
         self.item = item
@@ -31,7 +36,11 @@ class Held:
         self.gone = False
         self.settling = False
         self.doubtful = False
+        self.waits = False
+        self.late = False
+        self.stop_at: float | None = None
         self.lost: threading.Event | None = None
+        self.up: threading.Event | None = None
         self.traced: WorkSpan | None = None
 
     def usable(self, now: float) -> bool:
@@ -45,6 +54,17 @@ class Held:
             if not self.usable(monotonic()):
                 self.lost.set()
         return self.lost
+
+    def time_is_up(self) -> threading.Event:
+        """Set when the time limit is over. Made before the limit is set, or when it is asked for."""
+        if self.up is None:
+            self.up = threading.Event()
+        return self.up
+
+    def acked(self) -> None:
+        """The item is gone, and the work on it is not begun: there is no lease to extend, or to lose."""
+        self.late = True
+        self.expires = inf
 
     def tell(self) -> None:
         if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end

@@ -44,6 +44,11 @@ class Leases:
     def room(self) -> int:
         return self.capacity - len(self._held)
 
+    def unsettled(self) -> int:
+        """Return how many of the items wait for a handler, or are at work."""
+        with self.change:
+            return sum(not held.settling for held in self._held.values())
+
     def add(self, items: Sequence[Item], *, overdue: bool = False) -> list[Held]:
         """Takes charge of items that were just received; `overdue`: some time ago, so they are extended at once."""
         now = monotonic()
@@ -92,11 +97,21 @@ class Leases:
         """Extend the leases that are due. Return when the next one is."""
         now = monotonic()
         with self.change:
-            due = [held for held in self._held.values() if held.extend_at <= now and not held.gone]
+            for held in self._held.values():
+                if held.stop_at is not None and held.stop_at <= now:
+                    held.late = True
+                    held.time_is_up().set()
+            due = [held for held in self._held.values() if held.extend_at <= now and not (held.gone or held.late)]
         if due:
             self._extend_many(due, now)
         with self.change:
-            return min((held.extend_at for held in self._held.values() if not held.gone), default=inf)
+            return min(map(_next_at, self._held.values()), default=inf)
+
+    def limit(self, held: Held, stop_at: float) -> None:
+        """Work on the item begins, and has until `stop_at`: then its handler is told, and the lease is not extended."""
+        held.time_is_up()
+        held.stop_at = stop_at
+        extender.watch(self, stop_at)
 
     def _extend_many(self, due: list[Held], now: float) -> None:
         lease_s = self.lease_ms / 1000
@@ -106,7 +121,7 @@ class Leases:
         outcomes = self.client.extend_many([held.item for held in due], self.lease_ms, timeout_ms=int(call_s * 1000))
         for held, asked, error in zip(due, before, outcomes, strict=True):
             if isinstance(error, StaleLease | NotFound):
-                self._lost(held, error)
+                self.lost(held, error)
                 continue
             with self.change:  # a handler's own may be answered just now
                 if error is None:
@@ -114,12 +129,19 @@ class Leases:
                 else:
                     _not_extended(held, error, monotonic(), lease_s)
 
-    def _lost(self, held: Held, error: FoqsError) -> None:
-        if held.settling:  # it may be just this worker's ack that ended the lease: its own outcome decides
+    def lost(self, held: Held, error: FoqsError) -> None:
+        """The server said that the lease is over."""
+        if held.settling or held.late:  # it may be just this worker's ack that ended the lease: its own outcome decides
             held.extend_at = inf
         elif self._held.get(held.item.id) is held:
             log.warning("lost the lease of %r: %s", held.item, error.message)
             _end(held)
+
+
+def _next_at(held: Held) -> float:
+    """Return when the lease is extended, or the handler told that its time is up."""
+    extend_at = inf if held.gone or held.late else held.extend_at
+    return extend_at if held.stop_at is None or held.time_is_up().is_set() else min(extend_at, held.stop_at)
 
 
 def _end_spans(ended: Iterable[Held]) -> None:

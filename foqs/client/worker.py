@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
 
+from foqs.client.ack_policy import AckPolicy
 from foqs.client.backoff import Backoff
+from foqs.client.begun import Begun
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.handlers import Handler, NotRun, check_handler, handler_call
+from foqs.client.handlers import Handler, check_handler, handler_call
 from foqs.client.held import Held
-from foqs.client.items import Item, Nack
-from foqs.client.job import Call, Job, Retry
+from foqs.client.items import Item
+from foqs.client.job import Call
 from foqs.client.leases import Leases
+from foqs.client.outcome_counts import Outcomes
 from foqs.client.room import Room
 from foqs.client.routes import Part
-from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settled, Settler
+from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.client.stop_signals import stop_signals
-from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, OutcomeUnknown, StaleLease, Unauthenticated
+from foqs.client.work import Work
+from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 
 log = logging.getLogger("foqs.client")
 
@@ -36,19 +41,7 @@ _OUTAGE = Backoff(first_ms=100, longest_ms=10_000)
 _FETCH_TIMEOUT_MS = 10_000
 _SETTLE_ITEMS = 500
 _SHORT_WAIT_MS = 50
-
-
-@dataclass(slots=True)
-class Counts:
-    """Outcomes of the items that a worker got. `lost`: the lease was over before the outcome could be sent, or before
-    work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
-    """
-
-    done: int = 0
-    failed: int = 0
-    released: int = 0
-    lost: int = 0
-    unsettled: int = 0
+_NAME_CHARS = 100
 
 
 class Worker:
@@ -64,7 +57,8 @@ class Worker:
     is named `job`; a method `handle` always does. Coroutine functions and generator functions are refused, as nothing
     would run them.
 
-    Returning acks the item. An exception nacks it: it comes again after `backoff`, by its attempt, or as `Retry` says.
+    Returning acks the item. An exception nacks it as failed: it comes again as the retry rule of its topic's policy
+    says (without one after `backoff`, by its attempt), or as `Retry` says; after the last attempt it is a dead letter.
     An at-most-once item does not come again. A handler that returns an awaitable or a generator fails in the same way.
     See `Job` for what else a handler may do.
 
@@ -75,14 +69,22 @@ class Worker:
     ...                 return                  # another consumer may have it now
 
     concurrency     handlers at a time; the client's `pool_size` should be at least 4
-    prefetch        items held beside those in work. At most `concurrency + prefetch` are held, beside those whose acks
-                    failed in a request that brought more
+    prefetch        items held beside those in work (default 0: the worker takes no more than it has free handlers).
+                    At most `concurrency + prefetch` are held, beside those whose acks failed in a request that brought
+                    more. The server is told which of them wait: if the process is killed, they have used no attempt.
+                    That takes a small request before each item that waited, of several items where they begin together
     lease_ms        duration of a lease, which is extended while the worker holds the item; about this long after a
                     worker was killed, other workers get its items
     wait_ms         length of one long poll; a stop may take that time
     ack_linger_ms   how long an outcome waits for more outcomes in its request. Acks of a busy worker then go with its
                     next request for items
     grace_ms        how long a stop waits for handlers at work
+    ack_policy      when items are acked, and what an exception does: see `AckPolicy`
+    time_limit_ms   how long a handler may take. After that its lease is not extended, `job.time_is_up` is set, and when
+                    the handler ends, the item is nacked as failed with the reason "time limit" (unless the ack policy
+                    is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps its thread
+    report_errors   the server gets the text of an exception beside its type's name; it may hold what a payload held
+    name            names the worker to operators (`foqs release --worker`); at most 128 bytes. Default: host:pid
 
     A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
     the worker, and `run` and `join` raise it.
@@ -99,34 +101,45 @@ class Worker:
         handler: Handler,
         *,
         concurrency: int = 4,
-        prefetch: int = 4,
+        prefetch: int = 0,
         lease_ms: int = 30_000,
         wait_ms: int = 2_000,
         backoff: Backoff | None = None,
         ack_linger_ms: float = 2.0,
         grace_ms: int = 30_000,
+        ack_policy: AckPolicy | str = AckPolicy.NACK_ON_ERROR,
+        time_limit_ms: int | None = None,
+        report_errors: bool = False,
+        name: str | None = None,
     ) -> None:
         check_handler(handler)
-        self.counts = Counts()
+        self.name = name
         self.grace_ms = grace_ms
         self._client = client
         self._topics = [topics] if isinstance(topics, str) else list(topics)
         self._handler = handler
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        self._backoff = backoff or Backoff()
         self._leases = Leases(client, lease_ms, concurrency + prefetch)
+        self._prefetches = prefetch > 0
+        self._outcomes = Outcomes(self._leases)
+        self.counts = self._outcomes.counts
         self._queue: SimpleQueue[Held | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._room = Room(self._leases, self._stopping, self._queued, prefetch // 2)
         self._settler = Settler(
             client,
-            self._settled,
+            self._outcomes.settled,
             lease_ms=lease_ms,
             max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
             linger_ms=ack_linger_ms,
             offer=self._take_along,
         )
+        self._does = Work(
+            client, self._leases, self._settler, self._outcomes, self._stopping, policy=AckPolicy(ack_policy),
+            backoff=backoff or Backoff(), time_limit_ms=time_limit_ms, report_errors=report_errors,
+        )  # fmt: skip
+        self._begun = Begun(client, self._leases)
         self._stop_by = 0.0
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -138,6 +151,8 @@ class Worker:
     def start(self) -> None:
         """Begins to work, in threads. Raises Invalid for a handler that it cannot call."""
         calls = [handler_call(self._handler) for _ in range(self._concurrency)]
+        if self.name is None:
+            self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
         self._settler.start()
         self._handlers = [
             threading.Thread(target=self._work, args=(call,), name=f"foqs-handler-{n}", daemon=True)
@@ -211,8 +226,9 @@ class Worker:
             if self._stopping.is_set():
                 self._settler.send_back(acks)
                 return
+            begins = self._free() if self._prefetches else None
             try:
-                items = self._take(room, acks)
+                items = self._take(room, acks, begins)
             except _HOPELESS:
                 raise
             except FoqsError as error:
@@ -224,17 +240,24 @@ class Worker:
             if failures:
                 log.info("taking items again")
             failures = 0
-            for held in self._leases.add(items):
+            for at, held in enumerate(self._leases.add(items)):
+                held.waits = begins is not None and at >= begins
                 self._queue.put(held)
 
     def _take_along(self, acks: list[Ending]) -> bool:
         return self._client.combined.known and self._room.offer(acks)
 
+    def _free(self) -> int:
+        """Return how many handlers are not at work: they begin the next items at once. Only this thread gives them any,
+        so there are no fewer when the items come."""
+        return max(0, self._concurrency - self._leases.unsettled())
+
     def _queued(self) -> int:
         return self._queue.qsize()
 
-    def _take(self, room: int, acks: list[Ending]) -> list[Item]:
-        """Ask for items for `room`, and for those that take the place of `acks`, which go with the request."""
+    def _take(self, room: int, acks: list[Ending], begins: int | None) -> list[Item]:
+        """Ask for items for `room`, and for those that take the place of `acks`, which go with the request. The first
+        `begins` items are begun at once, by default all."""
         asked = self._client.combined.part([ending.held.item for ending in acks], self._topics) if acks else None
         if asked is not None and len(asked.asked) < len(acks):
             along = set(asked.asked)
@@ -245,21 +268,26 @@ class Worker:
         self._turn += 1
         wants = shares(self._topics, count, self._turn)
         if asked is not None and asked.asked:
-            return self._ack_and_dequeue(asked, acks, wants)
+            return self._ack_and_dequeue(asked, acks, wants, begins)
         return self._client.dequeue(
             wants,
             # Other threads must not wait for a long poll that leaves them out.
             wait_ms=self._wait_ms if len(wants) == len(self._topics) else min(self._wait_ms, _SHORT_WAIT_MS),
             lease_ms=self._leases.lease_ms,
+            worker=self.name,
+            begins=begins,
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
 
-    def _ack_and_dequeue(self, part: Part, acks: list[Ending], wants: dict[str, int]) -> list[Item]:
+    def _ack_and_dequeue(self, part: Part, acks: list[Ending], wants: dict[str, int], begins: int | None) -> list[Item]:
         """Return no items if the request fails: the acks are sent by themselves, and then the worker has room again."""
         along, tracing = [acks[at] for at in part.asked], self._client.tracing
         items = [ending.held.item for ending in acks]
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
-        ask = partial(self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms)
+        ask = partial(
+            self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
+            begins=begins,
+        )  # fmt: skip
         try:
             taken = ask() if tracing is None else tracing.dequeue(wants, ask)
         except FoqsError as error:
@@ -275,7 +303,7 @@ class Worker:
         """Give back items that were not started, wait for the handlers, and send the remaining outcomes."""
         with suppress(Empty):  # handlers take from it as well: waiting for an item could last for ever
             while (held := self._queue.get_nowait()) is not None:
-                self._release(held)
+                self._does.release(held)
         for _ in self._handlers:
             self._queue.put(None)
         for thread in self._handlers:
@@ -295,85 +323,14 @@ class Worker:
                 with self._leases.change:
                     self._leases.change.notify_all()
             if self._stopping.is_set():
-                self._release(held)
-            elif held.usable(monotonic()):
-                self._handle(call, held)
+                self._does.release(held)
+                continue
+            if held.waits:
+                self._begun.report(held)
+            if held.usable(monotonic()):
+                self._does.run(call, held)
             else:
-                self._lost(held)
-
-    def _handle(self, call: Call, held: Held) -> None:
-        job = Job(held, self._leases.extend, self._stopping)
-        nack = None
-        tracing = self._client.tracing
-        try:
-            (call if tracing is None else tracing.process(held, call))(held.item, job)
-        except Retry as retry:
-            nack = self._nack(job, retry.delay_ms, retry.metadata, "Retry")
-            if held.item.at_most_once:
-                log.error("the handler asked for another attempt of %r: %s", held.item, _sequel(held, nack))
-        except NotRun as error:
-            nack = self._nack(job, None, None, type(error).__name__)
-            log.error("%s; %r: %s", error, held.item, _sequel(held, nack))
-        except BaseException as error:
-            nack = self._nack(job, None, None, type(error).__name__)
-            log.exception("the handler failed with %r: %s", held.item, _sequel(held, nack))
-        if held.gone:
-            self._lost(held)
-        else:
-            self._settler.put(Ending(held, nack))
-
-    def _nack(self, job: Job, delay_ms: int | None, metadata: bytes | None, reason: str) -> Nack:
-        """Only the kind of an error goes to the server's log: its text may hold what a payload held."""
-        if delay_ms is None:
-            delay_ms = self._backoff.delay_ms(job.item.attempt, random.random)
-        metadata = job.metadata if metadata is None else metadata
-        return Nack.of(job.item, delay_ms=delay_ms, metadata=metadata, reason=reason)
-
-    def _release(self, held: Held) -> None:
-        self._settler.put(Ending(held, Nack.of(held.item, release=True)))
-
-    def _lost(self, held: Held) -> None:
-        with self._leases.change:
-            self.counts.lost += 1
-        self._leases.remove((held,))
-
-    def _settled(self, settled: list[Settled]) -> None:
-        for ending, error in settled:
-            if ending.held.traced is not None:
-                ending.held.traced.settled(_word(ending), error)
-            if error is not None:
-                log.warning("%s of %r: %s", _word(ending), ending.held.item, error.message)
-            with self._leases.change:
-                self._count(ending, error)
-        self._leases.remove(ending.held for ending, _ in settled)
-
-    def _count(self, ending: Ending, error: FoqsError | None) -> None:
-        count = self.counts
-        if isinstance(error, StaleLease | NotFound):
-            count.lost += 1
-        elif error is not None:
-            count.unsettled += 1
-        elif ending.nack is None:
-            count.done += 1
-        elif ending.nack.release:
-            count.released += 1
-        else:
-            count.failed += 1
-
-
-def _sequel(held: Held, nack: Nack) -> str:
-    """The next step of an item after a failed attempt, for the log."""
-    if held.item.at_most_once:
-        return "it is lost, as an at-most-once item is not delivered again"
-    if held.gone:
-        return "its lease is lost, so it is delivered again without this nack"
-    return f"again in {nack.delay_ms} ms"
-
-
-def _word(ending: Ending) -> str:
-    if ending.nack is None:
-        return "ack"
-    return "release" if ending.nack.release else "nack"
+                self._outcomes.lost(held)
 
 
 def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:

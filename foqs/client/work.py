@@ -1,0 +1,147 @@
+"""The work on one leased item: runs its handler, and decides its outcome by the ack policy."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from time import monotonic
+
+from foqs.client.ack_policy import AckPolicy, reason_of
+from foqs.client.backoff import Backoff
+from foqs.client.client import Client
+from foqs.client.handlers import NotRun
+from foqs.client.held import Held
+from foqs.client.items import Nack
+from foqs.client.job import Call, Job, Retry
+from foqs.client.leases import Leases
+from foqs.client.outcome_counts import Outcomes
+from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
+from foqs.errors import FoqsError
+
+log = logging.getLogger("foqs.client")
+
+TIME_LIMIT = "time limit"
+"""The reason of the failure of work that took longer than its limit."""
+_REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
+"""Policies in which a handler may ask for another attempt."""
+
+
+class Work:
+    """Thread-safe: each thread works on one item at a time."""
+
+    def __init__(
+        self, client: Client, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: threading.Event, *,
+        policy: AckPolicy, backoff: Backoff, time_limit_ms: int | None, report_errors: bool,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._leases = leases
+        self._settler = settler
+        self._outcomes = outcomes
+        self._stopping = stopping
+        self._policy = policy
+        self._backoff = backoff
+        self._time_limit_s = None if time_limit_ms is None else time_limit_ms / 1000
+        self._report_errors = report_errors
+
+    def run(self, call: Call, held: Held) -> None:
+        """Work on an item whose lease stands, and have its outcome sent."""
+        if self._policy is AckPolicy.ACK_FIRST and not self._acked(held):
+            return
+        if self._time_limit_s is not None:
+            self._leases.limit(held, monotonic() + self._time_limit_s)
+        end = self._ended_by_job if self._policy is AckPolicy.MANUAL else None
+        job = Job(held, self._leases.extend, self._stopping, end)
+        error = self._failure(call, held, job)
+        late = self._time_limit_s is not None and job.time_left_ms() == 0
+        if self._policy is AckPolicy.ACK_FIRST:
+            self._report(held, error, "it stays acked")
+            self._outcomes.worked(held, failed=error is not None or late)
+        elif self._policy is AckPolicy.MANUAL:
+            self._report(held, error, "its outcome is the job's")
+            if job.open:
+                self._outcomes.left_open(held)
+        else:
+            nack = self._nack(job, error, late=late)
+            self._report(held, error, _sequel(held, nack))
+            self._put(held, nack)
+
+    def release(self, held: Held) -> None:
+        """Give back an item that was not begun."""
+        self._settler.put(Ending(held, Nack.of(held.item, release=True)))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _acked(self, held: Held) -> bool:
+        """Ack the item, and return whether the server confirmed that. Its handler is not called otherwise, and the item
+        is delivered again unless the ack was carried out without a confirmation."""
+        try:
+            self._client.ack(held.item, timeout_ms=CALL_TIMEOUT_MS)
+        except FoqsError as error:
+            self._outcomes.settled([(Ending(held, None), error)])
+            return False
+        held.acked()
+        self._outcomes.told(Ending(held, None), None)
+        return True
+
+    def _failure(self, call: Call, held: Held, job: Job) -> BaseException | None:
+        tracing = self._client.tracing
+        try:
+            (call if tracing is None else tracing.process(held, call))(held.item, job)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
+            return error
+        return None
+
+    def _nack(self, job: Job, error: BaseException | None, *, late: bool) -> Nack | None:
+        """Return the outcome of a policy that decides it, None for an ack."""
+        item = job.item
+        if self._policy is AckPolicy.ACK:
+            return None
+        delay_ms = self._backoff.delay_ms(item.attempt, random.random)
+        metadata = job.metadata
+        if late:
+            return Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
+        if error is None:
+            return None
+        if isinstance(error, Retry):
+            metadata = metadata if error.metadata is None else error.metadata
+            asked = error.delay_ms is not None
+            delay_ms = error.delay_ms if error.delay_ms is not None else delay_ms
+            return Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason="Retry", failed=not asked)
+        reason = reason_of(error, text=self._report_errors)
+        if self._policy is AckPolicy.REJECT_ON_ERROR:
+            return Nack.of(item, reason=reason, reject=True)
+        return Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
+
+    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
+        if isinstance(error, Retry):
+            if held.item.at_most_once or self._policy not in _REPEATS:
+                log.error("the handler asked for another attempt of %r: %s", held.item, sequel)
+        elif isinstance(error, NotRun):
+            log.error("%s; %r: %s", error, held.item, sequel)
+        elif error is not None:
+            log.error("the handler failed with %r: %s", held.item, sequel, exc_info=error)
+
+    def _ended_by_job(self, job: Job, nack: Nack | None) -> None:
+        self._put(job.held, nack)
+
+    def _put(self, held: Held, nack: Nack | None) -> None:
+        if held.gone:
+            self._outcomes.lost(held)
+        else:
+            self._settler.put(Ending(held, nack))
+
+
+def _sequel(held: Held, nack: Nack | None) -> str:
+    """The next step of an item after a failed attempt, for the log."""
+    if nack is None:
+        return "it is acked all the same"
+    if nack.reject:
+        return "it is rejected"
+    if held.item.at_most_once:
+        return "it is lost, as an at-most-once item is not delivered again"
+    if held.gone:
+        return "its lease is lost, so it is delivered again without this nack"
+    if nack.failed:
+        return f"again in {nack.delay_ms} ms, unless its topic's policy says otherwise"
+    return f"again in {nack.delay_ms} ms"

@@ -1,16 +1,19 @@
 """Peers and clients that are closed after the test."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foqs.client import Client
-from tests.client.peer import Peer
-
-PATIENT_MS = 60_000
+from tests.client.peer import LATER, Peer
+from tests.client.real_server import ENVIRONMENT, PATIENT_MS, Server
 
 
 @pytest.fixture
@@ -44,3 +47,40 @@ def gate() -> Iterator[threading.Event]:
     opened = threading.Event()
     yield opened
     opened.set()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.address, "shop", timeout_ms=PATIENT_MS) as client:
+        yield client
+
+
+@pytest.fixture
+def worker_process(server: Server) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """`worker_process(source)` runs `source`, which ends with a Worker's `run`, in a process of its own."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(source: str) -> subprocess.Popen[str]:
+        head = f"""
+            import os, time
+            from foqs.client import *
+            client = Client({server.address!r}, "shop")
+        """
+        script = textwrap.dedent(head) + textwrap.dedent(source)
+        processes.append(
+            subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        )
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LATER)

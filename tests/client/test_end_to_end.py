@@ -1,15 +1,10 @@
 """The client against real servers and real processes: `foqs dev`, killed and started again on the same data."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,89 +25,8 @@ from foqs.client import (
     Worker,
 )
 from tests.client.peer import LATER, eventually
+from tests.client.real_server import ENVIRONMENT, PATIENT_MS, Server
 from tests.support import forked
-from tests.support.ports import held_port
-
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": ":".join(filter(None, sys.path)),
-    "FOQS_LOG__LEVEL": "warning",
-    # The shard of each item, the order over two shards, and that all is found, hold however slow one is.
-    "FOQS_HOST__MERGE_WAIT_MS": "30000",
-    "FOQS_HOST__CONFIRM_MS": "30000",
-    "FOQS_BREAKER__HANG_MS": "60000",
-    "FOQS_BREAKER__MEAN_LATENCY_MS": "60000",
-}
-PATIENT_MS = 60_000
-"""For a dequeue that will find something, and for a call over a restart."""
-
-
-class Server:
-    """`foqs dev` on a data directory and a port of its own, which no other process gets while it is away."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
-        self._held = held_port()
-        self._port = str(self._held.getsockname()[1])
-        self.start()
-
-    def start(self) -> None:
-        args = ["dev", "--data-dir", str(self._data_dir), "--port", self._port, "--shards", "2"]
-        read, write = os.pipe()
-        with open(os.devnull) as nothing, open(write) as stdout:
-            self.process = forked.Forked(args, [nothing.fileno(), stdout.fileno(), 2], ENVIRONMENT)
-        with open(read) as lines:
-            line = lines.readline()
-        assert line.startswith("foqs listening on "), line
-        self.address = line.split()[-1]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(LATER)
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(2 * LATER)
-        self._held.close()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.address, "shop", timeout_ms=PATIENT_MS) as client:
-        yield client
-
-
-@pytest.fixture
-def worker_process(server: Server) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """`worker_process(source)` runs `source`, which ends with a Worker's `run`, in a process of its own."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(source: str) -> subprocess.Popen[str]:
-        head = f"""
-            import os, time
-            from foqs.client import *
-            client = Client({server.address!r}, "shop")
-        """
-        script = textwrap.dedent(head) + textwrap.dedent(source)
-        processes.append(
-            subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        )
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait(LATER)
 
 
 def foqs(server: Server, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -1,0 +1,54 @@
+"""`foqs dev` for tests of the client, killed and started again on the same data."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.client.peer import LATER
+from tests.support import forked
+from tests.support.ports import held_port
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": ":".join(filter(None, sys.path)),
+    "FOQS_LOG__LEVEL": "warning",
+    # The shard of each item, the order over two shards, and that all is found, hold however slow one is.
+    "FOQS_HOST__MERGE_WAIT_MS": "30000",
+    "FOQS_HOST__CONFIRM_MS": "30000",
+    "FOQS_BREAKER__HANG_MS": "60000",
+    "FOQS_BREAKER__MEAN_LATENCY_MS": "60000",
+}
+PATIENT_MS = 60_000
+"""For a dequeue that will find something, and for a call over a restart."""
+
+
+class Server:
+    """`foqs dev` on a data directory and a port of its own, which no other process gets while it is away."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._held = held_port()
+        self._port = str(self._held.getsockname()[1])
+        self.start()
+
+    def start(self) -> None:
+        args = ["dev", "--data-dir", str(self._data_dir), "--port", self._port, "--shards", "2"]
+        read, write = os.pipe()
+        with open(os.devnull) as nothing, open(write) as stdout:
+            self.process = forked.Forked(args, [nothing.fileno(), stdout.fileno(), 2], ENVIRONMENT)
+        with open(read) as lines:
+            line = lines.readline()
+        assert line.startswith("foqs listening on "), line
+        self.address = line.split()[-1]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(LATER)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(2 * LATER)
+        self._held.close()

@@ -22,8 +22,6 @@ from foqs.client.items import (
     ItemSpec,
     ItemState,
     Leased,
-    Nack,
-    ServerInfo,
     counts_of,
 )
 from foqs.client.lease_methods import LeaseMethods

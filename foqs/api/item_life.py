@@ -195,7 +195,7 @@ class ItemLife:
             lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         except Invalid as error:
             return item_ops.refuse(error)
-        return item_ops.extend(item.lease or 0, lease_ms, self._engine.policies, item.begun)
+        return item_ops.extend(item.lease or 0, lease_ms, item.begun)
 
     def _settle(self, call: Call, response: Any, kind: by_id.Kind, items: list[tuple[int, item_ops.Op]]) -> None:
         ids = [item_id for item_id, _ in items]

@@ -13,7 +13,6 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.item import Cause, Change, Given, Item, Waits
 from foqs.item_states import Phase, Place, To
-from foqs.policies.layers import Policies
 from foqs.rows import Body, FailureCause
 
 Verdict = FoqsError | bool
@@ -201,7 +200,7 @@ def given_of(shard: Shard, item: Item) -> Given:
     return item.given
 
 
-def extend(lease: int, lease_ms: int, policies: Policies, begun: bool | None = None) -> Op:
+def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
     """`lease_ms` 0: the duration of the original lease; with `begun`, the lease's end stays."""
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
@@ -216,7 +215,7 @@ def extend(lease: int, lease_ms: int, policies: Policies, begun: bool | None = N
             if not lease_ms:
                 return True
         until_ms = now_ms + (lease_ms or item.lease_ms)
-        stuck_after_ms = policies.of(item.lane.topic.key).stuck_after_ms
+        stuck_after_ms = shard.policies.of(item.lane.topic.key).stuck_after_ms
         if stuck_after_ms:
             until_ms = min(until_ms, given_of(shard, item).at_ms + stuck_after_ms)
             if until_ms <= now_ms:

@@ -100,7 +100,7 @@ def test_a_newer_change_replaces_the_one_that_failed() -> None:
     lab.taken()
     lab.go_on(200)
     lease = lab.lease_of(item_id)
-    extended = lab.operate(item_id, item_ops.extend(lease, 60_000, lab.engine.policies))
+    extended = lab.operate(item_id, item_ops.extend(lease, 60_000))
     ((shard, batch),) = lab.send()
     acked = lab.ack((item_id, lease))
     lab.faults[1].commits.append("busy")

@@ -25,11 +25,11 @@ def attempt(lab: Laboratory, item_id: int) -> int:
 
 def mark(lab: Laboratory, item_id: int, *, begun: bool) -> list[FoqsError | None]:
     lease = lab.lease_of(item_id)
-    return lab.operate(item_id, item_ops.extend(lease, 0, lab.engine.policies, begun))
+    return lab.operate(item_id, item_ops.extend(lease, 0, begun))
 
 
 def extend(lab: Laboratory, item_id: int, lease_ms: int = LEASE_MS) -> FoqsError | None:
-    answers = lab.operate(item_id, item_ops.extend(lab.lease_of(item_id), lease_ms, lab.engine.policies))
+    answers = lab.operate(item_id, item_ops.extend(lab.lease_of(item_id), lease_ms))
     lab.settle()
     (answer,) = answers
     return answer
@@ -80,7 +80,7 @@ def test_a_mark_needs_the_lease() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     lab.taken(lease_ms=LEASE_MS)
-    (answer,) = lab.operate(item_id, item_ops.extend(5, 0, lab.engine.policies, False))
+    (answer,) = lab.operate(item_id, item_ops.extend(5, 0, False))
     assert isinstance(answer, StaleLease)
     lab.go_on(LEASE_MS)
     assert attempt(lab, item_id) == 2
@@ -168,7 +168,7 @@ def test_a_lease_that_left_memory_counts_from_its_last_extension(lab: Laboratory
     item = shard.known[item_id]
     lease, given_ms = item.lease, lab.now_ms - 500
     shard.forget(item)
-    answers = lab.operate(item_id, item_ops.extend(lease, LEASE_MS, lab.engine.policies))
+    answers = lab.operate(item_id, item_ops.extend(lease, LEASE_MS))
     lab.settle()
     assert answers == [None]
     given = shard.known[item_id].given

@@ -74,7 +74,7 @@ def test_an_extension_in_time_keeps_the_lease() -> None:
     lab.ring(800)
     ((shard, batch),) = lab.send()
     assert batch.due is not None
-    extended = lab.operate(item_id, item_ops.extend(lease, 5_000, lab.engine.policies))
+    extended = lab.operate(item_id, item_ops.extend(lease, 5_000))
     lab.arrive(shard, batch)
     lab.go_on(1_000)
     assert extended == [None]

@@ -60,7 +60,7 @@ def test_a_released_lease_cannot_be_extended() -> None:
     (item_id,) = leased(lab, 1)
     lease = lab.lease_of(item_id)
     assert released(lab) == 1
-    answers = lab.operate(item_id, item_ops.extend(lease, 5_000, lab.engine.policies))
+    answers = lab.operate(item_id, item_ops.extend(lease, 5_000))
     lab.settle()
     assert [type(answer) for answer in answers] == [StaleLease]
 

@@ -17,7 +17,6 @@ from foqs.errors import FoqsError, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.policies.layers import Policies
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.memory_database import POISON
 from tests.sim.records import Op, Spec, broken
@@ -27,9 +26,6 @@ from tests.sim.slots import FEW_SLOTS
 if TYPE_CHECKING:
     from tests.sim.member import Member
     from tests.sim.simulation import Simulation
-
-
-_POLICIES = Policies()
 
 
 class Clients:
@@ -392,5 +388,5 @@ def _host_op(op: Op) -> item_ops.Op:
     if op.kind == "release":
         return item_ops.release(op.token)
     if op.kind == "extend":
-        return item_ops.extend(op.token, op.lease_ms, _POLICIES)
+        return item_ops.extend(op.token, op.lease_ms)
     return item_ops.delete

@@ -1,4 +1,4 @@
-"""Errors on the terminal: one line, and a status other than zero."""
+"""Errors on the terminal: one line or a list, and a status other than zero."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ R = TypeVar("R")
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
+    """Print the message and exit. One of several lines is a list of errors."""
     if logs.is_json():
         logs.failed(message, status)
     else:
-        print(f"foqs: {message}", file=sys.stderr)
+        lines = message.split("\n")
+        shown = message if len(lines) == 1 else "\n  ".join([f"{len(lines)} errors:", *lines])
+        print(f"foqs: {shown}", file=sys.stderr)
     raise SystemExit(status)
 
 

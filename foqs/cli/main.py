@@ -19,6 +19,7 @@ from foqs.cli import (
     lab,
     logs,
     serve,
+    settings,
     shards,
     spark,
     status,
@@ -39,7 +40,8 @@ app = typer.Typer(
     ),
 )
 # The order of the groups in `foqs --help`, and of the commands in each.
-for commands in (serve, items, spark, doctor, config, shards, apply, hosts, status, up, auth, bench, chaos, lab):
+EVERY = (serve, items, spark, doctor, config, shards, apply, hosts, settings, status, up, auth, bench, chaos, lab)
+for commands in EVERY:
     commands.register(app)
 
 

@@ -30,11 +30,13 @@ from foqs.client.looks import TopicStats
 from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
+from foqs.client.settings import Settings, SettingsChange
 from foqs.client.tls import Tls
 from foqs.client.worker import Worker
 from foqs.dedup import Duplicate
 from foqs.errors import (
     Code,
+    Conflict,
     FoqsError,
     Forbidden,
     Invalid,
@@ -53,6 +55,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "Code",
+    "Conflict",
     "Delivery",
     "Duplicate",
     "FoqsError",
@@ -73,6 +76,8 @@ __all__ = [
     "Released",
     "Retry",
     "ServerInfo",
+    "Settings",
+    "SettingsChange",
     "StaleLease",
     "Taken",
     "Tls",

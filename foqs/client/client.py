@@ -31,6 +31,7 @@ from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_requ
 from foqs.client.requests import Requests
 from foqs.client.router import Router
 from foqs.client.routes import Part, slot
+from foqs.client.settings import SettingsMethods
 from foqs.client.tasks import First, Split, id_of, one_of
 from foqs.client.tls import Securing, Tls
 from foqs.client.topics import Topics, active_topics
@@ -47,7 +48,7 @@ _LIMITS = Limits()
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client(LeaseMethods, Looks):
+class Client(LeaseMethods, Looks, SettingsMethods):
     """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP

@@ -14,7 +14,7 @@ from foqs.client.router import Router
 from foqs.client.routes import Part
 from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
 from foqs.errors import FoqsError
-from foqs.second_answer import Policy
+from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.wire.remote_method import RemoteMethod
 
 _REQUEST_OVERHEAD_BYTES = 8_192
@@ -32,9 +32,9 @@ class Requests:
     def timeout_s(self, timeout_ms: int | None) -> float:
         return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
 
-    def look(self, ask: Callable[[str], Any], deadline: float) -> Any:
+    def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
         self._router.begin()
-        look = Look(deadline, ask)
+        look = Look(deadline, ask, policy)
         self._caller.finish(look)
         return look.response()
 
@@ -46,6 +46,16 @@ class Requests:
             return self._caller.ask(method, request, deadline, repeatable=True, to=to, request_id=request_id)
 
         return self.look(attempt, deadline)
+
+    def change(self, method: RemoteMethod, request: Any, timeout_ms: int | None) -> Any:
+        """Send a request that is not repeated after a lost reply."""
+        deadline = monotonic() + self.timeout_s(timeout_ms)
+
+        def attempt(request_id: str) -> Any:
+            to = self._router.order()
+            return self._caller.ask(method, request, deadline, repeatable=False, to=to, request_id=request_id)
+
+        return self.look(attempt, deadline, ONCE)
 
     def pages(
         self, method: RemoteMethod, request: Any, content: Callable[[Any], list[Any]], timeout_ms: int | None

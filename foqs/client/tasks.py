@@ -36,12 +36,13 @@ def id_of(answer: Any) -> int:
 
 
 class Look:
-    """A call without outcomes per item, which may be repeated whatever happened. `ask` gets the id for its request."""
+    """A call without outcomes per item, which is repeated as `policy` says. `ask` gets the id for its request."""
 
-    def __init__(self, deadline: float, ask: Callable[[str], Any]) -> None:
+    def __init__(self, deadline: float, ask: Callable[[str], Any], policy: Policy = LOOK) -> None:
         self.deadline = deadline
         self.error: FoqsError | None = None
         self._ask = ask
+        self._policy = policy
         self._request_id = current()
         self._response: Any = None
 
@@ -54,14 +55,14 @@ class Look:
             self._response = self._ask(self._request_id)
         except FoqsError as error:
             self.error = error
-            return judge(LOOK, error, doubtful=False) not in _AGAIN
+            return judge(self._policy, error, doubtful=False) not in _AGAIN
         self.error = None
         return True
 
     def response(self) -> Any:
         """Return the response; raises the error of the last attempt."""
         if self.error is not None:
-            raise last_word(LOOK, self.error, doubtful=False)
+            raise last_word(self._policy, self.error, doubtful=False)
         return self._response
 
 

@@ -1,0 +1,178 @@
+"""`foqs settings`: read and change the settings of a namespace."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.connection import Connection
+from foqs.client import Client, Conflict, Invalid, Settings, SettingsChange
+
+TRIES = 5
+_PAUSE_S = 0.2
+
+app = commands(
+    "settings",
+    "Read and change the settings of a namespace: policies of topics, and entries of its users.",
+    "foqs settings get --ns shop",
+)
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, rich_help_panel=OPERATE)
+
+
+@command(app, "foqs settings get --ns shop", "foqs settings get topic. --ns shop")
+@piped
+def get(
+    prefix: Annotated[str, typer.Argument(help="The list has the entries whose keys begin with this text.")] = "",
+    *,
+    connection: Connection,
+) -> None:
+    """List the settings of the namespace: a table on a terminal, else JSON lines."""
+    with connection.client() as client:
+        found = client.settings(prefix)
+    if not sys.stdout.isatty():
+        for key, value in sorted(found.entries.items()):
+            print(json.dumps({"key": key, "value": value}, ensure_ascii=False))
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    table = Table("key", "value")
+    for key, value in sorted(found.entries.items()):
+        table.add_row(key, value)
+    console.print(table)
+    console.print(f"version {found.version}")
+
+
+@command(
+    app,
+    "foqs settings set plans/acme=gold --ns shop",
+    "foqs settings set topic.mail=@mail.json 'topic.*={\"max_attempts\": 5}'",
+    name="set",
+)
+def set_(
+    entries: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help="Each key gets its value, at once for all. KEY=@FILE reads the value from a file, without its last "
+            "line end.",
+        ),
+    ],
+    *,
+    connection: Connection,
+) -> None:
+    """Add entries to the settings, or replace entries that have the same keys."""
+    given = dict(_entry(text) for text in entries)
+    if len(given) < len(entries):
+        fail("a key stands in the command more than once", 2)
+    with connection.client() as client:
+        _report(_change(client, given, ()))
+
+
+@command(app, "foqs settings remove plans/acme plans/zenith --ns shop")
+def remove(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="The entries with these keys are removed.")],
+    *,
+    connection: Connection,
+) -> None:
+    """Remove entries from the settings."""
+    with connection.client() as client:
+        _report(_change(client, {}, keys))
+
+
+@command(app, "foqs settings export --ns shop > shop.json")
+@piped
+def export(*, connection: Connection) -> None:
+    """Write the settings as JSON, which `foqs settings import` reads.
+
+    The file is a backup, and moves settings to another namespace or cluster.
+    """
+    with connection.client() as client:
+        found = client.settings()
+    document = {"namespace": connection.namespace, "version": found.version, "entries": found.entries}
+    print(json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True))
+
+
+@command(app, "foqs settings import shop.json --ns shop", "foqs settings import - --ns shop < shop.json", name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="The settings are in this file, as `export` wrote them; - is stdin.")],
+    *,
+    connection: Connection,
+) -> None:
+    """Make the settings those of a file: entries that it does not have are removed.
+
+    The command prints the keys of the entries that it adds (+), changes (~) and removes (-), and asks nothing. If
+    the settings change in between, it ends with an error and changes nothing.
+    """
+    wanted = _imported(file)
+    with connection.client() as client:
+        found = client.settings()
+        changed = {key: value for key, value in wanted.items() if found.entries.get(key) != value}
+        removed = sorted(found.entries.keys() - wanted.keys())
+        for key in sorted(changed):
+            print(f"{'~' if key in found.entries else '+'} {key}")
+        for key in removed:
+            print(f"- {key}")
+        if changed or removed:
+            _report(client.put_settings(changed, removed, expected_version=found.version))
+        else:
+            print(f"version {found.version} has these settings already")
+
+
+def _change(client: Client, entries: Mapping[str, str], remove: Collection[str]) -> SettingsChange:
+    """Make a change that does not depend on the present entries: after a conflict, again."""
+    for left in reversed(range(TRIES)):
+        before: Settings = client.settings()
+        try:
+            return client.put_settings(entries, remove, expected_version=before.version)
+        except Conflict:
+            if not left:
+                raise
+            time.sleep(_PAUSE_S)  # the host may not have learned of the latest version yet
+    raise AssertionError
+
+
+def _report(change: SettingsChange) -> None:
+    print(f"version {change.version} is in effect on {' '.join(change.applied) or 'no host yet'}")
+    if change.missing:
+        print(f"not confirmed, may act on an older version: {' '.join(change.missing)}")
+
+
+def _entry(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        fail(f"{text}: this is not KEY=VALUE", 2)
+    return key, _read(Path(value[1:])).removesuffix("\n") if value.startswith("@") else value
+
+
+def _imported(file: Path) -> dict[str, str]:
+    """Raises Invalid."""
+    try:
+        document: Any = json.loads(_read(file))
+    except ValueError as error:
+        raise Invalid(f"{file}: not JSON: {error}") from None
+    entries = document.get("entries") if isinstance(document, dict) else None
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        raise Invalid(f'{file}: not an export: it needs "entries", an object whose values are texts')
+    return entries
+
+
+def _read(file: Path) -> str:
+    """Raises Invalid."""
+    try:
+        return sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text("utf-8")
+    except OSError as error:
+        raise Invalid(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Invalid(f"{file}: not UTF-8") from None

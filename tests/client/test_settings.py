@@ -1,0 +1,189 @@
+"""Settings through the client and the commands, on a real host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from foqs.cli import settings as command
+from foqs.client import Client, Conflict, Invalid, OutcomeUnknown, Settings, SettingsChange
+from tests.api.hosts import HostProcess, dev, foqs
+from tests.client.peer import Act, Peer, script
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
+    with dev(tmp_path_factory.mktemp("settings"), "--shards", "2") as host:
+        yield host
+        assert host.faults() == []
+
+
+@pytest.fixture
+def address(host: HostProcess) -> str:
+    return "{}:{}".format(*host.address)
+
+
+@pytest.fixture
+def client(address: str, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """One in a namespace that no other test uses."""
+    with Client(address, request.node.name) as made:
+        yield made
+
+
+Run = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(client: Client, tmp_path: Path) -> Run:
+    """`run("get", ...)` is `foqs settings get ...` in the client's namespace."""
+    return lambda *args, stdin="": foqs(
+        "settings", *args, "--ns", client.namespace, "--address", client.address, stdin=stdin
+    )
+
+
+# ------------------------------------------------------------------------------------------ the client
+
+
+def test_settings_are_changed_and_read(client: Client, address: str) -> None:
+    assert client.settings() == Settings(0, {})
+    assert client.put_settings({"a": "1", "topic.t": "{}"}) == SettingsChange(1, (address,), ())
+    change = client.put_settings({"b": "ä\n"}, ["a"], expected_version=1)
+    assert change.version == 2
+    assert client.settings() == Settings(2, {"b": "ä\n", "topic.t": "{}"})
+    assert client.settings("topic.") == Settings(2, {"topic.t": "{}"})
+    limits = client.server_info().limits
+    assert (limits["settings_bytes"], limits["settings_value_bytes"]) == (900_000, 4_096)
+
+
+def test_wrong_changes_raise_their_error(client: Client) -> None:
+    with pytest.raises(Conflict, match="version 0, not 7"):
+        client.put_settings({"a": "1"}, expected_version=7)
+    with pytest.raises(Invalid) as refused:
+        client.put_settings({"topic.t": '{"paused": 1}', "topic.u": "no"})
+    assert [line.split(":")[0] for line in refused.value.message.split("\n")] == ["topic.t", "topic.u"]
+    assert client.settings().version == 0
+
+
+def test_settings_outlast_the_host(tmp_path: Path) -> None:
+    with dev(tmp_path, "--shards", "2") as host, Client("{}:{}".format(*host.address), "shop") as client:
+        client.put_settings({"a": "1"})
+        change = client.put_settings({"topic.t": '{"paused": true}'})
+        assert host.stop() == 0
+    with dev(tmp_path, "--shards", "2") as host, Client("{}:{}".format(*host.address), "shop") as client:
+        assert client.settings() == Settings(change.version, {"a": "1", "topic.t": '{"paused": true}'})
+        host.kill()
+    with dev(tmp_path, "--shards", "2") as host, Client("{}:{}".format(*host.address), "shop") as client:
+        assert client.put_settings({}, ["a"], expected_version=2).version == 3
+
+
+def test_a_change_without_a_reply_is_not_repeated(
+    new_peer: Callable[..., Peer], client_of: Callable[..., Client]
+) -> None:
+    peer = new_peer(script("PutSettings", Act.CLOSE_BEFORE))
+    with pytest.raises(OutcomeUnknown):
+        client_of(peer, routing=False).put_settings({"a": "1"})
+    assert len(peer.named("PutSettings")) == 1
+
+
+# ------------------------------------------------------------------------------------------ the commands
+
+
+def test_commands_set_get_and_remove(run: Run, client: Client, address: str, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"paused": true}\n')
+    done = run("set", "plans/acme=gold=1", f"topic.t=@{tmp_path / 't.json'}")
+    assert (done.stdout, done.stderr, done.returncode) == (f"version 1 is in effect on {address}\n", "", 0)
+    assert client.settings() == Settings(1, {"plans/acme": "gold=1", "topic.t": '{"paused": true}'})
+    assert [json.loads(line) for line in run("get", "plans/").stdout.splitlines()] == [
+        {"key": "plans/acme", "value": "gold=1"}
+    ]
+    assert run("remove", "plans/acme").stdout.startswith("version 2 ")
+    assert client.settings().entries.keys() == {"topic.t"}
+
+
+def test_an_export_is_imported_exactly(run: Run, client: Client, tmp_path: Path) -> None:
+    client.put_settings({"kept": "ä\n", "changed": "1", "lost": "1"})
+    backup = tmp_path / "backup.json"
+    backup.write_text(run("export").stdout)
+    client.put_settings({"changed": "2", "more": "1"}, ["lost"])
+    done = run("import", backup)
+    assert done.stdout.splitlines()[:3] == ["~ changed", "+ lost", "- more"]
+    assert client.settings() == Settings(3, {"kept": "ä\n", "changed": "1", "lost": "1"})
+    assert run("import", "-", stdin=backup.read_text()).stdout == "version 3 has these settings already\n"
+    assert client.settings().version == 3
+
+
+def test_all_errors_are_shown_a_line_each(run: Run, client: Client) -> None:
+    done = run("set", 'topic.t={"paused": 1, "no": 2}', "script.s=x")
+    assert done.returncode == 1
+    first, *others = done.stderr.splitlines()
+    assert first == "foqs: 3 errors:"
+    assert [line.split(":")[0] for line in others] == ["  script.s", "  topic.t", "  topic.t"]
+    assert client.settings().version == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["set", "key"], "key: this is not KEY=VALUE"),
+        (["set", "key=1", "key=2"], "a key stands in the command more than once"),
+        (["set", "key=@/no/such/file"], "/no/such/file: No such file or directory"),
+        (["remove", "key"], "key: there is no such key to remove"),
+        (["import", "/no/such/file"], "/no/such/file: No such file or directory"),
+    ],
+)
+def test_wrong_commands_say_why(run: Run, client: Client, args: list[str], why: str) -> None:
+    done = run(*args)
+    assert done.returncode != 0
+    assert done.stderr == f"foqs: {why}\n"
+    assert client.settings().version == 0
+
+
+@pytest.mark.parametrize("text", ["no", "[]", "{}", '{"entries": {"a": 1}}', '{"entries": []}'])
+def test_other_files_are_not_imported(run: Run, client: Client, text: str) -> None:
+    done = run("import", "-", stdin=text)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("foqs: -: not ")
+    assert client.settings().version == 0
+
+
+class Racing:
+    """A client whose settings another one has changed `conflicts` times between its reads and its changes."""
+
+    def __init__(self, conflicts: int) -> None:
+        self.conflicts = conflicts
+        self.puts = 0
+
+    def settings(self) -> Settings:
+        return Settings(self.puts, {})
+
+    def put_settings(self, entries: object, remove: object, *, expected_version: int) -> SettingsChange:
+        assert expected_version == self.puts
+        self.puts += 1
+        if self.puts <= self.conflicts:
+            raise Conflict("changed")
+        return SettingsChange(self.puts + 1, ("h1:1",), ("h2:1",))
+
+
+def test_a_conflict_is_repeated_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_PAUSE_S", 0.0)
+    racing = Racing(command.TRIES - 1)
+    assert command._change(racing, {"a": "1"}, ()).version == command.TRIES + 1  # type: ignore[arg-type]
+    racing = Racing(command.TRIES)
+    with pytest.raises(Conflict):
+        command._change(racing, {"a": "1"}, ())  # type: ignore[arg-type]
+    assert racing.puts == command.TRIES
+
+
+def test_hosts_that_did_not_confirm_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    command._report(SettingsChange(3, ("h1:1", "h2:1"), ("h3:1",)))
+    command._report(SettingsChange(4, (), ("h1:1",)))
+    assert capsys.readouterr().out.splitlines() == [
+        "version 3 is in effect on h1:1 h2:1",
+        "not confirmed, may act on an older version: h3:1",
+        "version 4 is in effect on no host yet",
+        "not confirmed, may act on an older version: h1:1",
+    ]

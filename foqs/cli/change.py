@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import BATCH_ITEMS, Connection, write_line
+from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.look import State, state_of
 from foqs.cli.operators import YesOption
@@ -43,7 +43,7 @@ def delete(
     """
     numbers: Iterator[int]
     if ids == ["-"]:
-        numbers = (id_of_line(line, at) for at, line in enumerate(sys.stdin.buffer, 1) if line.strip())
+        numbers = (id_of_line(line, at) for at, line in stdin_lines("ids") if line.strip())
     else:
         try:
             numbers = iter([parse_id(one) for one in ids])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -70,6 +71,13 @@ class Connection:
             routing=False,
             on_retry=_say_retry,
         )
+
+
+def stdin_lines(what: str) -> Iterator[tuple[int, bytes]]:
+    """Return the lines of stdin with their numbers, from 1. On a terminal, ask for `what`."""
+    if sys.stdin.isatty():
+        print(f"foqs: type {what}, one in each line; Ctrl-D ends them", file=sys.stderr, flush=True)
+    return enumerate(sys.stdin.buffer, 1)
 
 
 def write_line(value: dict[str, Any]) -> None:

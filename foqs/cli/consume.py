@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from foqs.cli.connection import BATCH_ITEMS, Connection, write_line
+from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.written import write_items
 from foqs.client import FoqsError, Lease, Nack
@@ -115,7 +115,7 @@ def _each_lease(
         fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
     leases: Iterator[Lease]
     if item_id is None:
-        leases = (lease_of_line(line, number) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
+        leases = (lease_of_line(line, number) for number, line in stdin_lines("leases as JSON") if line.strip())
     else:
         leases = iter([Lease(parse_id(item_id), parse_id(lease, "a lease"))])
     failed = total = 0

@@ -35,7 +35,7 @@ app = typer.Typer(
     **top(
         "A priority queue service over many MySQL shards.",
         "foqs dev",
-        """echo '{"payload": "hello"}' | foqs enqueue emails""",
+        "foqs enqueue emails hello",
         "foqs dequeue emails --ack",
     ),
 )

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from foqs.cli.connection import BATCH_ITEMS, Connection, write_line
+from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.progress import reading
 from foqs.client import Duplicate, FoqsError, ItemSpec, Producer
@@ -80,7 +80,7 @@ def enqueue(
     with connection.client() as client, Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer:
         waiting: deque[tuple[int, Future[int]]] = deque()
         with reading(sys.stdin.buffer) as advance:
-            for number, line in enumerate(sys.stdin.buffer, 1):
+            for number, line in stdin_lines("payloads" if raw else "items as JSON"):
                 advance(len(line))
                 if not raw and not line.strip():
                     continue

@@ -137,6 +137,17 @@ def test_one_item_is_enqueued_from_the_arguments(client: Client, run: Run) -> No
     assert client.get_item(late["id"]).state == ItemState.DELAYED
 
 
+def test_a_command_in_a_terminal_asks_for_lines(client: Client) -> None:
+    status, shown = in_terminal(client, "enqueue", "t", "--raw", typed="a\nb\n\x04")
+    assert (status, remaining(client, "t")) == (0, [b"a", b"b"])
+    assert "foqs: type payloads, one in each line; Ctrl-D ends them" in shown
+    ids = "".join(f"{item.id}\n" for item in client.list_items("t"))
+    status, shown = in_terminal(client, "delete", "-", typed=f"{ids}\x04")
+    assert (status, remaining(client, "t")) == (0, [])
+    assert "foqs: type ids" in shown
+    assert "foqs: type leases as JSON" in in_terminal(client, "ack", typed="\x04")[1]
+
+
 @pytest.mark.parametrize(
     "args",
     [["enqueue"], ["enqueue", "t", "x", "--raw"], ["enqueue", "t", "x", "--copy"], ["enqueue", "--raw", "--copy"]],

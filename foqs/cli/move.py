@@ -67,10 +67,9 @@ def move(
             moving.close()
             for line in moving.said():
                 print(line, flush=True)
-    if moving.errors:
-        raise moving.errors[0]
     if moving.left:
-        raise SystemExit(1)
+        first = f"; the first error: {moving.errors[0]}" if moving.errors else ""
+        fail(f"{counted(moving.left, 'item')} not moved{first}")
 
 
 class Move:

@@ -87,6 +87,7 @@ def test_items_that_are_refused_stay_and_keep_their_attempts(client: Client) -> 
     client.enqueue_many([ItemSpec("t", b"x"), ItemSpec("t", b"y", delivery=Delivery.AT_MOST_ONCE)])
     said = run(client, "t", "u" * 300, status=1)
     assert "2 left in t: their copies are not known to be stored" in said
+    assert "foqs: 2 items not moved; the first error: " in said
     assert "topic must have 1 to 255 bytes" in said
     assert [(item.attempt, item.state) for item in client.list_items("t")] == [(0, 1), (0, 1)]
 

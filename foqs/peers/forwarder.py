@@ -205,7 +205,7 @@ class Forwarder:
                 for key, _ in waiting.wants:
                     self.fetch(key)
                 return
-            for key, _ in waiting.wants:
+            for key in asked:
                 if response is None or response.news_version is None:
                     self.watch.no_answer(address, key)
                 else:
@@ -219,7 +219,8 @@ class Forwarder:
                 now_ms = self._now_ms()
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
-        wants = [want for want in request.wants if not policies.paused((request.ns, want.topic))]
+        asked = dict.fromkeys(key for key, _ in waiting.wants if not policies.paused(key))
+        wants = [want for want in request.wants if (request.ns, want.topic) in asked]
         part = idl.DequeueRequest(
             request.ns, wants, request.lease_ms, max_bytes=request.max_bytes, worker=request.worker,
             begins=request.begins,

@@ -52,6 +52,18 @@ def test_another_host_is_asked_for_the_other_topics_alone(host: OneHost) -> None
     assert [want.topic for want in sent.request.wants] == ["u"]
 
 
+def test_a_host_keeps_the_topics_that_it_was_not_asked_for(host: OneHost) -> None:
+    """Its answer that it has nothing is about the other topics."""
+    publish(host, "t", "u")
+    pause(host, "t")
+    call = consumer(host, "t", "u")
+    host.reply("Dequeue", idl.DequeueResponse([], news_version=1))
+    resume(host)
+    assert [want.topic for want in host.to("Dequeue")[0].request.wants] == ["t", "u"]
+    host.reply("Dequeue", items(t=7))
+    assert [item.id for item in call.answer.items] == [7]
+
+
 def test_items_that_arrive_after_a_pause_go_back(host: OneHost) -> None:
     publish(host, "t", "u")
     call = consumer(host, "t", "u")

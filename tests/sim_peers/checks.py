@@ -3,7 +3,7 @@
 1 nothing is lost, or stored twice · 2 an acked item stays acked · 3 an item is removed for a cause only · 4 an item has
 one lease at a time · 5 a ready item reaches a consumer that waits at any host · 6 a key is stored once, and remembered
 by the only shard that has its slot · 7 a quota is never exceeded · 8 every request is answered once, in time, after at
-most one hop.
+most one hop · 15 a host leases and delivers nothing of a topic that is paused by the settings that it applied.
 """
 
 from __future__ import annotations

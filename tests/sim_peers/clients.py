@@ -178,10 +178,12 @@ class Clients:
             items = response.items if response is not None else ()
             for item in items:
                 self.checks.delivered(item)
+                host = self.sim.exchange.entered[request.context.request_id]
+                self.sim.pauses.check(host, item.ns, item.topic, "delivers")
             received(items)
 
         if not acks and self.rng.random() < 0.9:
-            request = idl.DequeueRequest(ns, wants, lease_ms=lease_ms, wait_ms=wait_ms)
+            request: Any = idl.DequeueRequest(ns, wants, lease_ms=lease_ms, wait_ms=wait_ms)
             self.send("Dequeue", request, timeout_ms, done, wait_ms, host)
             return
         for item_id, token in acks:

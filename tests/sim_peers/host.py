@@ -64,6 +64,7 @@ def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
         for shard, item, _ in call.found:
             if state.host.current(shard):
                 state.host.sim.checks.leased(item, shard.number, now_ms)
+            state.host.sim.pauses.check(state.host.name, *item.lane.topic.key, "leases")
 
 
 _fill, _fill_waiting = dequeue.fill, dequeue.fill_waiting

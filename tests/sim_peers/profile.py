@@ -54,11 +54,16 @@ class Profile:
     slots_every_ms: int  # 0: never
     forced: float  # share of moves in which the new owner does not wait for the old one
     at_most_once: float
+    pause_every_ms: int = 0  # 0: never
+    settings_news_ms: tuple[int, ...] = (0,)
 
 
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
-    """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are."""
+    """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
+    are paused and resumed."""
     profile = _any_profile(rng)
+    if trouble == "pauses":
+        return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
     if trouble != "slots":
         return profile
     return replace(

@@ -16,6 +16,7 @@ from tests.sim_peers.clock import Clock, Stuck
 from tests.sim_peers.control import Control
 from tests.sim_peers.exchange import Exchange
 from tests.sim_peers.host import Host
+from tests.sim_peers.pauses import Pauses
 from tests.sim_peers.profile import HOSTS, random_profile
 
 _SETTLE_MS = 30_000
@@ -36,6 +37,7 @@ class Simulation:
         self.hosts: list[Host] = []
         self.control = Control(self)
         self.clients = Clients(self)
+        self.pauses = Pauses(self)
         self.healing = False
 
     def host(self, name: str) -> Host:
@@ -58,11 +60,13 @@ class Simulation:
         self._repeat(self.profile.crash_every_ms, self._crash)
         self._repeat(self.profile.move_every_ms, self.control.move)
         self._repeat(self.profile.slots_every_ms, self.control.change_slots)
+        self._repeat(self.profile.pause_every_ms, self.pauses.change)
         self.clock.until(500 + self.profile.active_ms)
         self._heal()
         self.clients.drain(self.rng.choice(self.hosts))
         self.clock.until(self.clock.time + _PRODUCE_MS)
         self.clients.producing = False
+        self.pauses.end()
         self._wait(_DELIVER_MS, lambda: not self.checks.left() and not self._asking(), "items are left")
         self._check_end()
 
@@ -71,6 +75,7 @@ class Simulation:
         return any(host.engine.shards[n].chunks for host in self.hosts for n in host.engine.shards)
 
     def _join(self, host: Host) -> None:
+        self.pauses.join(host)
         self.exchange.hosts[host.address] = host
         self.control.join(host)
 

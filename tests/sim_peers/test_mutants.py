@@ -9,8 +9,10 @@ import pytest
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.buffers.pending_dedup import Keys
+from foqs.engine import delivery, dequeue, pauses
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.peers import forwarder, slot_owners
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.ready_subscriber import ReadySubscriber
 from foqs.peers.slot_migration import SlotMigration
 from foqs.quotas.bucket import Bucket
@@ -20,6 +22,13 @@ from tests.sim_peers.simulation import simulate
 MANY = 150
 # Found only where slots move all the time.
 SLOTS = ("slots_are_taken_whatever_their_stamp",)
+# Found only where topics are paused.
+PAUSES = (
+    "a_paused_topic_is_merged",
+    "committed_leases_of_a_paused_topic_are_delivered",
+    "paused_items_of_another_host_are_delivered",
+    "a_resumed_topic_is_not_published",
+)
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
@@ -115,6 +124,41 @@ def an_ack_is_answered_before_its_commit(patch: Patch) -> None:
     patch.setattr(AckDequeue, "_ack", ack)
 
 
+def _heedless(patch: Patch, module: Any, name: str) -> None:
+    """Have a function of an engine work as if no topic was paused."""
+    original = getattr(module, name)
+
+    def heedless(state: Any, *args: Any) -> Any:
+        pausing, state.policies.pausing = state.policies.pausing, {}
+        try:
+            return original(state, *args)
+        finally:
+            state.policies.pausing = pausing
+
+    patch.setattr(module, name, heedless)
+
+
+@mutant
+def a_paused_topic_is_merged(patch: Patch) -> None:
+    _heedless(patch, dequeue, "_merge")
+
+
+@mutant
+def committed_leases_of_a_paused_topic_are_delivered(patch: Patch) -> None:
+    _heedless(patch, delivery, "_committed")
+
+
+@mutant
+def paused_items_of_another_host_are_delivered(patch: Patch) -> None:
+    patch.setattr(Forwarder, "_deliverable", lambda forwarder, address, response, origin: response.items or [])
+
+
+@mutant
+def a_resumed_topic_is_not_published(patch: Patch) -> None:
+    """Consumers of other hosts asked for it during the pause, and got nothing."""
+    patch.setattr(pauses, "_resume", lambda state, ns, before: iter(()))
+
+
 @pytest.fixture
 def patch() -> Iterator[Patch]:
     with pytest.MonkeyPatch.context() as context:
@@ -127,7 +171,7 @@ def test_mutant_is_found(name: str, patch: Patch) -> None:
     MUTANTS[name](patch)
     for seed in range(MANY):
         try:
-            simulate(seed, "slots" if name in SLOTS else "")
+            simulate(seed, "slots" if name in SLOTS else "pauses" if name in PAUSES else "")
         except (AttributeError, NameError):
             raise  # the mutant itself is broken: it names what the code does not have
         except Exception:  # noqa: BLE001 - a broken promise, or a check of the hosts that found it first

@@ -19,6 +19,11 @@ def test_slots_move_all_the_time(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "slots"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_paused_topics_deliver_nothing(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "pauses"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert (first.clock.events, first.checks.counts) == (again.clock.events, again.checks.counts)
@@ -38,5 +43,6 @@ def test_runs_do_check_something() -> None:
     assert counts["ack and dequeue"] > 100
     for what in ("ack OUTCOME_UNKNOWN", "enqueue OVERLOADED", "ack STALE_LEASE"):
         assert counts[what] > 0, (what, counts)
+    assert sum(simulate(seed, "pauses").checks.counts["pauses"] for seed in range(4)) > 10
     assert forwarded > 500
     assert moved > 30

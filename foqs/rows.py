@@ -145,12 +145,31 @@ class Body(NamedTuple):
     headers: bytes | None
 
 
+class FailureRow(NamedTuple):
+    """Why a dead letter is where it is. `lane` has it now; `topic` and `fairness` name the lane that it came from.
+
+    `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
+    """
+
+    lane: int
+    fingerprint: int
+    id: int
+    cause: int
+    attempts: int
+    died_at_ms: int
+    topic: bytes
+    fairness: bytes
+    reason: bytes
+
+
 class Found(NamedTuple):
-    """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed."""
+    """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed.
+    `failure` is read only where an operator asks."""
 
     body: Body
     ready: ReadyRow | None
     timer: TimerRow | None
+    failure: FailureRow | None = None
 
 
 class DueRow(NamedTuple):
@@ -178,23 +197,6 @@ class DedupRow(NamedTuple):
     content: int
     id: int
     expires_at_ms: int
-
-
-class FailureRow(NamedTuple):
-    """Why a dead letter is where it is. `lane` has it now; `topic` and `fairness` name the lane that it came from.
-
-    `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
-    """
-
-    lane: int
-    fingerprint: int
-    id: int
-    cause: int
-    attempts: int
-    died_at_ms: int
-    topic: bytes
-    fairness: bytes
-    reason: bytes
 
 
 class Holding(NamedTuple):

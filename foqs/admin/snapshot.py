@@ -23,6 +23,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
+from foqs.rows import FailureCause
 from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.controller import moving
@@ -32,7 +33,7 @@ from foqs.shardmgr.session import Session
 
 _TURN_S = 0.001
 _TOPICS = 64  # between two looks at the clock
-CAUSES = ("ack", "ttl", "delete", "dropped")
+CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted")
 
 Add = Callable[..., None]
 """(name of the metric without foqs_, value, labels ...)"""
@@ -136,6 +137,9 @@ async def _namespaces(add: Add, namespaces: Namespaces, turns: _Turns) -> None:
             add("leases_expired_total", namespace.expired, name)
             for cause in CAUSES:
                 add("items_removed_total", namespace.removed[cause], name, cause)
+            for failure in FailureCause:
+                cause = failure.name.lower()
+                add("items_dead_total", namespace.dead[cause], name, cause)
         await turns.rest()
 
 

@@ -28,7 +28,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.topic_stats import Counts
 from foqs.policies.layers import BUILT_IN
-from foqs.rows import Body
+from foqs.rows import Found
 from foqs.rpc.call import Call
 
 
@@ -71,21 +71,21 @@ class Lookups:
         self._engine.look(call.request.id, waiting, now_ms, max(1, deadline_ms - now_ms))
 
     def _looked(
-        self, call: Call, deadline_ms: int, item: Item | None, body: Body | None, error: FoqsError | None
+        self, call: Call, deadline_ms: int, item: Item | None, found: Found | None, error: FoqsError | None
     ) -> None:
         if isinstance(error, NotServed):
             look_again = partial(self._look, call, deadline_ms)
             if self._forwarder.get_item(call, look_again, deadline_ms):
                 return
         hidden = call.within is not None and item is not None and item.lane.topic.key[0] not in call.within
-        if error is not None or item is None or body is None or hidden:
+        if error is not None or item is None or found is None or hidden:
             call.fail(error or NotFound("no such item"))
             return
         leased = item.phase is Phase.LEASED
         delayed = not leased and item.place is Place.TIMER
         state = idl.ItemState.LEASED if leased else idl.ItemState.DELAYED if delayed else idl.ItemState.READY
         until_ms = item.lease_expires_at_ms if leased else 0
-        shown = responses.shown(item.lane.topic.key, body, item.attempt, state, until_ms)
+        shown = responses.shown(item.lane.topic.key, found.body, item.attempt, state, until_ms, found.failure)
         call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:

@@ -10,7 +10,7 @@ from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, wire_code
 from foqs.idl import idl
 from foqs.item import Item
-from foqs.rows import Body, NewItem
+from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.wire.structs import lean
 
@@ -84,7 +84,14 @@ def leased(item: Item) -> Any:
     return made
 
 
-def shown(key: tuple[str, str], body: Body, attempt: int, state: int, lease_expires_at_ms: int) -> Any:
+def shown(
+    key: tuple[str, str],
+    body: Body,
+    attempt: int,
+    state: int,
+    lease_expires_at_ms: int,
+    failure: FailureRow | None,
+) -> Any:
     """Return an item as an operator gets it: with no lease to ack it."""
     made = _with_body(key, body)
     made.lease = 0
@@ -92,6 +99,15 @@ def shown(key: tuple[str, str], body: Body, attempt: int, state: int, lease_expi
     made.deliver_after_ms = body.deliver_after_ms
     made.lease_expires_at_ms = lease_expires_at_ms
     made.state = state
+    if failure is not None:
+        made.failure = idl.Failure(
+            topic=failure.topic.decode(),
+            attempts=failure.attempts,
+            cause=failure.cause,
+            reason=failure.reason.decode(),
+            fingerprint=failure.fingerprint,
+            died_at_ms=failure.died_at_ms,
+        )
     return made
 
 

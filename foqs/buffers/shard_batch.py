@@ -15,7 +15,20 @@ from foqs.item import Change, Item
 from foqs.leases.checkpoint import Range
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
-from foqs.rows import Batch, Body, DedupRow, DedupScan, DueRow, ExpiringRow, Found, Key, ReadyRow, Scan, TimerRow
+from foqs.rows import (
+    Batch,
+    Body,
+    DedupRow,
+    DedupScan,
+    DueRow,
+    ExpiringRow,
+    FailureRow,
+    Found,
+    Key,
+    ReadyRow,
+    Scan,
+    TimerRow,
+)
 
 
 @dataclass(slots=True)
@@ -50,7 +63,8 @@ class ListRead:
     after: tuple[int, ...] | None
     limit: int
     body_bytes: int
-    done: Any  # called with (rows, bodies), or with an error
+    dead: bool  # whether items of the lane may have failures, which are read too
+    done: Any  # called with (rows, bodies, failures), or with an error
 
 
 @dataclass(slots=True)
@@ -69,6 +83,7 @@ class ShardBatch:
     lanes_pages: list[LanesRead] = field(default_factory=list)
     bodies: list[int] = field(default_factory=list)
     look: list[int] = field(default_factory=list)
+    dead_lanes: frozenset[int] = frozenset()  # `look` brings the failures of their items along
     due: tuple[Range, int] | None = None  # range, limit
     expiring: tuple[Range, int] | None = None
     lists: list[ListRead] = field(default_factory=list)
@@ -118,7 +133,9 @@ class BatchResult:
     look: list[Found] | None = None
     due: Scan[DueRow] | None = None
     expiring: Scan[ExpiringRow] | None = None
-    lists: list[tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]] = field(default_factory=list)
+    lists: list[tuple[list[ReadyRow] | list[TimerRow], dict[int, Body], dict[int, FailureRow]]] = field(
+        default_factory=list
+    )
     dedup_expired: DedupScan | None = None
     given: list[DedupRow] | None = None
     confirmed: bool = False

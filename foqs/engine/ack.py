@@ -12,7 +12,7 @@ from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import NUMBER_BITS, shard_of
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
-from foqs.rows import Body
+from foqs.rows import Found
 from foqs.shardmgr.lifecycle import ShardState
 
 # Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.
@@ -92,7 +92,7 @@ def _decide(
 def _look_first(
     state: State, call: ItemsCall, at: int, shard: Shard, item_id: int, op: item_ops.Op, ns: str | None
 ) -> None:
-    def look(item: Item | None, _: Body | None, error: FoqsError | None) -> None:
+    def look(item: Item | None, _: Found | None, error: FoqsError | None) -> None:
         if call.done:
             return
         if error is not None:

@@ -277,7 +277,7 @@ def _moved(shard: Shard, change: Change, now_ms: int) -> None:
     target.total += 1
     shard.totals[target.topic.key[0]] += 1
     if move.failure is not None:
-        target.dead = True
+        shard.note_dead(target)
     shard.drop_body(item)
 
 
@@ -363,4 +363,4 @@ def _apply_look(shard: Shard, ids: list[int], result: BatchResult) -> None:
                 continue
             item = from_found(row, lane)
         for look in waiting:
-            look(item, row.body if row is not None else None, None)
+            look(item, row, None)

@@ -357,6 +357,7 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             batch.dedup_expired = (shard.keys.scan.begin(now_ms), rows)
     if shard.looks:
         batch.look = list(shard.looks)[:_LOOK_ROWS]
+        batch.dead_lanes = frozenset(shard.dead_lanes)
     if shard.lists:
         batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
     # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.

@@ -17,7 +17,7 @@ from foqs.fairness.keys import TopicKey, lane_key
 from foqs.idl import idl
 from foqs.item import Item, body_bytes
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, ReadyRow, TimerRow
+from foqs.rows import Body, FailureRow, ReadyRow, TimerRow
 
 _STATES = ("ready", "delayed", "leased")
 _STATE_NUMBER = {
@@ -29,6 +29,7 @@ OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
 _READ_BYTES = 4 << 20
+_FAILURE_OVERHEAD_BYTES = 64
 _TOPICS = 500
 """Topics that a search looks at in one turn of the event loop."""
 
@@ -150,6 +151,7 @@ class Listed(NamedTuple):
     attempt: int
     state: int
     lease_expires_at_ms: int
+    failure: FailureRow | None
 
 
 class Listing:
@@ -213,7 +215,8 @@ class Listing:
                     self._fail(Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS))
                     return
                 self._hold(room_bytes)
-                shard.lists.append(ListRead(lane.number, state, after, self._left, room_bytes, self._listed))
+                read = ListRead(lane.number, state, after, self._left, room_bytes, lane.dead, self._listed)
+                shard.lists.append(read)
                 self._engine.touch(shard)
                 return
             self._next_place()
@@ -233,6 +236,7 @@ class Listing:
         self,
         rows: list[ReadyRow] | list[TimerRow],
         bodies: dict[int, Body],
+        failures: dict[int, FailureRow],
         error: FoqsError | None,
     ) -> None:
         if self.done:
@@ -254,7 +258,9 @@ class Listing:
             if body is None:
                 continue
             until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
-            self._items.append(Listed(body, row.attempt, _STATE_NUMBER[state], until_ms))
+            failure = failures.get(row.id)
+            size += _failure_bytes(failure)
+            self._items.append(Listed(body, row.attempt, _STATE_NUMBER[state], until_ms, failure))
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size
@@ -292,6 +298,10 @@ class Listing:
         for shard in shards.values():  # a shard without a connection would keep the read, and all later ones
             shard.lists = [read for read in shard.lists if read.done != self._listed]
         self._fail(Unavailable("a shard did not answer in time"))
+
+
+def _failure_bytes(failure: FailureRow | None) -> int:
+    return 0 if failure is None else _FAILURE_OVERHEAD_BYTES + len(failure.topic) + len(failure.reason)
 
 
 def _position(row: ReadyRow | TimerRow) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.item import Cause, Change, Given, Item, Waits
 from foqs.item_states import Phase, Place, To
-from foqs.rows import Body, FailureCause
+from foqs.rows import FailureCause, Found
 
 Verdict = FoqsError | bool
 Op = Callable[[Shard, Item, Waits, int], Verdict]
@@ -137,11 +137,11 @@ def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, 
     """Read when the item was enqueued, and decide then."""
     request, at = waits
 
-    def looked(found: Item | None, body: Body | None, error: FoqsError | None) -> None:
-        if found is None or body is None:
+    def looked(known: Item | None, found: Found | None, error: FoqsError | None) -> None:
+        if known is None or found is None:
             request.settled(at, error or NotFound("no such item"))
             return
-        verdict = decide(found, body.enqueued_at_ms)
+        verdict = decide(known, found.body.enqueued_at_ms)
         if verdict is not False:
             request.settled(at, None if verdict is True else verdict)
 

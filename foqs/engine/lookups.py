@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from foqs.errors import FoqsError
 from foqs.item import Item
-from foqs.rows import Body
+from foqs.rows import Found
 
-Look = Callable[[Item | None, Body | None, FoqsError | None], None]
-"""Called with the item that an id names, and its body; None twice where there is none, or the error of the look-up."""
+Look = Callable[[Item | None, Found | None, FoqsError | None], None]
+"""Called with the item that an id names, and its rows; None twice where there is none, or the error of the look-up."""
 
 
 class Looks(dict[int, list[Look]]):

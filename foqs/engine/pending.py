@@ -15,7 +15,7 @@ from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Change, Item, Settles, Waits
-from foqs.rows import Body, NewItem
+from foqs.rows import Found, NewItem
 
 _TOO_LATE = "the shard did not answer in time; nothing was changed"
 _UNKNOWN = "the shard did not answer in time; the change may have been made"
@@ -317,7 +317,7 @@ class RoutingCall:
 
 
 class LookCall:
-    """GetItem: `reply` gets the item and its body, None twice, or an error."""
+    """GetItem: `reply` gets the item and its rows, None twice, or an error."""
 
     __slots__ = ("done", "reply")
 
@@ -325,10 +325,10 @@ class LookCall:
         self.reply = reply
         self.done = False
 
-    def found(self, item: Item | None, body: Body | None, error: FoqsError | None) -> None:
+    def found(self, item: Item | None, rows: Found | None, error: FoqsError | None) -> None:
         if not self.done:
             self.done = True
-            self.reply(item, body, error)
+            self.reply(item, rows, error)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self.found(None, None, Unavailable(_TOO_LATE))

@@ -54,6 +54,7 @@ class ShardMemory:
         self.lanes: dict[LaneKey, Lane[Item]] = {}
         self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
         self.lane_numbers: dict[int, Lane[Item]] = {}
+        self.dead_lanes: set[int] = set()  # numbers of lanes that are `dead`
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.pages_wanted: dict[Lane[Item], None] = {}
         self.bodies_wanted: dict[int, Item] = {}
@@ -80,11 +81,18 @@ class ShardMemory:
         self.residents.discard(lane)
         if lane.number is not None:
             self.lane_numbers.pop(lane.number, None)
+            self.dead_lanes.discard(lane.number)
         if self.lanes.get(lane.key) is lane:
             del self.lanes[lane.key]
             if not self.totals[ns := lane.topic.key[0]]:
                 del self.totals[ns]
             self.topics.detach(lane.topic, lane)
+
+    def note_dead(self, lane: Lane[Item]) -> None:
+        """The lane has an item with a failure."""
+        assert lane.number is not None, "a stored item's lane has a number"
+        lane.dead = True
+        self.dead_lanes.add(lane.number)
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
         lane.empty_since_ms = now_ms

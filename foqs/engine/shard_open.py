@@ -59,7 +59,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
     for number in opened.dead:
-        shard.lane_numbers[number].dead = True
+        shard.note_dead(shard.lane_numbers[number])
     times: dict[int, int] = {}  # one number a bucket, for all lanes
     for backlog in opened.backlog:
         lane = shard.lane_numbers[backlog.lane]
@@ -200,5 +200,5 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     for look in left.looks:
         look(None, None, error)
     for listing in left.lists:
-        listing.done([], {}, error)
+        listing.done([], {}, {}, error)
     state.served()

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
 from foqs.dedup import bounds_of
 from foqs.marks import Mark
-from foqs.rows import Batch, Body, Opened, ReadyRow, TimerRow
+from foqs.rows import Batch, Body, FailureRow, Found, Opened, ReadyRow, TimerRow
 from foqs.store.protocol import (
     CommitUnknown,
     Fenced,
@@ -157,7 +157,7 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
     if shard_batch.bodies:
         result.bodies = store.bodies(shard_batch.bodies)
     if shard_batch.look:
-        result.look = store.look(shard_batch.look)
+        result.look = _look(store, shard_batch)
     if shard_batch.due is not None:
         wanted, limit = shard_batch.due
         result.due = store.due(wanted.from_ms, wanted.to_ms, limit)
@@ -185,7 +185,18 @@ def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> d
     return {body.id: body for body in store.bodies(ids)} if ids else {}
 
 
-def _list(store: ShardStore, listing: ListRead) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body]]:
+def _look(store: ShardStore, shard_batch: ShardBatch) -> list[Found]:
+    found, lanes = store.look(shard_batch.look), shard_batch.dead_lanes
+    if not lanes:
+        return found
+    dead = [row.body.id for row in found if row.body.lane in lanes]
+    failures = {failure.id: failure for failure in store.failures(dead)}
+    return [row._replace(failure=failures.get(row.body.id)) for row in found]
+
+
+def _list(
+    store: ShardStore, listing: ListRead
+) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body], dict[int, FailureRow]]:
     rows: list[ReadyRow] | list[TimerRow]
     if listing.state == "ready":
         after = (listing.after[0], listing.after[1], listing.after[2]) if listing.after else None
@@ -200,7 +211,9 @@ def _list(store: ShardStore, listing: ListRead) -> tuple[list[ReadyRow] | list[T
         if ids and room < 0:
             break
         ids.append(row.id)
-    return rows[: len(ids)], {body.id: body for body in store.bodies(ids)} if ids else {}
+    bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
+    failures = {failure.id: failure for failure in store.failures(ids)} if ids and listing.dead else {}
+    return rows[: len(ids)], bodies, failures
 
 
 class ShardThread:

@@ -6,7 +6,9 @@ import pytest
 
 from foqs.errors import NotFound, NotServed, StaleLease
 from foqs.idl import idl
+from foqs.policies.fingerprint import fingerprint
 from foqs.principals import Namespaces
+from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -66,6 +68,11 @@ def test_an_item_that_a_caller_may_not_see_is_not_found(host: OneHost, method: s
         ({"reason": "é" * 513}, "reason has more than 1024 bytes"),
         ({"release": True, "delay_ms": 1}, "release excludes delay_ms and metadata"),
         ({"release": True, "metadata": b""}, "release excludes delay_ms and metadata"),
+        ({"reject": True, "delay_ms": 1}, "reject excludes delay_ms and metadata"),
+        ({"reject": True, "metadata": b""}, "reject excludes delay_ms and metadata"),
+        ({"failed": True, "reject": True}, "at most one of release, failed and reject"),
+        ({"failed": True, "release": True}, "at most one of release, failed and reject"),
+        ({"release": True, "reject": True}, "at most one of release, failed and reject"),
     ],
 )
 def test_a_nack_with_a_wrong_field_keeps_the_lease(host: OneHost, given: dict[str, Any], why: str) -> None:
@@ -73,6 +80,39 @@ def test_a_nack_with_a_wrong_field_keeps_the_lease(host: OneHost, given: dict[st
     items = [idl.NackItem(first.id, first.lease, **given), idl.NackItem(second.id, second.lease, reason="é" * 512)]
     assert messages(host.ask("Nack", items=items)) == [why, None]
     assert [item.payload for item in take(host).items] == [b"y"]
+
+
+def test_a_failure_is_retried_and_a_reject_is_not(host: OneHost) -> None:
+    first, second = leased(host, b"x", b"y")
+    items = [
+        idl.NackItem(first.id, first.lease, failed=True, metadata=b"m"),
+        idl.NackItem(second.id, second.lease, reject=True, reason="no user 7"),
+    ]
+    assert kinds(host.ask("Nack", items=items)) == [None, None]
+    assert take(host).items == []
+    host.wait(1_000)  # by the policy that is built in
+    assert [(item.payload, item.attempt, item.metadata) for item in take(host).items] == [(b"x", 2, b"m")]
+    (dead,) = host.ask("ListItems", ns="n", topic="t.dlq").items
+    assert dead == host.ask("GetItem", id=second.id).item
+    assert (dead.id, dead.topic, dead.attempt, dead.payload) == (second.id, "t.dlq", 0, b"y")
+    failure = dead.failure
+    assert (failure.topic, failure.attempts, failure.cause) == ("t", 1, idl.FailureCause.REJECTED)
+    assert (failure.reason, failure.died_at_ms) == ("no user 7", dead.deliver_after_ms)
+    assert failure.fingerprint == fingerprint("no user 8")
+    assert host.ask("GetItem", id=first.id).item.failure is None
+
+
+def test_a_dead_letter_is_shown_with_its_failure_where_it_was_not_in_memory(host: OneHost) -> None:
+    """Its neighbour, which was enqueued there, has none."""
+    (item,) = leased(host, b"x")
+    host.ask("Nack", items=[idl.NackItem(item.id, item.lease, reject=True)])
+    host.ask("Enqueue", ns="n", items=[spec("t.dlq", b"plain")])
+    host.reopen()
+    dead, plain = sorted(host.ask("ListItems", ns="n", topic="t.dlq").items, key=lambda one: one.id)
+    assert (dead.id, dead.failure.cause, dead.failure.reason) == (item.id, idl.FailureCause.REJECTED, "")
+    assert (plain.payload, plain.failure) == (b"plain", None)
+    assert host.ask("GetItem", id=dead.id).item == dead
+    assert host.ask("GetItem", id=plain.id).item == plain
 
 
 def test_a_nack_delays_and_a_release_counts_no_attempt(host: OneHost) -> None:

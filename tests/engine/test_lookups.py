@@ -8,15 +8,15 @@ from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
 from foqs.item import Item
 from foqs.item_states import Phase
-from foqs.rows import Body
+from foqs.rows import Found
 from tests.engine.laboratory import Laboratory
 
 
 def test_callers_of_one_item_are_taken_together() -> None:
     looks, seen = Looks(), []
 
-    def look(item: Item | None, body: Body | None, error: Exception | None) -> None:
-        seen.append((item, body, error))
+    def look(item: Item | None, found: Found | None, error: Exception | None) -> None:
+        seen.append((item, found, error))
 
     for item_id in (1, 2, 1):
         looks.add(item_id, look)
@@ -34,8 +34,8 @@ def test_equal_ids_are_read_once() -> None:
     assert batch.look == [item_id]
     lab.arrive(shard, batch)
     for answers in (first, second):
-        ((item, body, error),) = answers
-        assert (item.id, body.payload, error) == (item_id, b"payload", None)
+        ((item, found, error),) = answers
+        assert (item.id, found.body.payload, error) == (item_id, b"payload", None)
     assert not shard.looks
 
 

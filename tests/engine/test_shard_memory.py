@@ -127,8 +127,8 @@ def test_the_body_of_an_item_that_returns_is_read_again() -> None:
     assert found == [[item_id]]
     looked = lab.look(item_id)
     lab.settle()
-    ((_, body, _),) = looked
-    assert (body.payload, body.metadata) == (b"body", b"new metadata")
+    ((_, found, _),) = looked
+    assert (found.body.payload, found.body.metadata) == (b"body", b"new metadata")
 
 
 def test_windows_share_their_part_of_the_budget() -> None:

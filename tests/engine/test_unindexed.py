@@ -335,8 +335,8 @@ def test_a_look_knows_an_unindexed_item() -> None:
     (item_id,) = lab.stored()
     answers = lab.look(item_id)
     lab.settle()
-    ((item, body, error),) = answers
-    assert (item.id, item.unindexed, body.id, error) == (item_id, True, item_id, None)
+    ((item, found, error),) = answers
+    assert (item.id, item.unindexed, found.body.id, error) == (item_id, True, item_id, None)
 
 
 def test_a_replaced_owner_finds_an_item_of_the_next() -> None:
@@ -347,8 +347,8 @@ def test_a_replaced_owner_finds_an_item_of_the_next() -> None:
     shard.forget(shard.known[item_id])
     answers = lab.look(item_id)
     lab.settle()
-    ((item, body, _),) = answers
-    assert (item.id, item.unindexed, item.bytes, body.payload) == (item_id, True, 7, b"payload")
+    ((item, found, _),) = answers
+    assert (item.id, item.unindexed, item.bytes, found.body.payload) == (item_id, True, 7, b"payload")
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foqs.ids import make_id
 from foqs.policies.retry import RetryKind, RetryRule
 
 DAY_MS = 86_400_000
+ITEMS = 10_000
+LONGEST_MS = 60_000
+FULL_MS = {
+    RetryKind.CONSTANT: [1_000] * 8,
+    RetryKind.LINEAR: [1_000, 3_500, 6_000, 8_500, 11_000, 13_500, 16_000, 18_500],
+    RetryKind.EXPONENTIAL: [1_000, 3_000, 9_000, 27_000, 60_000, 60_000, 60_000, 60_000],
+}
 rules = st.builds(
     RetryRule,
     kind=st.sampled_from(RetryKind),
@@ -58,3 +68,38 @@ def test_jitter_spreads_items_evenly() -> None:
     tenths = [sum(at * 100 <= delay < (at + 1) * 100 for delay in delays) for at in range(10)]
     assert min(tenths) > 800
     assert max(tenths) < 1_200
+
+
+def rule_of(kind: RetryKind, jitter: float) -> RetryRule:
+    return RetryRule(kind, first_ms=1_000, step_ms=2_500, factor=3, longest_ms=LONGEST_MS, jitter=jitter)
+
+
+def delays(kind: RetryKind, jitter: float, attempt: int) -> Iterator[int]:
+    rule = rule_of(kind, jitter)
+    return (rule.delay_ms(attempt, make_id(1 + number % 3, number)) for number in range(1, ITEMS + 1))
+
+
+@pytest.mark.parametrize("jitter", [0, 0.5, 1])
+@pytest.mark.parametrize("kind", RetryKind)
+def test_delays_of_many_items(kind: RetryKind, jitter: float) -> None:
+    for attempt, full_ms in enumerate(FULL_MS[kind], 1):
+        found = list(delays(kind, jitter, attempt))
+        least_ms = full_ms * (1 - jitter)
+        assert least_ms <= min(found)
+        assert max(found) <= full_ms
+        mean_ms = sum(found) / ITEMS
+        assert abs(mean_ms - (least_ms + full_ms) / 2) <= 0.02 * full_ms
+        assert found == list(delays(kind, jitter, attempt))
+
+
+def test_the_attempts_of_an_item_have_delays_of_their_own() -> None:
+    """One that was early once is not early always."""
+    rule = rule_of(RetryKind.CONSTANT, 1)
+    assert len({rule.delay_ms(attempt, make_id(1, 7)) for attempt in range(1, 21)}) > 15
+
+
+@pytest.mark.parametrize("attempt", [1_000, (1 << 31) - 1])
+@pytest.mark.parametrize("kind", RetryKind)
+def test_very_many_attempts(kind: RetryKind, attempt: int) -> None:
+    full_ms = 1_000 if kind is RetryKind.CONSTANT else LONGEST_MS
+    assert rule_of(kind, 0).delay_ms(attempt, 1) == full_ms

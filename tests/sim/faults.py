@@ -84,9 +84,11 @@ class RandomFaults(Faults):
         self._rng = rng
         self.rates = rates
         self.next_commit = ""  # a fault for certain
+        self.made = 0
 
     def connecting(self) -> None:
         if self._rng.random() < self.rates.connect_fails:
+            self.made += 1
             raise StoreDown("cannot connect")
 
     def killing(self) -> bool:
@@ -94,12 +96,18 @@ class RandomFaults(Faults):
 
     def reading(self) -> None:
         at = self._rng.random()
+        self.made += at < self.rates.read_down + self.rates.read_busy
         if at < self.rates.read_down:
             raise StoreDown("the connection was lost while reading")
         if at < self.rates.read_down + self.rates.read_busy:
             raise StoreBusy("lock wait")
 
     def committing(self) -> str:
+        fault = self._committing()
+        self.made += bool(fault)
+        return fault
+
+    def _committing(self) -> str:
         if self.next_commit:
             fault, self.next_commit = self.next_commit, ""
             return fault

@@ -10,7 +10,7 @@ from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.item_states import Phase, Place
-from foqs.rows import Body
+from foqs.rows import Found
 from tests.sim.records import broken
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def look_at(clients: Clients, item_id: int) -> None:
     timeout_ms = clients.rng.choice(TIMEOUTS_MS)
     request = Request(clients, member, f"look at {item_id}", timeout_ms)
 
-    def reply(item: Item | None, body: Body | None, error: FoqsError | None) -> None:
+    def reply(item: Item | None, found: Found | None, error: FoqsError | None) -> None:
         request.answered()
         if error is not None:
             if error.code not in (Code.UNAVAILABLE, Code.OVERLOADED):
@@ -77,7 +77,9 @@ def look_at(clients: Clients, item_id: int) -> None:
         elif item is not None:
             delayed = item.phase is not Phase.LEASED and item.place is Place.TIMER
             row = db.timer.get(item_id)
-            if body != db.items[item_id] or delayed != (row is not None and not row.lease):
-                broken(1, f"a look at {item_id} found {item} {body}, the database has {row}")
+            if found is None or found.body != db.items[item_id] or found.failure != db.failures.get(item_id):
+                broken(1, f"a look at {item_id} found {found}, the database has {db.failures.get(item_id)}")
+            if delayed != (row is not None and not row.lease):
+                broken(1, f"a look at {item_id} found {item} {found}, the database has {row}")
 
     member.engine.look(item_id, LookCall(reply), member.now_ms, timeout_ms)

@@ -46,6 +46,7 @@ class Simulation:
         self.step_ms = START_MS
         self.events = 0
         self.healing = False
+        self.crashes = 0
         self._heap: list[tuple[int, int, Callable[[], Any]]] = []
         self._pushed = 0
         self._trace: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=1_000)
@@ -181,6 +182,7 @@ class Simulation:
 
     def _crash(self, member: Member) -> None:
         self.note("crash", member.name)
+        self.crashes += 1
         member.crash()
         self._start_again(member)
 

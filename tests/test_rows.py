@@ -1,0 +1,63 @@
+"""The parts of a transaction: no list of rows is forgotten when it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from foqs.rows import Batch, DedupRow, FailureCause, FailureRow, LaneRow, NewItem, ReadyRow, TimerRow
+
+KEPT_BY = {"lanes_new", "lanes_gone", "dedup_copied"}
+"""Lists of rows that belong to no item: `only` keeps them as its caller says, or always."""
+
+
+def rows_of(item_id: int) -> dict[str, Any]:
+    """A row of each list that names an item."""
+    new = NewItem(b"", None, None, 0, 0, 0, 0, 0, 0, 1)
+    new.id = item_id
+    return {
+        "dedup_new": DedupRow(b"d", 0, item_id, 0),
+        "dedup_again": DedupRow(b"d", 0, item_id, 0),
+        "inserts": new,
+        "ready_gone": (1, 0, 0, item_id),
+        "timer_gone": item_id,
+        "metadata_new": (item_id, b""),
+        "deliver_after_new": (item_id, 0),
+        "moved": (item_id, 2, 0, 0),
+        "ready_new": ReadyRow(1, 0, 0, item_id, 0, 0, 0),
+        "timer_new": TimerRow(0, item_id, 1, 0, 0, 0, 0),
+        "expiry_gone": item_id,
+        "expiry_new": (0, item_id),
+        "failure_gone": item_id,
+        "failure_new": FailureRow(1, 0, item_id, FailureCause.FAILED, 1, 0, b"", b"", b""),
+        "item_gone": item_id,
+    }
+
+
+def test_each_list_of_a_batch_is_here() -> None:
+    lists = {one.name for one in fields(Batch) if isinstance(getattr(Batch(), one.name), list)}
+    assert lists == rows_of(1).keys() | KEPT_BY
+
+
+@pytest.mark.parametrize("name", rows_of(1))
+def test_a_part_has_the_rows_of_its_items(name: str) -> None:
+    rows = {item_id: rows_of(item_id)[name] for item_id in (5, 6, 7)}
+    batch = Batch(**{name: list(rows.values())})
+    part = batch.only({5, 7}, lanes=False)
+    assert getattr(part, name) == [rows[5], rows[7]]
+
+
+@pytest.mark.parametrize("name", [name for name in rows_of(1) if not name.startswith("dedup")])
+def test_the_items_of_a_batch(name: str) -> None:
+    """A key comes with its item, so it names none beside."""
+    assert Batch(**{name: [rows_of(item_id)[name] for item_id in (5, 6, 5)]}).ids() == [5, 6]
+
+
+def test_lanes_go_with_one_part() -> None:
+    lane = LaneRow(1, b"ns", b"topic", b"")
+    batch = Batch(lanes_new=[lane], lanes_gone=[2])
+    kept, left = batch.only(set(), lanes=True), batch.only(set(), lanes=False)
+    assert (kept.lanes_new, kept.lanes_gone) == ([lane], [2])
+    assert (left.lanes_new, left.lanes_gone) == ([], [])

@@ -1,4 +1,4 @@
-"""When a Worker acks an item, and what it says of a failure."""
+"""When a Worker acks an item, and the reasons of failures that it gives."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Leases:
             return min(map(_next_at, self._held.values()), default=inf)
 
     def limit(self, held: Held, stop_at: float) -> None:
-        """Work on the item begins, and has until `stop_at`: then its handler is told, and the lease is not extended."""
+        """Work on the item begins, and has until `stop_at`: then `time_is_up` is set, and the lease is not extended."""
         held.time_is_up()
         held.stop_at = stop_at
         extender.watch(self, stop_at)
@@ -139,7 +139,7 @@ class Leases:
 
 
 def _next_at(held: Held) -> float:
-    """Return when the lease is extended, or the handler told that its time is up."""
+    """Return when the lease is extended, or its handler learns that its time is up."""
     extend_at = inf if held.gone or held.late else held.extend_at
     return extend_at if held.stop_at is None or held.time_is_up().is_set() else min(extend_at, held.stop_at)
 

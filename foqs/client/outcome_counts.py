@@ -1,4 +1,4 @@
-"""What became of the items that a Worker got."""
+"""Counts of the items that a Worker got, by their outcomes."""
 
 from __future__ import annotations
 

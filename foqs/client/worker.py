@@ -71,7 +71,7 @@ class Worker:
     concurrency     handlers at a time; the client's `pool_size` should be at least 4
     prefetch        items held beside those in work (default 0: the worker takes no more than it has free handlers).
                     At most `concurrency + prefetch` are held, beside those whose acks failed in a request that brought
-                    more. The server is told which of them wait: if the process is killed, they have used no attempt.
+                    more. The server knows which of them wait: if the process is killed, they have used no attempt.
                     That takes a small request before each item that waited, of several items where they begin together
     lease_ms        duration of a lease, which is extended while the worker holds the item; about this long after a
                     worker was killed, other workers get its items

@@ -1,0 +1,125 @@
+"""Work that fails, on a real host and in real worker processes: by ack policy, and by what was begun at a SIGKILL."""
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from foqs.client import AckPolicy, Client, ItemSpec, NotFound
+from tests.client.peer import LATER, eventually
+from tests.client.real_server import PATIENT_MS
+
+LEASE_MS = 500
+ACTS = {"ok": "pass", "exception": "raise ValueError('broken')", "SIGKILL": "os.kill(os.getpid(), 9)"}
+AGAIN, DEAD, GONE = "again", "dead", "gone"
+OUTCOMES = {
+    AckPolicy.NACK_ON_ERROR: (GONE, AGAIN, AGAIN),
+    AckPolicy.ACK_FIRST: (GONE, GONE, GONE),
+    AckPolicy.REJECT_ON_ERROR: (GONE, DEAD, AGAIN),
+    AckPolicy.ACK: (GONE, GONE, AGAIN),
+    AckPolicy.MANUAL: (GONE, AGAIN, AGAIN),
+}
+"""After the handler of the first attempt returned, raised an exception, or killed its process."""
+NewProcess = Callable[[str], "subprocess.Popen[str]"]
+
+
+def source(policy: AckPolicy, act: str) -> str:
+    """A worker that prints each attempt, and acts in the first one."""
+    return f"""
+        class Handler:
+            def handle(self, item, job):
+                os.write(1, b"%d\\n" % item.attempt)
+                if item.attempt == 1:
+                    {act}
+                if {policy is AckPolicy.MANUAL}:
+                    job.ack()
+
+        Worker(client, "jobs", Handler(), concurrency=1, wait_ms=100, lease_ms={LEASE_MS},
+               ack_policy={policy.value!r}).run()
+    """
+
+
+def gone(client: Client, item_id: int) -> bool:
+    try:
+        client.get_item(item_id)
+    except NotFound:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("at", range(len(ACTS)), ids=list(ACTS))
+@pytest.mark.parametrize("policy", list(AckPolicy))
+def test_the_outcome_of_each_policy(client: Client, worker_process: NewProcess, policy: AckPolicy, at: int) -> None:
+    act, expected = list(ACTS)[at], OUTCOMES[policy][at]
+    item_id = client.enqueue("jobs", b"x")
+    process = worker_process(source(policy, ACTS[act]))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    if act == "SIGKILL":
+        assert process.wait(LATER) == -9
+        if expected == AGAIN:
+            process = worker_process(source(policy, "pass"))
+            assert process.stdout is not None
+    if expected == DEAD:
+        eventually(lambda: client.get_item(item_id).topic == "jobs.dlq")
+        (item,) = client.dequeue("jobs.dlq", wait_ms=PATIENT_MS)
+        assert item.id == item_id
+    elif expected == AGAIN:
+        assert process.stdout.readline() == "2\n", "the attempt was counted"
+        eventually(lambda: gone(client, item_id))
+    else:
+        eventually(lambda: gone(client, item_id))
+    if process.poll() is None:
+        process.terminate()
+        assert process.wait(LATER) == 0
+    assert process.stdout.read() == "", "no more attempts"
+
+
+def test_items_that_a_killed_worker_did_not_begin_have_no_attempt(client: Client, worker_process: NewProcess) -> None:
+    """Each worker has four items and is killed by the second one, which waited for the first; then by that alone."""
+    payloads = [b"fine", b"poison", b"innocent", b"innocent"]
+    client.enqueue_many([ItemSpec("jobs", payload, priority=n) for n, payload in enumerate(payloads)])
+    for attempt in range(1, 4):
+        process = worker_process(
+            f"""
+            def handle(item):
+                os.write(1, b"%b %d\\n" % (item.payload, item.attempt))
+                if item.payload == b"poison":
+                    os.kill(os.getpid(), 9)
+
+            Worker(client, "jobs", handle, concurrency=1, prefetch=3, wait_ms=100, lease_ms={LEASE_MS}).run()
+            """
+        )
+        assert process.stdout is not None
+        assert process.wait(LATER) == -9
+        begun = process.stdout.read().splitlines()
+        assert begun[-1] == f"poison {attempt}", "its attempts count"
+        assert all(line.split()[1] == "1" for line in begun[:-1])
+    left: dict[bytes, list[int]] = {}
+
+    def all_back() -> bool:
+        for item in client.dequeue("jobs", 4, wait_ms=200, lease_ms=600_000):
+            left.setdefault(item.payload, []).append(item.attempt)
+        return sum(map(len, left.values())) == 3
+
+    eventually(all_back)
+    assert left == {b"poison": [4], b"innocent": [1, 1]}
+
+
+def test_a_worker_that_hangs_is_released_by_an_operator(client: Client, worker_process: NewProcess) -> None:
+    item_id = client.enqueue("jobs", b"x")
+    process: Any = worker_process(
+        """
+        def hang(item):
+            os.write(1, b"begun\\n")
+            time.sleep(600)
+
+        Worker(client, "jobs", hang, concurrency=1, lease_ms=600_000, name="hangs").run()
+        """
+    )
+    assert process.stdout.readline() == "begun\n"
+    assert client.release_leases("jobs", worker="works") == (0, ())
+    assert client.release_leases("jobs", worker="hangs") == (1, ())
+    (item,) = client.dequeue("jobs", wait_ms=PATIENT_MS)
+    assert (item.id, item.attempt) == (item_id, 2)

@@ -58,6 +58,11 @@ class Dialect:
             ladder = f"{column} > {bound} OR ({column} = {bound} AND ({ladder}))"
         return f"{columns[0]} >= {bounds[0]} AND ({ladder})"
 
+    def up_to(self, columns: tuple[str, str], bounds: tuple[int, int]) -> str:
+        """Rows whose `columns` are, as a tuple, at most `bounds`; spelled as in `behind`."""
+        (first, second), (most, last) = columns, bounds
+        return f"{first} <= {most} AND ({first} < {most} OR ({first} = {most} AND {second} <= {last}))"
+
 
 class MariaDialect(Dialect):
     """No hint works in a DELETE here, and a single row tuple in an IN list is no search by the key at all; rows
@@ -104,6 +109,9 @@ class SqliteDialect(Dialect):
 
     def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         return f"({', '.join(columns)}) > ({', '.join(map(str, bounds))})"
+
+    def up_to(self, columns: tuple[str, str], bounds: tuple[int, int]) -> str:
+        return f"({', '.join(columns)}) <= ({', '.join(map(str, bounds))})"
 
 
 _TUPLE = {count: f"({','.join(['%d'] * count)})" for count in range(1, 8)}

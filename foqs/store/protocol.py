@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.marks import Mark
 from foqs.policies.settings import Change, Settings
+from foqs.policies.filter import FailureFilter
 from foqs.rows import (
     Batch,
     Body,
@@ -128,6 +130,17 @@ class ShardStore(Protocol):
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         """The rows of those `ids` that are dead letters, in any order. The shard has the table (`Opened.tail`)."""
+
+    def failure_groups(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> FailureGroups:
+        """The groups of the first `rows` rows of `lane` behind `after`: about `limit` of them, and whole fingerprints.
+        Only rows that `wanted` matches count."""
+
+    def dead_page(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> DeadPage:
+        """Up to `limit` dead letters that `wanted` matches, of the first `rows` ones of `lane` behind `after`."""
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         """The rows of those `digests` that exist, expired ones too, in any order."""

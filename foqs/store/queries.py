@@ -28,7 +28,7 @@ SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
 
 
-def _with_rows(dialect: Dialect) -> str:
+def with_rows(dialect: Dialect) -> str:
     """Joins what an item `i` has in `ready` and in `timer`."""
     return (
         f"LEFT JOIN {dialect.forced('ready', 'r')} ON r.lane = i.lane AND r.priority = i.priority "
@@ -43,7 +43,7 @@ def index_tail(dialect: Dialect, above: int) -> str:
     return (
         "INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) "
         f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {size} "
-        f"FROM {dialect.forced('item', 'i')} {_with_rows(dialect)} "
+        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} "
         f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL"
     )
 
@@ -77,7 +77,7 @@ def look(dialect: Dialect, ids: Sequence[int]) -> str:
     """Bodies, then attempt, lease and bytes of `ready`, then the row of `timer`."""
     return (
         f"SELECT {_BODY}, r.attempt, r.lease, r.bytes, {_TIMER} "
-        f"FROM {dialect.forced('item', 'i')} {_with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
+        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
     )
 
 
@@ -106,7 +106,7 @@ def expiring(dialect: Dialect, from_ms: int, now_ms: int, after: tuple[int, int]
 def sizes(dialect: Dialect, ids: Sequence[int]) -> str:
     """An unindexed item counts as nothing: to measure its body is to read it, and the bytes of the tail are bounded."""
     return (
-        f"SELECT i.id, COALESCE(r.bytes, t.bytes, 0) FROM {dialect.forced('item', 'i')} {_with_rows(dialect)} "
+        f"SELECT i.id, COALESCE(r.bytes, t.bytes, 0) FROM {dialect.forced('item', 'i')} {with_rows(dialect)} "
         f"WHERE i.id IN ({','.join(map(str, ids))})"
     )
 

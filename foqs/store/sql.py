@@ -18,8 +18,10 @@ from typing import TypeVar
 
 import structlog
 
+from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.marks import Mark
 from foqs.policies.settings import Change, Settings
+from foqs.policies.filter import FailureFilter
 from foqs.rows import (
     Batch,
     Body,
@@ -36,6 +38,7 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.store import packed, queries, server, settings
+from foqs.store.dead_reads import DeadReads
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.opening import read_opened
@@ -98,6 +101,7 @@ class SqlStore:
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = binary_inserts
         self._reads = Reads(self._dialect)
+        self._dead = DeadReads(self._dialect)
         self._epoch = 0
         self._seq = 0
         self._next_number = 1
@@ -145,6 +149,7 @@ class SqlStore:
         server.refuse_old(facts.version)
         self._dialect = dialect_of(facts.version.product)
         self._reads = Reads(self._dialect)
+        self._dead = DeadReads(self._dialect)
         self._own_connections.append(link.id)
         max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
@@ -326,6 +331,16 @@ class SqlStore:
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         return self._ask(lambda link: self._reads.failures(link, ids))
+
+    def failure_groups(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> FailureGroups:
+        return self._ask(lambda link: self._dead.groups(link, lane, after, wanted, limit, rows))
+
+    def dead_page(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> DeadPage:
+        return self._ask(lambda link: self._dead.page(link, lane, after, wanted, limit, rows))
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         return self._ask(lambda link: self._reads.dedup(link, digests))

@@ -10,6 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from foqs.dead_rows import FailurePosition
+from foqs.policies.filter import FailureFilter
 from foqs.rows import (
     Batch,
     Body,
@@ -264,6 +266,17 @@ class MemoryDatabase:
         _rule(item_id in self.items and item_id not in self.expiry, "expiry row of {} cannot be", item_id)
         self.expiry[item_id] = at_ms
         insort(self.expiry_order, (at_ms, item_id))
+
+    def failures_of(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, rows: int
+    ) -> tuple[list[FailureRow], FailurePosition | None]:
+        """Return the matching rows of a lane among the first `rows` behind `after`, and the position of the last one;
+        None: of all of them."""
+        low, only = after or (-(1 << 63), 0), FailureFilter(fingerprint=wanted.fingerprint)
+        mine = [row for row in self.failures.values() if row.lane == lane and only.matches(row)]
+        behind = sorted((row for row in mine if (row.fingerprint, row.id) > low), key=lambda row: row[1:3])[:rows]
+        end = (behind[-1].fingerprint, behind[-1].id) if len(behind) == rows else None
+        return [row for row in behind if wanted.matches(row)], end
 
     def _check(self, batch: Batch) -> None:
         for item_id in batch.ids():

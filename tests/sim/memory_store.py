@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 
+from foqs.dead_rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 from foqs.marks import Mark
 from foqs.policies.settings import Change, Settings, decode
+from foqs.policies.filter import FailureFilter
 from foqs.rows import (
     BACKLOG_SHIFT,
     Backlog,
@@ -231,6 +233,36 @@ class MemoryStore:
         self._read()
         return [self._db.failures[item_id] for item_id in ids if item_id in self._db.failures]
 
+    def failure_groups(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> FailureGroups:
+        self._read()
+        found, end = self._db.failures_of(lane, after, wanted, rows)
+        groups: dict[tuple[int, int], list[FailureRow]] = {}
+        for row in found:
+            groups.setdefault((row.fingerprint, row.cause), []).append(row)
+        made = [_group(groups[key]) for key in sorted(groups)]
+        if len(made) > limit:
+            last = (made[limit - 1].fingerprint, (1 << 63) - 1)
+            made = [group for group in made if group.fingerprint <= last[0]]
+            end = last if end is None else min(end, last)
+        return FailureGroups(made, end)
+
+    def dead_page(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> DeadPage:
+        self._read()
+        db = self._db
+        found, end = db.failures_of(lane, after, wanted, rows)
+        if len(found) >= limit:
+            end = (found[limit - 1].fingerprint, found[limit - 1].id)
+        page = []
+        for row in found[:limit]:
+            body = db.items[row.id]
+            about = (body.priority, body.deliver_after_ms, body.expires_at_ms, body.headers)
+            page.append(DeadRow(row, *about, db.ready.get(row.id), db.timer.get(row.id)))
+        return DeadPage(page, end)
+
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         self._read()
         return [self._db.dedup[digest] for digest in digests if digest in self._db.dedup]
@@ -271,3 +303,9 @@ class MemoryStore:
             self._db.index_tail()
             self._db.indexed_to = 0
         self.cut()
+
+
+def _group(rows: list[FailureRow]) -> FailureGroup:
+    first, times = rows[0], [row.died_at_ms for row in rows]
+    sample = min(rows, key=lambda row: row.id)
+    return FailureGroup(first.fingerprint, first.cause, len(rows), min(times), max(times), sample.id, sample.reason)

@@ -1,0 +1,67 @@
+"""Which dead letters a listing, a redrive or a delete means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foqs.rows import FailureRow
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFilter:
+    """The conditions that a dead letter has to meet, all of them; None and {} are no condition.
+
+    `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains` and
+    `origin_topic` are UTF-8. `headers`: the item has each of these pairs. A store checks all conditions but `headers`
+    where it reads rows (`in_sql`); the engine checks that one.
+    """
+
+    fingerprint: int | None = None
+    cause: int | None = None
+    reason_contains: bytes | None = None
+    died_before_ms: int | None = None
+    died_from_ms: int | None = None
+    # Id 6 of the contract's FailureFilter is kept for fairness_key.
+    headers: Mapping[str, str] = field(default_factory=dict)
+    min_attempts: int | None = None
+    max_attempts: int | None = None
+    origin_topic: bytes | None = None
+
+    def matches(self, row: FailureRow) -> bool:
+        """Whether the row meets the conditions that stores check. This is the plain form of `in_sql`."""
+        return (
+            (self.fingerprint is None or row.fingerprint == self.fingerprint)
+            and (self.cause is None or row.cause == self.cause)
+            and (self.reason_contains is None or self.reason_contains in row.reason)
+            and (self.died_before_ms is None or row.died_at_ms < self.died_before_ms)
+            and (self.died_from_ms is None or row.died_at_ms >= self.died_from_ms)
+            and (self.min_attempts is None or row.attempts >= self.min_attempts)
+            and (self.max_attempts is None or row.attempts <= self.max_attempts)
+            and (self.origin_topic is None or row.topic == self.origin_topic)
+        )
+
+    def in_sql(self, table: str) -> list[str]:
+        """Return the conditions on the columns of `failure`, which the statement calls `table`."""
+        made = []
+        numbers = (
+            ("fingerprint =", self.fingerprint),
+            ("cause =", self.cause),
+            ("died_at <", self.died_before_ms),
+            ("died_at >=", self.died_from_ms),
+            ("attempts >=", self.min_attempts),
+            ("attempts <=", self.max_attempts),
+        )
+        made += [f"{table}.{compared} {value:d}" for compared, value in numbers if value is not None]
+        if self.reason_contains is not None:
+            made.append(f"INSTR({table}.reason, x'{self.reason_contains.hex()}') > 0")
+        if self.origin_topic is not None:
+            made.append(f"{table}.topic = x'{self.origin_topic.hex()}'")
+        return made
+
+    def matches_headers(self, stored: bytes | None) -> bool:
+        """Whether an item with these stored headers (JSON) meets the condition on headers."""
+        if not self.headers:
+            return True
+        return stored is not None and self.headers.items() <= json.loads(stored).items()

@@ -713,6 +713,110 @@ struct AwaitSettingsRequest {
 struct AwaitSettingsResponse {
   /** The version that the host acts on, which is lower when wait_ms has passed. */
   1: i64 version,
+// ---------------------------------------------------------------------------------------- Dead letters
+
+/** Dead letters that belong together: the same cause, and reasons with the same fingerprint. */
+struct FailureGroup {
+  1: FailureCause cause,
+  2: i64 fingerprint,
+  3: i64 count,
+  /** Epoch milliseconds. */
+  4: i64 first_died_at_ms,
+  /** Epoch milliseconds. */
+  5: i64 last_died_at_ms,
+  /** One of the items. */
+  6: i64 sample_id,
+  /** The reason of that item. */
+  7: string sample_reason,
+}
+
+/** The conditions that a dead letter has to meet, all that are set. */
+struct FailureFilter {
+  1: optional i64 fingerprint,
+  2: optional FailureCause cause,
+  /** 1 to 1,024 bytes; upper and lower case differ. */
+  3: optional string reason_contains,
+  /** Epoch milliseconds: it died before. */
+  4: optional i64 died_before_ms,
+  /** Epoch milliseconds: it died at this time or after. */
+  5: optional i64 died_after_ms,
+  // 6: fairness_key
+  /** The item has each of these pairs; at most 4 KiB. */
+  7: optional map<string, string> headers,
+  /** Of the failure: deliveries in the topic that it came from; 0 or more. */
+  8: optional i32 min_attempts,
+  9: optional i32 max_attempts,
+  10: optional string origin_topic,
+}
+
+struct ListFailuresRequest {
+  1: string ns,
+  /** The dead-letter topic. */
+  2: string topic,
+  /** Only this cause. Default: all. */
+  3: optional FailureCause cause,
+  /** 1 to 1,000 groups per reply. Default 100. */
+  4: optional i32 limit,
+  /** From the previous reply. */
+  5: optional string cursor,
+  15: optional RequestContext context,
+}
+
+struct ListFailuresResponse {
+  /** Ordered by fingerprint, then cause. Not a snapshot. */
+  1: list<FailureGroup> groups,
+  /** Set when there is more. */
+  2: optional string cursor,
+  /** host:port of the hosts that did not answer, and `shard N` for a shard without a host: their items are not counted. */
+  3: list<string> missing,
+}
+
+/**
+ * Returns dead letters to the topics that they came from: ready now, with attempt 0, their own priority, and the TTL of
+ * the policy of that topic (ttl_ms), else none. Leased items stay and are counted, and so do items of the topic that have
+ * no failure, because a producer enqueued them there. An item leaves the topic by the transaction that removes its
+ * failure: a repeated request redrives other items.
+ */
+struct RedriveItemsRequest {
+  1: string ns,
+  /** The dead-letter topic. */
+  2: string topic,
+  /** At most this many items. 0: all. */
+  3: i64 count = 0,
+  /** Default: all dead letters of the topic. */
+  4: optional FailureFilter filter,
+  /** At most this many of each group (cause and fingerprint) over all shards, 1 or more. It covers the first 10,000 groups. */
+  5: optional i32 per_fingerprint,
+  /** Items go to this topic. Default: each to the topic that it came from. */
+  6: optional string to_topic,
+  /** At most about this many items a second, 1 to 1,000,000. Default: no bound. */
+  7: optional i32 pace_per_second,
+  /** Count the items and change nothing. Default: no. */
+  8: optional bool dry_run,
+  /** Between hosts, like the next three: only this shard, and one page of at most 500 items (count). */
+  9: optional i32 shard,
+  10: optional string cursor,
+  /** What was redriven of each group (count). Default: nothing. */
+  11: optional list<FailureGroup> taken,
+  15: optional RequestContext context,
+}
+
+/** A request ends with its timeout_ms at the latest. */
+struct RedriveItemsResponse {
+  /** So many items were redriven for certain. */
+  1: i64 at_least,
+  /** And no more than so many. It differs from at_least when a shard's owner failed during the request. */
+  2: i64 at_most,
+  /** Matching items that stay because a consumer has leased them. */
+  3: i64 skipped_leased,
+  /** The request ended, by its time or its count, before it had looked at all dead letters: matching ones may be left. */
+  4: bool more,
+  /** Shards that could not be searched to their end. */
+  5: list<i32> missing_shards,
+  /** Between hosts, like the next one: set when the shard has more. */
+  6: optional string cursor,
+  /** What this page redrove of each group (count). */
+  7: optional list<FailureGroup> taken,
 }
 
 service Foqs {
@@ -731,6 +835,8 @@ service Foqs {
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
+  ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),
+  RedriveItemsResponse RedriveItems(1: RedriveItemsRequest request) throws (1: RequestError error),
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
   GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),
   GetSettingsResponse GetSettings(1: GetSettingsRequest request) throws (1: RequestError error),

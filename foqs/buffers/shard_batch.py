@@ -11,8 +11,10 @@ from typing import Any
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give
+from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.item import Change, Item
 from foqs.leases.checkpoint import Range
+from foqs.policies.filter import FailureFilter
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
 from foqs.rows import (
@@ -68,6 +70,30 @@ class ListRead:
 
 
 @dataclass(slots=True)
+class GroupsRead:
+    """Groups of dead letters, as `ShardStore.failure_groups` has them."""
+
+    lane: int
+    after: FailurePosition | None
+    wanted: FailureFilter
+    limit: int
+    rows: int
+    done: Any  # called with (FailureGroups, None), or with (None, error)
+
+
+@dataclass(slots=True)
+class DeadRead:
+    """A page of dead letters, as `ShardStore.dead_page` has it."""
+
+    lane: int
+    after: FailurePosition | None
+    wanted: FailureFilter
+    limit: int
+    rows: int
+    done: Any  # called with (DeadPage, None), or with (None, error)
+
+
+@dataclass(slots=True)
 class ShardBatch:
     """The work for the shard's store. A batch with `reconnect` has nothing else."""
 
@@ -87,6 +113,7 @@ class ShardBatch:
     due: tuple[Range, int] | None = None  # range, limit
     expiring: tuple[Range, int] | None = None
     lists: list[ListRead] = field(default_factory=list)
+    dead: GroupsRead | DeadRead | None = None
     dedup_expired: tuple[Range, int] | None = None
     give: Give | None = None
     copies: list[Copy] = field(default_factory=list)
@@ -99,7 +126,7 @@ class ShardBatch:
     @property
     def reads(self) -> bool:
         """Whether it reads anything, apart from the rows of a slot that it gives away."""
-        ready = self.pages or self.lanes_pages or self.bodies
+        ready = self.pages or self.lanes_pages or self.bodies or self.dead
         return bool(ready or self.look or self.due or self.expiring or self.lists or self.dedup_expired or self.confirm)
 
 
@@ -136,6 +163,7 @@ class BatchResult:
     lists: list[tuple[list[ReadyRow] | list[TimerRow], dict[int, Body], dict[int, FailureRow]]] = field(
         default_factory=list
     )
+    dead: FailureGroups | DeadPage | None = None
     dedup_expired: DedupScan | None = None
     given: list[DedupRow] | None = None
     confirmed: bool = False

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.connection import Connection
 from foqs.client import Client, Conflict, Invalid, Settings, SettingsChange
 
 TRIES = 5

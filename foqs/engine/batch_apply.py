@@ -339,6 +339,11 @@ def _apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
         apply_expiring(shard, result.expiring, now_ms)
     if batch.dedup_expired is not None or batch.give is not None or batch.copies:
         dedup.apply_reads(shard, batch, result, now_ms)
+    if batch.dead is not None:
+        if result.dead is not None:
+            batch.dead.done(result.dead, None)
+        else:
+            shard.dead_reads.appendleft(batch.dead)
     for at, listing in enumerate(batch.lists):
         if at < len(result.lists):
             listing.done(*result.lists[at], None)

@@ -79,7 +79,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         return hangs_ms if hangs_ms > now_ms else now_ms + shard.hang_ms
     if shard.lost or shard.unsettled is not None or shard.breaker.state is not _CLOSED:
         return max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
-    if shard.chunks or shard.changes or shard.looks or shard.lists:
+    if shard.chunks or shard.changes or shard.looks or shard.lists or shard.dead_reads:
         return shard.retry_at_ms(now_ms)
     keys = shard.keys
     if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and slot_rows.due(shard)):
@@ -358,6 +358,8 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     if shard.looks:
         batch.look = list(shard.looks)[:_LOOK_ROWS]
         batch.dead_lanes = frozenset(shard.dead_lanes)
+    if shard.dead_reads:
+        batch.dead = shard.dead_reads.popleft()
     if shard.lists:
         batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
     # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.

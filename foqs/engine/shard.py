@@ -11,7 +11,7 @@ from collections.abc import Callable
 from foqs.budget import Budget
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Keys
-from foqs.buffers.shard_batch import ListRead, ShardBatch
+from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
 from foqs.engine.lookups import Looks
@@ -67,6 +67,7 @@ class Shard(ShardMemory):
         self.keys = Keys()
         self.looks = Looks()
         self.lists: list[ListRead] = []
+        self.dead_reads: deque[GroupsRead | DeadRead] = deque()
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
         self.rows_changed = 0
         self.confirm_wanted = False

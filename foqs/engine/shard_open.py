@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give, Keys
-from foqs.buffers.shard_batch import ListRead, ShardBatch
+from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.engine import consumers, enqueue, turns
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
@@ -36,6 +36,7 @@ class Abandoned:
     changes: list[Change]
     looks: list[Look]
     lists: list[ListRead]
+    dead_reads: list[GroupsRead | DeadRead]
     gives: list[Give]
     copies: list[Copy]
     unsettled: ShardBatch | None
@@ -147,6 +148,7 @@ def close_shard(shard: Shard) -> Abandoned:
         changes=[c for c in shard.changes if c.item.change is c] + [c for b in batches for c in b.changes],
         looks=[look for waiting in shard.looks.values() for look in waiting],
         lists=[*shard.lists, *(listing for b in batches for listing in b.lists)],
+        dead_reads=[*shard.dead_reads, *(b.dead for b in batches if b.dead is not None)],
         gives=shard.keys.gives,
         copies=[*shard.keys.copies, *(copy for b in batches for copy in b.copies)],
         unsettled=shard.unsettled,
@@ -201,4 +203,6 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
         look(None, None, error)
     for listing in left.lists:
         listing.done([], {}, {}, error)
+    for read in left.dead_reads:
+        read.done(None, error)
     state.served()

@@ -15,7 +15,7 @@ class FailureFilter:
 
     `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains` and
     `origin_topic` are UTF-8. `headers`: the item has each of these pairs. A store checks all conditions but `headers`
-    where it reads rows (`in_sql`); the engine checks that one.
+    where it reads rows (`in_sql`); the engine checks that one. `without` is (fingerprint, causes): not these groups.
     """
 
     fingerprint: int | None = None
@@ -28,6 +28,7 @@ class FailureFilter:
     min_attempts: int | None = None
     max_attempts: int | None = None
     origin_topic: bytes | None = None
+    without: tuple[int, tuple[int, ...]] | None = None
 
     def matches(self, row: FailureRow) -> bool:
         """Whether the row meets the conditions that stores check. This is the plain form of `in_sql`."""
@@ -40,6 +41,7 @@ class FailureFilter:
             and (self.min_attempts is None or row.attempts >= self.min_attempts)
             and (self.max_attempts is None or row.attempts <= self.max_attempts)
             and (self.origin_topic is None or row.topic == self.origin_topic)
+            and (self.without is None or row.fingerprint != self.without[0] or row.cause not in self.without[1])
         )
 
     def in_sql(self, table: str) -> list[str]:
@@ -58,6 +60,9 @@ class FailureFilter:
             made.append(f"INSTR({table}.reason, x'{self.reason_contains.hex()}') > 0")
         if self.origin_topic is not None:
             made.append(f"{table}.topic = x'{self.origin_topic.hex()}'")
+        if self.without is not None:
+            causes = ", ".join([f"{cause:d}" for cause in self.without[1]])
+            made.append(f"NOT ({table}.fingerprint = {self.without[0]:d} AND {table}.cause IN ({causes}))")
         return made
 
     def matches_headers(self, stored: bytes | None) -> bool:

@@ -13,7 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from foqs.buffers.shard_batch import BatchResult, ListRead, Outcome, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, DeadRead, GroupsRead, ListRead, Outcome, ShardBatch
+from foqs.dead_rows import DeadPage, FailureGroups
 from foqs.dedup import bounds_of
 from foqs.marks import Mark
 from foqs.rows import Batch, Body, FailureRow, Found, Opened, ReadyRow, TimerRow
@@ -171,6 +172,8 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
     if shard_batch.give is not None:
         _, high = bounds_of(shard_batch.give.slot)
         result.given = store.dedup_between(shard_batch.give.low, high, shard_batch.give.limit)
+    if shard_batch.dead is not None:
+        result.dead = _dead(store, shard_batch.dead)
     for listing in shard_batch.lists:
         result.lists.append(_list(store, listing))
 
@@ -192,6 +195,11 @@ def _look(store: ShardStore, shard_batch: ShardBatch) -> list[Found]:
     dead = [row.body.id for row in found if row.body.lane in lanes]
     failures = {failure.id: failure for failure in store.failures(dead)}
     return [row._replace(failure=failures.get(row.body.id)) for row in found]
+
+
+def _dead(store: ShardStore, read: GroupsRead | DeadRead) -> FailureGroups | DeadPage:
+    ask = store.failure_groups if isinstance(read, GroupsRead) else store.dead_page
+    return ask(read.lane, read.after, read.wanted, read.limit, read.rows)
 
 
 def _list(

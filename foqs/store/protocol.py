@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.marks import Mark
-from foqs.policies.settings import Change, Settings
 from foqs.policies.filter import FailureFilter
+from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,

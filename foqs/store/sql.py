@@ -20,8 +20,8 @@ import structlog
 
 from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.marks import Mark
-from foqs.policies.settings import Change, Settings
 from foqs.policies.filter import FailureFilter
+from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,

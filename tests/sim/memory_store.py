@@ -7,8 +7,8 @@ from collections import Counter
 
 from foqs.dead_rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 from foqs.marks import Mark
-from foqs.policies.settings import Change, Settings, decode
 from foqs.policies.filter import FailureFilter
+from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
     BACKLOG_SHIFT,
     Backlog,

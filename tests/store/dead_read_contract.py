@@ -26,6 +26,7 @@ FILTERS = (
     FailureFilter(min_attempts=2, max_attempts=3),
     FailureFilter(origin_topic=b"two"),
     FailureFilter(fingerprint=1),
+    FailureFilter(without=(PRINTS[1], (FailureCause.FAILED, FailureCause.REJECTED))),
 )
 
 

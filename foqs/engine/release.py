@@ -84,7 +84,8 @@ class Releasing(Settles):
             shard = self._shards[0]
             lane = shard.lanes.get(lane_key(self._key))
             if lane is not None and lane.number is not None and lane.leased:
-                shard.lists.append(ListRead(lane.number, "leased", self._at, _PAGE_ROWS, _PAGE_BYTES, self._read))
+                read = ListRead(lane.number, "leased", self._at, _PAGE_ROWS, _PAGE_BYTES, dead=False, done=self._read)
+                shard.lists.append(read)
                 self._state.touch(shard)
                 return
             self._next_shard()
@@ -111,7 +112,9 @@ class Releasing(Settles):
         del self._shards[0]
         self._at = None
 
-    def _read(self, rows: list[TimerRow], bodies: dict[int, Body], error: FoqsError | None) -> None:
+    def _read(
+        self, rows: list[TimerRow], bodies: dict[int, Body], _failures: object, error: FoqsError | None
+    ) -> None:
         if self.done:
             return
         if error is not None:

@@ -5,6 +5,7 @@ Results are applied in the order of the batches, so no read is staler than the w
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -65,7 +66,6 @@ class ListRead:
     after: tuple[int, ...] | None
     limit: int
     body_bytes: int
-    dead: bool  # whether items of the lane may have failures, which are read too
     done: Any  # called with (rows, bodies, failures), or with an error
 
 
@@ -109,7 +109,7 @@ class ShardBatch:
     lanes_pages: list[LanesRead] = field(default_factory=list)
     bodies: list[int] = field(default_factory=list)
     look: list[int] = field(default_factory=list)
-    dead_lanes: frozenset[int] = frozenset()  # `look` brings the failures of their items along
+    dead_lanes: Set[int] = frozenset()  # `look` and `lists` bring the failures of their items along
     due: tuple[Range, int] | None = None  # range, limit
     expiring: tuple[Range, int] | None = None
     lists: list[ListRead] = field(default_factory=list)

@@ -357,11 +357,13 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             batch.dedup_expired = (shard.keys.scan.begin(now_ms), rows)
     if shard.looks:
         batch.look = list(shard.looks)[:_LOOK_ROWS]
-        batch.dead_lanes = frozenset(shard.dead_lanes)
     if shard.dead_reads:
         batch.dead = shard.dead_reads.popleft()
     if shard.lists:
         batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
+    if batch.look or batch.lists:
+        new = batch.transaction.failure_new if batch.transaction is not None else ()
+        batch.dead_lanes = shard.dead_lanes.union([row.lane for row in new])
     # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.
     reads = batch.pages or batch.lanes_pages or batch.bodies
     stale = reads and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2

@@ -215,8 +215,7 @@ class Listing:
                     self._fail(Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS))
                     return
                 self._hold(room_bytes)
-                read = ListRead(lane.number, state, after, self._left, room_bytes, lane.dead, self._listed)
-                shard.lists.append(read)
+                shard.lists.append(ListRead(lane.number, state, after, self._left, room_bytes, self._listed))
                 self._engine.touch(shard)
                 return
             self._next_place()

@@ -84,8 +84,7 @@ class Releasing(Settles):
             shard = self._shards[0]
             lane = shard.lanes.get(lane_key(self._key))
             if lane is not None and lane.number is not None and lane.leased:
-                read = ListRead(lane.number, "leased", self._at, _PAGE_ROWS, _PAGE_BYTES, dead=False, done=self._read)
-                shard.lists.append(read)
+                shard.lists.append(ListRead(lane.number, "leased", self._at, _PAGE_ROWS, _PAGE_BYTES, self._read))
                 self._state.touch(shard)
                 return
             self._next_shard()

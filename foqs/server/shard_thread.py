@@ -175,7 +175,7 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
     if shard_batch.dead is not None:
         result.dead = _dead(store, shard_batch.dead)
     for listing in shard_batch.lists:
-        result.lists.append(_list(store, listing))
+        result.lists.append(_list(store, listing, dead=listing.lane in shard_batch.dead_lanes))
 
 
 def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
@@ -203,7 +203,7 @@ def _dead(store: ShardStore, read: GroupsRead | DeadRead) -> FailureGroups | Dea
 
 
 def _list(
-    store: ShardStore, listing: ListRead
+    store: ShardStore, listing: ListRead, *, dead: bool
 ) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body], dict[int, FailureRow]]:
     rows: list[ReadyRow] | list[TimerRow]
     if listing.state == "ready":
@@ -220,7 +220,7 @@ def _list(
             break
         ids.append(row.id)
     bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
-    failures = {failure.id: failure for failure in store.failures(ids)} if ids and listing.dead else {}
+    failures = {failure.id: failure for failure in store.failures(ids)} if ids and dead else {}
     return rows[: len(ids)], bodies, failures
 
 

@@ -18,6 +18,19 @@ ENDLESS = {"topic.*": '{"max_attempts": 0}'}
 """No item dies: consumers of these profiles do not look for dead letters."""
 
 
+MANY_FAULTS = FaultRates(
+    connect_fails=0.3,
+    read_down=0.03,
+    read_busy=0.1,
+    commit_down=0.03,
+    commit_busy=0.1,
+    commit_full=0.02,
+    commit_lost=0.06,
+    slow=0.1,
+    hang=0.0,
+)
+
+
 @dataclass(frozen=True)
 class Profile:
     config: Config
@@ -191,6 +204,7 @@ def _dead_letters(rng: random.Random) -> Profile:
         config=profile.config.model_copy(update={"host": host}),
         topics=topics,
         dead_topics=[(ns, f"{topic}.dlq") for ns, topic in topics],
+        rates=dict.fromkeys(profile.rates, MANY_FAULTS) if rng.random() < 0.5 else profile.rates,
         policies=tuple(_policies(rng) for _ in range(rng.choice([1, 2, 3]))),
         consumers=rng.randint(3, 6),
         at_most_once=rng.choice([0, 0.2]),

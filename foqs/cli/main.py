@@ -18,6 +18,7 @@ from foqs.cli import (
     items,
     lab,
     logs,
+    release,
     serve,
     settings,
     shards,
@@ -40,7 +41,24 @@ app = typer.Typer(
     ),
 )
 # The order of the groups in `foqs --help`, and of the commands in each.
-EVERY = (serve, items, spark, doctor, config, shards, apply, hosts, settings, status, up, auth, bench, chaos, lab)
+EVERY = (
+    serve,
+    items,
+    release,
+    spark,
+    doctor,
+    config,
+    shards,
+    apply,
+    hosts,
+    settings,
+    status,
+    up,
+    auth,
+    bench,
+    chaos,
+    lab,
+)
 for commands in EVERY:
     commands.register(app)
 

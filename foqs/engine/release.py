@@ -111,9 +111,7 @@ class Releasing(Settles):
         del self._shards[0]
         self._at = None
 
-    def _read(
-        self, rows: list[TimerRow], bodies: dict[int, Body], _failures: object, error: FoqsError | None
-    ) -> None:
+    def _read(self, rows: list[TimerRow], bodies: dict[int, Body], _failures: object, error: FoqsError | None) -> None:
         if self.done:
             return
         if error is not None:

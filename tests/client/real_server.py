@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,3 +53,9 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(2 * LATER)
         self._held.close()
+
+
+def foqs(server: Server, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return forked.run(
+        [*args, "--address", server.address, "-n", "shop"], ENVIRONMENT, stdin, timeout_s=2 * PATIENT_MS / 1000
+    )

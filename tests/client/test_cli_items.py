@@ -10,6 +10,8 @@ import textwrap
 
 import pytest
 
+from foqs.idl import idl
+from tests.client.peer import Act
 from tests.support import forked
 
 APP = textwrap.dedent(
@@ -158,3 +160,14 @@ def test_a_progress_bar_on_a_terminal_leaves_the_output_alone(peer, tmp_path):
     assert [json.loads(line)["id"] for line in output.splitlines()] == [str(n) for n in range(1, 1_001)]
     assert b"items" in shown
     assert b'"id"' not in shown
+
+
+def test_a_release_that_missed_a_host_fails(foqs, peer):
+    answers = iter([idl.ReleaseLeasesResponse(2, ["b:1"])])
+    peer.meddle = lambda name, request: next(answers) if name == "ReleaseLeases" else Act.SERVE
+    done = foqs("release", "t")
+    assert lines(done) == [{"released": 2, "missing": ["b:1"]}]
+    assert done.returncode == 1
+    assert b"1 of the hosts did not answer" in done.stderr
+    (request,) = peer.named("ReleaseLeases")
+    assert (request.topic, request.worker, request.held_longer_than_ms) == ("t", None, None)

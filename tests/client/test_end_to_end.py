@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import threading
 import time
 
@@ -25,14 +24,7 @@ from foqs.client import (
     Worker,
 )
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import ENVIRONMENT, PATIENT_MS, Server
-from tests.support import forked
-
-
-def foqs(server: Server, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return forked.run(
-        [*args, "--address", server.address, "-n", "shop"], ENVIRONMENT, stdin, timeout_s=2 * PATIENT_MS / 1000
-    )
+from tests.client.real_server import PATIENT_MS, Server, foqs
 
 
 def leased(client: Client, topic: str, count: int, lease_ms: int) -> list[Item]:

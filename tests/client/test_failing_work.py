@@ -1,5 +1,6 @@
-"""Work that fails, on a real host and in real worker processes: by ack policy, and by what was begun at a SIGKILL."""
+"""Work that fails, on a real host and in real worker processes: ack policies, and items that a killed worker held."""
 
+import json
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from foqs.client import AckPolicy, Client, ItemSpec, NotFound
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import PATIENT_MS
+from tests.client.real_server import PATIENT_MS, Server, foqs
 
 LEASE_MS = 500
 ACTS = {"ok": "pass", "exception": "raise ValueError('broken')", "SIGKILL": "os.kill(os.getpid(), 9)"}
@@ -76,7 +77,7 @@ def test_the_outcome_of_each_policy(client: Client, worker_process: NewProcess, 
     assert process.stdout.read() == "", "no more attempts"
 
 
-def test_items_that_a_killed_worker_did_not_begin_have_no_attempt(client: Client, worker_process: NewProcess) -> None:
+def test_a_killed_worker_used_attempts_of_begun_items_only(client: Client, worker_process: NewProcess) -> None:
     """Each worker has four items and is killed by the second one, which waited for the first; then by that alone."""
     payloads = [b"fine", b"poison", b"innocent", b"innocent"]
     client.enqueue_many([ItemSpec("jobs", payload, priority=n) for n, payload in enumerate(payloads)])
@@ -107,7 +108,9 @@ def test_items_that_a_killed_worker_did_not_begin_have_no_attempt(client: Client
     assert left == {b"poison": [4], b"innocent": [1, 1]}
 
 
-def test_a_worker_that_hangs_is_released_by_an_operator(client: Client, worker_process: NewProcess) -> None:
+def test_a_worker_that_hangs_is_released_by_an_operator(
+    server: Server, client: Client, worker_process: NewProcess
+) -> None:
     item_id = client.enqueue("jobs", b"x")
     process: Any = worker_process(
         """
@@ -120,6 +123,7 @@ def test_a_worker_that_hangs_is_released_by_an_operator(client: Client, worker_p
     )
     assert process.stdout.readline() == "begun\n"
     assert client.release_leases("jobs", worker="works") == (0, ())
-    assert client.release_leases("jobs", worker="hangs") == (1, ())
+    done = foqs(server, "release", "jobs", "--worker", "hangs", "--held-longer-than-ms", "1")
+    assert (json.loads(done.stdout), done.returncode) == ({"released": 1, "missing": []}, 0)
     (item,) = client.dequeue("jobs", wait_ms=PATIENT_MS)
     assert (item.id, item.attempt) == (item_id, 2)

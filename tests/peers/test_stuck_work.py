@@ -35,7 +35,7 @@ def client(host: Member) -> Iterator[Client]:
 
 
 def test_an_item_that_is_extended_for_ever_is_delivered_again(client: Client) -> None:
-    """The worker extends every 200 ms as long as it can."""
+    """The worker extends every 200 ms, until that is refused."""
     opened, begun, told = threading.Event(), threading.Event(), threading.Event()
 
     class Hangs:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
-from foqs.cli.connection import Connection
 
 
 def register(app: typer.Typer) -> None:

@@ -31,9 +31,9 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
-from tests.policies.memory import MemorySettings
 from tests.sim.memory_store import MemoryStore
 from tests.sim_peers.exchange import Call
+from tests.sim_peers.settings import HostStore
 
 if TYPE_CHECKING:
     from tests.sim_peers.simulation import Simulation
@@ -149,7 +149,7 @@ class Host:
         self.settings = HostSettings(self.engine)
         self._handlers = Handlers(
             self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder, self.settings,
-            MemorySettings(self._soon),
+            HostStore(sim.settings, self),
         )  # fmt: skip
         self._methods = self._handlers.handlers()
 

@@ -60,7 +60,7 @@ class Profile:
 
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
-    are paused and resumed."""
+    are paused and resumed. "settings": settings change, and hosts learn late of them."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))

@@ -18,6 +18,7 @@ from tests.sim_peers.exchange import Exchange
 from tests.sim_peers.host import Host
 from tests.sim_peers.pauses import Pauses
 from tests.sim_peers.profile import HOSTS, random_profile
+from tests.sim_peers.settings import NAMESPACES, ClusterSettings
 
 _SETTLE_MS = 30_000
 _DELIVER_MS = 12_000
@@ -28,6 +29,7 @@ _PRODUCE_MS = 600
 class Simulation:
     def __init__(self, seed: int, trouble: str = "") -> None:
         self.seed = seed
+        self.trouble = trouble
         self.rng = random.Random(seed)
         self.profile = profile = random_profile(self.rng, trouble)
         self.clock = Clock()
@@ -38,6 +40,7 @@ class Simulation:
         self.control = Control(self)
         self.clients = Clients(self)
         self.pauses = Pauses(self)
+        self.settings = ClusterSettings(self)
         self.healing = False
 
     def host(self, name: str) -> Host:
@@ -57,6 +60,8 @@ class Simulation:
             self._join(host)
         self.clock.until(500)
         self.clients.start()
+        if self.trouble == "settings":
+            self.settings.start()
         self._repeat(self.profile.crash_every_ms, self._crash)
         self._repeat(self.profile.move_every_ms, self.control.move)
         self._repeat(self.profile.slots_every_ms, self.control.change_slots)
@@ -78,6 +83,7 @@ class Simulation:
         self.pauses.join(host)
         self.exchange.hosts[host.address] = host
         self.control.join(host)
+        self.settings.join(host)
 
     def _repeat(self, every_ms: int, do: Any) -> None:
         def again() -> None:
@@ -106,6 +112,7 @@ class Simulation:
         """No faults from here on."""
         self.healing = True
         self.exchange.heal(self.profile.quiet)
+        self.settings.heal()
         self._wait(_SETTLE_MS, self._settled, "shards or slots do not settle")
 
     def _settled(self) -> bool:
@@ -132,6 +139,10 @@ class Simulation:
         left: dict[Any, None] = {}
         self.clients.recall([spec for spec in self.clients.keyed.values() if spec.ids], left)
         self._wait(_SETTLE_MS, lambda: not left, "keys are not answered")
+        if self.trouble == "settings":
+            confirmed: list[None] = []
+            self.settings.check_end(lambda: confirmed.append(None))
+            self._wait(_SETTLE_MS, lambda: len(confirmed) == len(NAMESPACES), "changes of settings are not answered")
         self.checks.check_slots(self.control.slots)
         self.checks.check_quota()
 

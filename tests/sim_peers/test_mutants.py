@@ -14,21 +14,24 @@ from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.peers import forwarder, slot_owners
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.ready_subscriber import ReadySubscriber
+from foqs.peers.settings_sync import Confirmation
 from foqs.peers.slot_migration import SlotMigration
+from foqs.policies.settings import Settings
 from foqs.quotas.bucket import Bucket
 from tests.sim_peers import exchange
 from tests.sim_peers.simulation import simulate
 
 MANY = 150
-# Found only where slots move all the time.
-SLOTS = ("slots_are_taken_whatever_their_stamp",)
-# Found only where topics are paused.
-PAUSES = (
-    "a_paused_topic_is_merged",
-    "committed_leases_of_a_paused_topic_are_delivered",
-    "paused_items_of_another_host_are_delivered",
-    "a_resumed_topic_is_not_published",
-)
+TROUBLES = {
+    "slots_are_taken_whatever_their_stamp": "slots",
+    "a_paused_topic_is_merged": "pauses",
+    "committed_leases_of_a_paused_topic_are_delivered": "pauses",
+    "paused_items_of_another_host_are_delivered": "pauses",
+    "a_resumed_topic_is_not_published": "pauses",
+    "a_host_without_an_answer_is_named": "settings",
+    "a_change_expects_no_version": "settings",
+}
+"""Found only in runs with this trouble."""
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
@@ -159,6 +162,20 @@ def a_resumed_topic_is_not_published(patch: Patch) -> None:
     patch.setattr(pauses, "_resume", lambda state, ns, before: iter(()))
 
 
+@mutant
+def a_host_without_an_answer_is_named(patch: Patch) -> None:
+    def answers(confirmation: Confirmation, address: str) -> Callable[..., None]:
+        return lambda response, error: confirmation._add(address, confirmation._settings.version)
+
+    patch.setattr(Confirmation, "_answers", answers)
+
+
+@mutant
+def a_change_expects_no_version(patch: Patch) -> None:
+    original = Settings.changed
+    patch.setattr(Settings, "changed", lambda settings, entries, remove, **_: original(settings, entries, remove))
+
+
 @pytest.fixture
 def patch() -> Iterator[Patch]:
     with pytest.MonkeyPatch.context() as context:
@@ -171,7 +188,7 @@ def test_mutant_is_found(name: str, patch: Patch) -> None:
     MUTANTS[name](patch)
     for seed in range(MANY):
         try:
-            simulate(seed, "slots" if name in SLOTS else "pauses" if name in PAUSES else "")
+            simulate(seed, TROUBLES.get(name, ""))
         except (AttributeError, NameError):
             raise  # the mutant itself is broken: it names what the code does not have
         except Exception:  # noqa: BLE001 - a broken promise, or a check of the hosts that found it first

@@ -24,6 +24,10 @@ def test_paused_topics_deliver_nothing(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "pauses"), batch)
 
 
+def test_settings_change_all_the_time(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "settings"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert (first.clock.events, first.checks.counts) == (again.clock.events, again.checks.counts)
@@ -45,4 +49,7 @@ def test_runs_do_check_something() -> None:
         assert counts[what] > 0, (what, counts)
     assert sum(simulate(seed, "pauses").checks.counts["pauses"] for seed in range(4)) > 10
     assert forwarded > 500
+    settings = sum((simulate(seed, "settings").checks.counts for seed in range(4)), Counter[str]())
+    for what in ("put", "put CONFLICT", "put UNAVAILABLE", "put OUTCOME_UNKNOWN", "applied", "missing"):
+        assert settings[what] > 5, (what, settings)
     assert moved > 30

@@ -713,6 +713,8 @@ struct AwaitSettingsRequest {
 struct AwaitSettingsResponse {
   /** The version that the host acts on, which is lower when wait_ms has passed. */
   1: i64 version,
+}
+
 // ---------------------------------------------------------------------------------------- Dead letters
 
 /** Dead letters that belong together: the same cause, and reasons with the same fingerprint. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 
 from foqs.engine import consumers, turns
@@ -15,11 +16,12 @@ _SLICE = 500
 
 
 def apply(state: State, settings: Settings) -> None:
-    """Use the settings from now on, and deliver items of resumed topics to consumers that wait."""
+    """Use the settings from now on: no item of a paused topic is delivered. Consumers that wait get items of resumed
+    topics in the next turn of the event loop."""
     before = state.policies.pausing.get(settings.ns)
     state.policies.apply(settings)
     if before is not None:
-        turns.begin(state, _resume(state, settings.ns, before))
+        state.soon(partial(turns.begin, state, _resume(state, settings.ns, before)))
 
 
 def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from foqs.engine import pauses
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError
@@ -61,7 +62,7 @@ class HostSettings:
 
     def apply(self, settings: Settings) -> None:
         self._known[settings.ns] = settings
-        self._state.policies.apply(settings)
+        pauses.apply(self._state, settings)
         for waiting in [one for one in self._waiting.get(settings.ns, ()) if one.version <= settings.version]:
             self.forget(waiting)
             waiting.answer()

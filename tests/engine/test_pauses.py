@@ -24,10 +24,13 @@ class Paused(Laboratory):
         self.settings = self.settings.changed(
             {f"topic.{name}": f'{{"paused": {str(paused).lower()}}}' for name in names}, ()
         )
-        self.engine.apply_settings(self.settings, self.now_ms)
+        pauses.apply(self.engine, self.settings)
 
     def resume(self, *names: str) -> None:
         self.pause(*names, paused=False)
+        turn, self.engine.next_turn = self.engine.next_turn, []
+        for do in turn:
+            do()
 
 
 def test_items_of_a_paused_topic_stay() -> None:
@@ -172,5 +175,5 @@ def test_a_resume_of_very_many_topics_goes_on_in_later_turns(monkeypatch: pytest
 def test_settings_of_another_namespace_pause_nothing() -> None:
     lab = Paused(1)
     ids = lab.stored()
-    lab.engine.apply_settings(Settings("other", 1, {"topic.*": '{"paused": true}'}), lab.now_ms)
+    pauses.apply(lab.engine, Settings("other", 1, {"topic.*": '{"paused": true}'}))
     assert lab.taken() == ids

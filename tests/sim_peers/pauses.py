@@ -10,6 +10,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from foqs.engine import pauses
 from foqs.policies.settings import Settings
 from tests.sim.ledger import broken
 from tests.sim_peers.profile import FREE, RATED
@@ -72,4 +73,4 @@ class Pauses:
         known = self._applied.get(key)
         if known is None or known.settings.version < version.settings.version:
             self._applied[key] = version
-            host.engine.apply_settings(version.settings, host.now_ms())
+            pauses.apply(host.engine, version.settings)

@@ -24,6 +24,7 @@ def test_paused_topics_deliver_nothing(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "pauses"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
 def test_settings_change_all_the_time(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "settings"), batch)
 

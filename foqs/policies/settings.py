@@ -87,7 +87,7 @@ def _errors(key: str, value: str) -> list[str]:
     found: list[str] = []
     if not 1 <= key_bytes <= KEY_BYTES:
         found.append(f"a key has 1 to {KEY_BYTES} bytes, not {key_bytes}")
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
+    if not key.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
         found.append("a key has no control characters")
     if value_bytes > VALUE_BYTES:
         found.append(f"the value has {value_bytes} bytes, more than {VALUE_BYTES}")

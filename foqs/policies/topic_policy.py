@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,6 +18,8 @@ _LONGEST_MS = 366 * _DAY_MS
 _MINUTE_MS = 60_000
 NAME_BYTES = 255
 DEAD_SUFFIX = ".dlq"
+_MOST_PARSED = 10_000
+"""Texts whose entries are remembered: each version of the settings has most texts of the version before."""
 _LATER = frozenset({"fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"})
 """Fields of features that this version does not have."""
 
@@ -143,6 +146,7 @@ class TopicPolicy:
         return bool(self.priority or self.lease_ms or self.ttl_ms or self.delay_ms or not at_least_once)
 
 
+@lru_cache(maxsize=_MOST_PARSED)
 def parse(text: str) -> PolicyEntry:
     """Raises Invalid with every error of the entry, one a line."""
     try:

@@ -102,7 +102,7 @@ def test_a_failure_is_retried_and_a_reject_is_not(host: OneHost) -> None:
     assert host.ask("GetItem", id=first.id).item.failure is None
 
 
-def test_a_dead_letter_is_shown_with_its_failure_where_it_was_not_in_memory(host: OneHost) -> None:
+def test_a_dead_letter_is_shown_with_its_failure_from_rows(host: OneHost) -> None:
     """Its neighbour, which was enqueued there, has none."""
     (item,) = leased(host, b"x")
     host.ask("Nack", items=[idl.NackItem(item.id, item.lease, reject=True)])

@@ -346,7 +346,7 @@ def test_counts_follow_the_item() -> None:
 
 @pytest.mark.parametrize("op", [item_ops.reject, item_ops.fail, item_ops.nack, item_ops.release])
 def test_a_late_nack_while_the_item_dies(op: Any) -> None:
-    """It finds the item on its way: it neither moves it again nor changes its attempts."""
+    """The transaction that moves the item is in flight: the nack neither moves it again nor changes its attempts."""
     lab = laboratory(max_attempts=1)
     lab.stored()
     item_id, lease = leased(lab, lease_ms=1_000)

@@ -47,7 +47,7 @@ class Attempts:
             broken(14, f"{item} is delivered beyond {limit} attempts")
 
     def delivered(self, item: Item) -> None:
-        """A consumer has it. What it releases is not counted, nor is a reply that it did not get."""
+        """A consumer has it. Released leases do not count, and neither do lost replies."""
         record = self._records[item.id]
         policies = self._all[record.place]
         if item.at_most_once or not all(policy.max_attempts for policy in policies):
@@ -95,7 +95,7 @@ class Attempts:
         record.place, record.first = target, len(record.deliveries)
 
     def dying(self, op: Op, body: Body, now_ms: int) -> bool:
-        """Whether a late nack finds the item on its way to the dead letters."""
+        """Whether a late nack finds the item about to become a dead letter."""
         policies = self._all[self._records[body.id].place]
         return op.kind in NACKS and any(self._may_die(policy, body, {op.token}, now_ms) for policy in policies)
 

@@ -1,4 +1,4 @@
-"""What a simulated run remembers of each item: what was asked for, what was stored, and who was told what."""
+"""The items of a simulated run: their enqueues, deliveries, and the requests that ended them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ DEAD = ("ns", "topic.dlq")
 
 
 class Failing(Laboratory):
-    """Consumers take what is ready until nothing is left; `delivered` counts by item, `died` items in their topic."""
+    """Consumers take ready items until nothing is left; `delivered` counts by item, `died` items in their topic."""
 
     def __init__(self, *, exact: bool) -> None:
         super().__init__(1, 2)

@@ -22,6 +22,7 @@ from foqs.engine import (
     dequeue,
     enqueue,
     item_ops,
+    pauses,
     shard_open,
     turns,
 )
@@ -34,6 +35,7 @@ from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import shard_of
 from foqs.leases.deadlines import NEVER_MS
+from foqs.policies.settings import Settings
 from foqs.rows import NewItem, Opened
 from foqs.shardmgr.breaker import BreakerSettings
 from foqs.shardmgr.lifecycle import ShardState
@@ -67,6 +69,11 @@ class Engine(State):
             shard.hang_ms, shard.dedup_window_ms = breaker.hang_ms, config.limits.dedup_window_ms
         for shard in self.serving:  # with shorter delays, a shard may have something due now
             self.touch(shard)
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Act on this version of a namespace's settings: no item of a paused topic is delivered from now on, and those
+        of resumed topics are in the next turns of the event loop."""
+        pauses.apply(self, settings)
 
     # ------------------------------------------------------------------------------------- shards
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 
-from foqs.engine import consumers, turns
+from foqs.engine import consumers
 from foqs.engine.state import State
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
@@ -16,12 +15,13 @@ _SLICE = 500
 
 
 def apply(state: State, settings: Settings) -> None:
-    """Use the settings from now on: no item of a paused topic is delivered. Consumers that wait get items of resumed
-    topics in the next turn of the event loop."""
+    """Use the settings from now on, and deliver items of resumed topics to consumers that wait, from the next turn of
+    the event loop on."""
     before = state.policies.pausing.get(settings.ns)
     state.policies.apply(settings)
     if before is not None:
-        state.soon(partial(turns.begin, state, _resume(state, settings.ns, before)))
+        state.long_work.append(_resume(state, settings.ns, before))
+        state.wake()
 
 
 def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from foqs.engine import pauses
+from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.engine.state import State
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
@@ -42,8 +41,8 @@ class AwaitCall:
 class HostSettings:
     """The settings of all namespaces, as this host acts on them. A namespace without any has version 0."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._known: dict[str, Settings] = {}
         self._followed: Mapping[str, Settings] = {}
         self._waiting: dict[str, dict[AwaitCall, None]] = {}
@@ -62,7 +61,7 @@ class HostSettings:
 
     def apply(self, settings: Settings) -> None:
         self._known[settings.ns] = settings
-        pauses.apply(self._state, settings)
+        self._engine.apply_settings(settings)
         for waiting in [one for one in self._waiting.get(settings.ns, ()) if one.version <= settings.version]:
             self.forget(waiting)
             waiting.answer()
@@ -73,8 +72,8 @@ class HostSettings:
             waiting.answer()
             return
         self._waiting.setdefault(waiting.ns, {})[waiting] = None
-        self._state.deadlines.push(until_ms, waiting)
-        self._state.alarm(until_ms)
+        self._engine.deadlines.push(until_ms, waiting)
+        self._engine.alarm(until_ms)
 
     def forget(self, waiting: AwaitCall) -> None:
         """Drop a call that is answered, or whose caller has disconnected."""

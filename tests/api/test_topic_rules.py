@@ -9,7 +9,6 @@ import pytest
 
 from foqs.api.topic_rules import filled
 from foqs.api.validation import Intake
-from foqs.engine import pauses
 from foqs.errors import Unavailable
 from foqs.idl import idl
 from foqs.limits import Limits
@@ -108,7 +107,7 @@ def test_columns_of_specs_are_taken_as_the_specs(policy: dict[str, Any], shared:
 
 def apply(host: OneHost, topic: str, **policy: Any) -> None:
     version = host.engine.policies.versions.get("n", 0) + 1
-    pauses.apply(host.engine, Settings("n", version, {f"topic.{topic}": json.dumps(policy)}))
+    host.engine.apply_settings(Settings("n", version, {f"topic.{topic}": json.dumps(policy)}))
 
 
 def test_a_closed_topic_takes_no_items_and_delivers_those_it_has() -> None:

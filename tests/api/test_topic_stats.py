@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from foqs.client import Client
-from foqs.engine import pauses
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import PolicyEntry
@@ -51,7 +50,7 @@ def test_a_topic_without_settings_has_the_built_in_policy() -> None:
 def test_the_policy_names_the_key_of_each_field() -> None:
     host = OneHost(1)
     entries = {"topic.*": '{"lease_ms": 500, "paused": true}', "topic.t": '{"paused": false, "closed": true}'}
-    pauses.apply(host.engine, Settings("n", 1, entries))
+    host.engine.apply_settings(Settings("n", 1, entries))
     answer = stats(host)
     assert (answer.paused, answer.closed) == (False, True)
     assert answer.policy_layers == {"lease_ms": "topic.*", "paused": "topic.t", "closed": "topic.t"}

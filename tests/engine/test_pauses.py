@@ -24,13 +24,11 @@ class Paused(Laboratory):
         self.settings = self.settings.changed(
             {f"topic.{name}": f'{{"paused": {str(paused).lower()}}}' for name in names}, ()
         )
-        pauses.apply(self.engine, self.settings)
+        self.engine.apply_settings(self.settings)
 
     def resume(self, *names: str) -> None:
         self.pause(*names, paused=False)
-        turn, self.engine.next_turn = self.engine.next_turn, []
-        for do in turn:
-            do()
+        self.settle()
 
 
 def test_items_of_a_paused_topic_stay() -> None:
@@ -164,7 +162,8 @@ def test_a_resume_of_very_many_topics_goes_on_in_later_turns(monkeypatch: pytest
     lab.pause("*")
     ids = [lab.stored(key=("ns", f"t{n}"))[0] for n in range(7)]
     answers = [lab.dequeue(wait_ms=5_000, keys=[("ns", f"t{n}")]) for n in range(7)]
-    lab.resume("*")
+    lab.pause("*", paused=False)
+    lab.send()
     assert sum(map(len, answers)) == 2
     lab.pause("t5")
     for _ in range(3):
@@ -175,5 +174,5 @@ def test_a_resume_of_very_many_topics_goes_on_in_later_turns(monkeypatch: pytest
 def test_settings_of_another_namespace_pause_nothing() -> None:
     lab = Paused(1)
     ids = lab.stored()
-    pauses.apply(lab.engine, Settings("other", 1, {"topic.*": '{"paused": true}'}))
+    lab.engine.apply_settings(Settings("other", 1, {"topic.*": '{"paused": true}'}))
     assert lab.taken() == ids

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import pauses
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.peers.test_forwarder_consumers import consumer, publish
@@ -22,7 +21,7 @@ def host() -> OneHost:
 def pause(host: OneHost, *topics: str, version: int = 1) -> None:
     """Pause exactly these topics."""
     entries = {f"topic.{topic}": '{"paused": true}' for topic in topics}
-    pauses.apply(host.engine, Settings("n", version, entries))
+    host.engine.apply_settings(Settings("n", version, entries))
     host.run()
 
 

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
@@ -40,8 +39,8 @@ class Host:
         self.loop = asyncio.new_event_loop()
         self.store: ShardStore = shard.store()
         self.worker = worker_of(self.store, "shard", self.loop, self.loop.call_soon_threadsafe)
-        self.state: State = Laboratory(1).engine
-        self.settings = HostSettings(self.state)
+        self.engine = Laboratory(1).engine
+        self.settings = HostSettings(self.engine)
         self.timers: list[Callable[[], None]] = []
         self.kept = ShardSettings(NUMBER, self.settings, lambda: self.worker, self._later)
         self.opened = self.open()

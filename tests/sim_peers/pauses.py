@@ -10,7 +10,6 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from foqs.engine import pauses
 from foqs.policies.settings import Settings
 from tests.sim.ledger import broken
 from tests.sim_peers.profile import FREE, RATED
@@ -73,4 +72,4 @@ class Pauses:
         known = self._applied.get(key)
         if known is None or known.settings.version < version.settings.version:
             self._applied[key] = version
-            pauses.apply(host.engine, version.settings)
+            host.settings.apply(version.settings)

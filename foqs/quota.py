@@ -1,8 +1,11 @@
-"""The bounds on the enqueues of a namespace."""
+"""The bounds on the enqueues of a namespace, or of a topic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+Bounded = tuple[str, str]
+"""(namespace, topic), or with "" for the topic the whole namespace."""
 
 
 @dataclass(frozen=True, slots=True)

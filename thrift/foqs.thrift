@@ -626,8 +626,8 @@ struct GiveSlotResponse {
   1: list<RememberedKey> keys,
 }
 
-/** Between hosts: takes tokens of a namespace with a quota, one for each enqueued item. UNAVAILABLE when this host is not
-    the quota's coordinator. */
+/** Between hosts: takes tokens of a namespace with a quota, or of a topic with a bound (max_stored), one for each enqueued
+    item. UNAVAILABLE when this host is not the quota's coordinator. */
 struct TakeTokensRequest {
   1: string ns,
   /** Names the asking host, with another name after each start. At most 255 bytes. */
@@ -640,6 +640,8 @@ struct TakeTokensRequest {
   5: i64 held,
   /** Tokens that the holder returns; not part of `held`. */
   6: i64 back,
+  /** Tokens of this topic. Default: of the namespace. */
+  7: optional string topic,
   15: optional RequestContext context,
 }
 
@@ -651,9 +653,11 @@ struct TakeTokensResponse {
   3: i64 retry_after_ms,
 }
 
-/** Between hosts: counts the items of a namespace in the shards of a host. */
+/** Between hosts: counts the items of a namespace, or of a topic, in the shards of a host. */
 struct CountItemsRequest {
   1: string ns,
+  /** Default: all topics. */
+  2: optional string topic,
   15: optional RequestContext context,
 }
 

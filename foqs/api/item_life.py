@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, Invalid
+from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
@@ -22,6 +23,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
 from foqs.wire.columns import ids_and_leases
 
@@ -81,12 +83,25 @@ class ItemLife:
         if waiting.done:
             return
         quota, deadline_ms = self._quotas.of(ns), now_ms + timeout_ms
-        if quota is None or self._forwarder.was_charged(request):
+        if (quota is None and not taken.bounded) or self._forwarder.was_charged(request):
             self._store(waiting, taken, request, deadline_ms)
-        else:
-            store = partial(self._store, waiting, taken, request, deadline_ms)
-            items = len(taken.items) + len(taken.keyed)
-            self._quotas.charge(ns, quota, items, taken.keep, waiting, deadline_ms, store)
+            return
+        charges = [] if quota is None else [((ns, ""), quota)]
+        self._charge(waiting, taken, request, deadline_ms, iter([*charges, *taken.bounded.items()]))
+
+    def _charge(
+        self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int,
+        charges: Iterator[tuple[Bounded, Quota]],
+    ) -> None:  # fmt: skip
+        """Store the items that all of `charges` admit."""
+        for key, quota in charges:
+            lane = lane_key(key) if key[1] else None
+            if indices := taken.places(lane):
+                keep = partial(taken.keep, key=lane)
+                store = partial(self._charge, waiting, taken, request, deadline_ms, charges)
+                self._quotas.charge(key, quota, indices, keep, waiting, deadline_ms, store)
+                return
+        self._store(waiting, taken, request, deadline_ms)
 
     def _store(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
         engine, forwarder, now_ms = self._engine, self._forwarder, self._now_ms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from foqs.api import validation
 from foqs.buffers.pending_dedup import Give
@@ -73,7 +74,7 @@ class PeerMethods:
             else:
                 call.reply(idl.TakeTokensResponse(*grant))
 
-        self._coordinator.take(ns, holder, Ask(*numbers), answer)
+        self._coordinator.take((ns, _topic(request)), holder, Ask(*numbers), answer)
 
     def count_items(self, call: Call) -> None:
         ns = validation.name(call.request.ns, "ns", _NAMES)
@@ -81,4 +82,9 @@ class PeerMethods:
         def answer(shards: dict[int, int]) -> None:
             call.reply(idl.CountItemsResponse(shards))
 
-        self._coordinator.counts.count_here(ns, answer)
+        self._coordinator.counts.count_here((ns, _topic(call.request)), answer)
+
+
+def _topic(request: Any) -> str:
+    """Return the topic of a request, "" for the whole namespace. Raises Invalid."""
+    return "" if request.topic is None else validation.name(request.topic, "topic", _NAMES)

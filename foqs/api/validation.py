@@ -6,7 +6,6 @@ The codec guarantees the types of numbers and containers; strings may be `bytes`
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.limits import Limits
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
+from foqs.quota import Quota
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.wire.columns import SpecColumns
 
@@ -107,8 +107,8 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "errors", "indices", "items", "keyed", "keys",
-        "sizes",
+        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "bounded", "errors", "indices", "items",
+        "keyed", "keys", "sizes",
     )  # fmt: skip
 
     def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
@@ -117,6 +117,7 @@ class Intake:
         self._limits = limits
         self._now_ms = now_ms
         self._policies = policies
+        self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
         self._keys: dict[str, LaneKey] = {}
         self.items: list[NewItem] = []
@@ -159,15 +160,18 @@ class Intake:
         self.indices, self.sizes = list(range(count)), sizes
         return True
 
-    def keep(self, count: int) -> list[int]:
-        """Drop all but the first `count` items, with keys or without. Return the indices of the dropped ones."""
-        indices = sorted([*self.indices, *(one.at for one in self.keyed)])
-        first = set(indices[:count])
-        plain = bisect_left(self.indices, indices[count]) if count < len(indices) else len(self.indices)
-        for run in (self.items, self.keys, self.indices, self.sizes):
-            del run[plain:]
-        self.keyed = [one for one in self.keyed if one.at in first]
-        return indices[count:]
+    def places(self, key: LaneKey | None = None) -> list[int]:
+        """Return the indices of the items, with keys or without; with `key` those of one topic."""
+        plain = [at for at, one in zip(self.indices, self.keys, strict=True) if key is None or one == key]
+        return sorted([*plain, *(one.at for one in self.keyed if key is None or one.lane == key)])
+
+    def keep(self, count: int, key: LaneKey | None = None) -> None:
+        """Drop all but the first `count` items; with `key` those of one topic."""
+        dropped = set(self.places(key)[count:])
+        kept = [at for at, index in enumerate(self.indices) if index not in dropped]
+        self.items, self.keys = [self.items[at] for at in kept], [self.keys[at] for at in kept]
+        self.indices, self.sizes = [self.indices[at] for at in kept], [self.sizes[at] for at in kept]
+        self.keyed = [one for one in self.keyed if one.at not in dropped]
 
     def _take(self, index: int, spec: Any) -> None:
         limits, now_ms = self._limits, self._now_ms
@@ -222,6 +226,8 @@ class Intake:
         topic_rules.refuse_when_closed(topic, policy)
         if policy.fills:
             self._filling[topic] = policy
+        if policy.max_stored is not None:
+            self.bounded[self._ns, topic] = Quota(None, 0, policy.max_stored)
 
     def _due_ms(self, spec: Any) -> int:
         """Return when the item may be delivered; 0 for now (a time in the past means now)."""

@@ -1,4 +1,4 @@
-"""Counts of the items that a namespace stores, on this host's shards and on all shards. Coordinators need them."""
+"""Counts of the items that a namespace or a topic stores, on this host's shards and on all shards, for coordinators."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
-from foqs.fairness.keys import topic_key
+from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
+from foqs.quota import Bounded
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -40,15 +41,20 @@ class ItemCounts:
         self._check = check
         self._monotonic_ms = monotonic_ms
         self._later = later
-        self._counts: dict[str, _Count] = {}  # by namespace: the latest
+        self._counts: dict[Bounded, _Count] = {}  # the latest of each
 
-    def under_way(self, ns: str) -> bool:
-        return ns in self._counts
+    def under_way(self, key: Bounded) -> bool:
+        return key in self._counts
 
-    def refresh(self, ns: str, tokens: NamespaceTokens, then: Callable[[], None]) -> None:
-        """Count the namespace's items on all shards unless that was done just now, and call `then`."""
+    def fresh(self, key: Bounded, within_ms: int) -> bool:
+        """Whether the items were counted in that time."""
+        count = self._counts.get(key)
+        return count is not None and self._monotonic_ms() < count.begun_ms + within_ms
+
+    def refresh(self, key: Bounded, tokens: NamespaceTokens, then: Callable[[], None]) -> None:
+        """Count the items of `key` on all shards unless that was done just now, and call `then`."""
         now_ms = self._monotonic_ms()
-        count = self._counts.get(ns)
+        count = self._counts.get(key)
         if count is not None and count.tokens is tokens:
             if count.open and now_ms < count.begun_ms + COUNT_MS:
                 count.then.append(then)
@@ -59,20 +65,20 @@ class ItemCounts:
         for old, done in list(self._counts.items()):
             if not done.open and now_ms >= done.begun_ms + _COUNT_PAUSE_MS:
                 del self._counts[old]
-        count = self._counts[ns] = _Count(tokens, now_ms, tokens.mark(now_ms), then)
+        count = self._counts[key] = _Count(tokens, now_ms, tokens.mark(now_ms), then)
         addresses = self._forwarder.routing().other_owners(self._engine.config.server.id)
         count.open = 1 + len(addresses)
         for address in addresses:
-            request = idl.CountItemsRequest(ns)
+            request = idl.CountItemsRequest(key[0], key[1] or None)
             self._forwarder.ask(address, "CountItems", request, CENSUS_MS + _MARGIN_MS, count.answered)
-        self.count_here(ns, count.add)
+        self.count_here(key, count.add)
         if count.open:
             self._later(COUNT_MS, count.go_on)
 
-    def count_here(self, ns: str, answer: Callable[[dict[int, int]], None]) -> None:
-        """Report, within `CENSUS_MS`, the namespace's items by shard of this host, including those not stored yet. A
-        shard is left out unless its database confirms in time that this host owns it."""
-        census = _Census(self._engine.serving, ns, answer)
+    def count_here(self, key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
+        """Report, within `CENSUS_MS`, the items of `key` by shard of this host, including those not stored yet. A shard
+        is left out unless its database confirms in time that this host owns it."""
+        census = _Census(self._engine.serving, key, answer)
         for shard in self._engine.serving:
             self._check(shard, partial(census.add, shard))
         if census.left:
@@ -111,11 +117,11 @@ class _Count:
 class _Census:
     """One count of the shards of this host; `left` of them have yet to be added."""
 
-    __slots__ = ("_answer", "_found", "_ns", "left")
+    __slots__ = ("_answer", "_found", "_key", "left")
 
-    def __init__(self, shards: Collection[Shard], ns: str, answer: Callable[[dict[int, int]], None]) -> None:
+    def __init__(self, shards: Collection[Shard], key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
         self.left = len(shards)
-        self._ns = ns
+        self._key = key
         self._answer: Callable[[dict[int, int]], None] | None = answer
         self._found: dict[int, int] = {}
         if not shards:
@@ -123,7 +129,7 @@ class _Census:
 
     def add(self, shard: Shard, counts: bool) -> None:
         if counts and shard.state in (ShardState.SERVING, ShardState.DRAINING):
-            self._found[shard.number] = items_of(shard, self._ns)
+            self._found[shard.number] = items_of(shard, self._key)
         self.left -= 1
         if not self.left:
             self.end()
@@ -134,9 +140,14 @@ class _Census:
             answer(self._found)
 
 
-def items_of(shard: Shard, ns: str) -> int:
-    """Return how many items of a namespace the shard stores or may be about to store."""
+def items_of(shard: Shard, key: Bounded) -> int:
+    """Return how many items of a namespace or a topic the shard stores or may be about to store."""
+    ns, topic = key
     batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
     chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    if topic:
+        lane = shard.lanes.get(lane_key(key))
+        stored = lane.total if lane is not None else 0
+        return stored + sum(chunk.keys.count(lane_key(key)) for chunk in chunks)
     waiting = sum(len(chunk.items) for chunk in chunks if chunk.keys and topic_key(chunk.keys[0])[0] == ns)
     return shard.totals.get(ns, 0) + waiting

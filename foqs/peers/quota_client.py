@@ -1,6 +1,7 @@
-"""Quotas of namespaces: the host that receives an enqueue charges it one token per item before anything is stored.
+"""Quotas of namespaces, and bounds on the stored items of topics: the host that receives an enqueue charges it a token
+of each for every item before anything is stored.
 
-A host holds a few tokens, and asks the namespace's coordinator for more (`foqs.quotas`). An enqueue that finds too few
+A host holds a few tokens, and asks the quota's coordinator for more (`foqs.quotas`). An enqueue that finds too few
 tokens waits for the coordinator's answer, first come, first served; the items that the answer does not cover are
 refused. While the coordinator cannot be reached, a host admits no more than it holds tokens for: a guess would break
 the quota just when hosts do not agree.
@@ -8,7 +9,7 @@ the quota just when hosts do not agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -22,7 +23,7 @@ from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
-from foqs.quota import Quota
+from foqs.quota import Bounded, Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
 from foqs.shardmgr.routing import Route
@@ -30,7 +31,8 @@ from foqs.shardmgr.routing import Route
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
 BEAT_MS = 500
-_MOST_NAMESPACES = 100_000
+_MOST_LEASES = 100_000
+_USED_UP = "the namespace's quota is used up"
 _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
@@ -55,94 +57,113 @@ class QuotaClient:
         general, own = section.quota(), {ns: keys.quota() for ns, keys in section.namespaces.items()}
         # Every enqueue asks: without a general quota, by a look-up alone.
         self.of: Callable[[str], Quota | None] = own.get if general is None else lambda ns: own.get(ns, general)
-        self._leases: dict[str, TokenLease] = {}
+        self._leases: dict[Bounded, TokenLease] = {}
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
-        self.coordinator = QuotaCoordinator(engine, self.of, forwarder, owners, now_ms, monotonic_ms, later)
+        self._beating = False
+        self.coordinator = QuotaCoordinator(engine, self._quota_of, forwarder, owners, now_ms, monotonic_ms, later)
         if general is not None or any(own.values()):
-            later(BEAT_MS, self._beat)
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin the beat, without which this host neither charges nor coordinates. Topics may get a bound at any time:
+        then the first charge or question begins it."""
+        if not self._beating:
+            self._beating = True
+            self._later(BEAT_MS, self._beat)
+
+    def _quota_of(self, key: Bounded) -> Quota | None:
+        if not key[1]:
+            return self.of(key[0])
+        self.begin()
+        most = self._engine.policies.of(key).max_stored
+        return None if most is None else Quota(None, 0, most)
 
     # ------------------------------------------------------------------------------------- enqueues
 
     def charge(
         self,
-        ns: str,
+        key: Bounded,
         quota: Quota,
-        items: int,
-        keep: Callable[[int], list[int]],
+        indices: Sequence[int],
+        keep: Callable[[int], object],
         call: EnqueueCall,
         deadline_ms: int,
         store: Callable[[], None],
     ) -> None:
-        """Call `store`, now or until `deadline_ms` (of the host's clock), if at least the first of `items` is admitted.
+        """Call `store`, now or until `deadline_ms` (of the host's clock), if `call` has items left to store.
 
-        `keep(n)` drops all items but the first n and returns the indices of the rest, which are refused."""
+        `indices`: the items that are charged, in order. `keep(n)` drops all of them but the first n; they are
+        refused."""
 
         counters = self._engine.counters
 
         def admitted(got: int, error: Overloaded | None) -> None:
-            counters.quota_admitted += got
-            counters.quota_refused += items - got
+            if not key[1]:
+                counters.quota_admitted += got
+                counters.quota_refused += len(indices) - got
             if got:
-                allowance, reply = self._leases[ns].allowance, call.reply
+                allowance, reply = self._leases[key].allowance, call.reply
                 term = allowance.term  # tokens return only while the tokens held now are good
 
                 def settled(outcomes: list[int | FoqsError]) -> None:
-                    # The items that were not admitted are among the refused ones.
-                    unused = sum(map(_stored_nothing, outcomes)) - (len(outcomes) - got)
+                    unused = sum([_stored_nothing(outcomes[at]) for at in indices[:got]])
                     allowance.settle(got, unused, term, self._monotonic_ms())
                     reply(outcomes)
 
                 call.reply = settled
             if error is not None:
-                call.refused(keep(got), error)
-            if got:
+                keep(got)
+                call.refused(indices[got:], error)
+            if not call.done:
                 store()
 
-        self._admit(ns, quota, items, deadline_ms, admitted)
+        self._admit(key, quota, len(indices), deadline_ms, admitted)
 
-    def _admit(self, ns: str, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
+    def _admit(self, key: Bounded, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
         engine, now_ms = self._engine, self._monotonic_ms()
-        lease = self._leases.get(ns)
+        lease = self._leases.get(key)
         if lease is None:
-            if len(self._leases) >= _MOST_NAMESPACES:
-                admit(0, Overloaded("too many namespaces with a quota are in use", RETRY_MS))
+            if len(self._leases) >= _MOST_LEASES:
+                admit(0, Overloaded("too many namespaces and topics with a quota are in use", RETRY_MS))
                 return
-            lease = self._leases[ns] = TokenLease(quota, Allowance(now_ms, self._numbers))
+            self.begin()
+            used_up = f"the topic {key[1]} has all items that its policy allows" if key[1] else _USED_UP
+            lease = self._leases[key] = TokenLease(quota, Allowance(now_ms, self._numbers), used_up)
         charge, allowance = Charge(items, admit), lease.allowance
         if lease.can_serve(items, now_ms):
             lease.serve(charge, now_ms)
-            if allowance.runs_low(now_ms) and self._coordinator_elsewhere(ns):
-                self._question(ns, lease, spare=False)
+            if allowance.runs_low(now_ms) and self._coordinator_elsewhere(key):
+                self._question(key, lease, spare=False)
         elif not engine.budget.fits(0, engine.config.host.input_share + _BUDGET_SHARE):
             admit(0, Overloaded("the host's buffers are full", RETRY_MS))
         else:
             lease.waiting.append(charge)
             if allowance.asked is None:
-                self._question(ns, lease, spare=False)
+                self._question(key, lease, spare=False)
             if not charge.done:
                 engine.deadlines.push(deadline_ms, charge)
                 engine.alarm(deadline_ms)
 
     # ------------------------------------------------------------------------------------- the coordinator
 
-    def _coordinator_elsewhere(self, ns: str) -> Route | None:
+    def _coordinator_elsewhere(self, key: Bounded) -> Route | None:
         """Return the other host that is the coordinator. If it is this host, tokens ahead of the need gain nothing."""
         routing = self._forwarder.routing()
         slots = routing.slots.shards
-        route = routing.owners.get(slots[coordinator_slot(ns)]) if slots else None
+        route = routing.owners.get(slots[coordinator_slot(*key)]) if slots else None
         return None if route is None or route.host == self._engine.config.server.id else route
 
-    def _question(self, ns: str, lease: TokenLease, *, spare: bool) -> None:
-        elsewhere = self._coordinator_elsewhere(ns)
+    def _question(self, key: Bounded, lease: TokenLease, *, spare: bool) -> None:
+        elsewhere = self._coordinator_elsewhere(key)
         ask = lease.ask(self._monotonic_ms(), ahead=elsewhere is not None, spare=spare)
 
         def answered(grant: Grant | FoqsError | None) -> None:
             if lease.answered(ask, grant if isinstance(grant, Grant) else None, self._monotonic_ms()):
-                self._question(ns, lease, spare=False)
+                self._question(key, lease, spare=False)
 
         if elsewhere is None:
-            self.coordinator.take(ns, self._holder, ask, answered)
+            self.coordinator.take(key, self._holder, ask, answered)
             if lease.allowance.waits_for(ask):
                 self._later(ANSWER_MS, lambda: answered(None))
             return
@@ -153,7 +174,7 @@ class QuotaClient:
             else:
                 answered(Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0))
 
-        request = idl.TakeTokensRequest(ns, self._holder, *ask)
+        request = idl.TakeTokensRequest(key[0], self._holder, *ask, key[1] or None)
         self._forwarder.ask(elsewhere.address, "TakeTokens", request, ANSWER_MS, replied)
 
     def _beat(self) -> None:
@@ -161,13 +182,13 @@ class QuotaClient:
         if self._engine.draining:
             return
         now_ms = self._monotonic_ms()
-        for ns, lease in list(self._leases.items()):
+        for key, lease in list(self._leases.items()):
             allowance = lease.allowance
             allowance.beat(now_ms)
             if allowance.asked is None and (allowance.balance or allowance.pending):
-                self._question(ns, lease, spare=True)
+                self._question(key, lease, spare=True)
             elif lease.unused:
-                del self._leases[ns]
+                del self._leases[key]
         self._forwarder.slots()
         self.coordinator.tend()
         self._later(BEAT_MS, self._beat)

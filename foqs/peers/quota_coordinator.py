@@ -1,8 +1,8 @@
-"""Coordinators of namespaces' quotas: decide how many tokens a host that asks is granted.
+"""Coordinators of quotas: decide how many tokens a host that asks is granted.
 
-The coordinator of a namespace is the owner of the shard that has its slot (see `foqs.dedup`). A shard has one owner at
-a time, because of the fence and the confirmed epochs, and a slot is on one shard at a time. So a namespace never has
-two coordinators, whatever hosts believe of each other.
+The coordinator of a namespace or a topic is the owner of the shard that has its slot (see `foqs.dedup`). A shard has
+one owner at a time, because of the fence and the confirmed epochs, and a slot is on one shard at a time. So no quota
+has two coordinators, whatever hosts believe of each other.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
-from foqs.quota import Quota
+from foqs.quota import Bounded, Quota
 from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
 
 _KEEP_CONFIRMED_SHARE = 3
-_NOT_HERE = "this host does not coordinate the namespace's quota now"
+_RECOUNT_MS = 1_000
+"""Items of a topic are counted again so often while hosts ask for tokens: dead letters, and enqueues of hosts that do
+not know the topic's policy yet, are stored without tokens."""
+_NOT_HERE = "this host does not coordinate the quota now"
 
 Answer = Callable[[Grant | FoqsError], None]
 
 
-def coordinator_slot(ns: str) -> int:
-    return slot_of(digest_of(ns, ""))
+def coordinator_slot(ns: str, topic: str = "") -> int:
+    return slot_of(digest_of(ns, topic))
 
 
 class QuotaCoordinator:
-    """One host's. `quota_of` is the configuration. `now_ms` is the host's clock, which may be set; tokens accrue by
-    `monotonic_ms`."""
+    """One host's. `quota_of` returns the quotas of its configuration and settings. `now_ms` is the host's clock, which
+    may be set; tokens accrue by `monotonic_ms`."""
 
     def __init__(
         self,
         engine: Engine,
-        quota_of: Callable[[str], Quota | None],
+        quota_of: Callable[[Bounded], Quota | None],
         forwarder: Forwarder | LoneForwarder,
         owners: SlotOwners | LoneSlotOwner,
         now_ms: Callable[[], int],
@@ -52,21 +55,22 @@ class QuotaCoordinator:
         self._routing = forwarder.routing
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
-        self._tokens: dict[str, tuple[NamespaceTokens, SlotOwner, int]] = {}  # with since when there are none
+        self._tokens: dict[Bounded, tuple[NamespaceTokens, SlotOwner, int]] = {}  # with since when there are none
         self._owners = owners
         self.counts = ItemCounts(engine, forwarder, owners.check, monotonic_ms, later)
 
-    def take(self, ns: str, holder: str, asked: Ask, answer: Answer) -> None:
+    def take(self, key: Bounded, holder: str, asked: Ask, answer: Answer) -> None:
         """Answer the question of one host, after the shard was confirmed and, if needed, the items were counted."""
-        quota = self._quota_of(ns)
+        quota = self._quota_of(key)
         if quota is None:
-            answer(Unavailable("the namespace has no quota here: the hosts' configurations differ"))
+            answer(Unavailable("there is no such quota here: the hosts' configurations, or their settings, differ"))
             return
-        self._owners.find(coordinator_slot(ns), partial(self._take_here, ns, quota, holder, asked, answer))
+        self._owners.find(coordinator_slot(*key), partial(self._take_here, key, quota, holder, asked, answer))
 
     def _take_here(
-        self, ns: str, quota: Quota, holder: str, asked: Ask, answer: Answer, owner: SlotOwner | None, empty_at_ms: int
-    ) -> None:
+        self, key: Bounded, quota: Quota, holder: str, asked: Ask, answer: Answer, owner: SlotOwner | None,
+        empty_at_ms: int,
+    ) -> None:  # fmt: skip
         if owner is None:
             answer(NotServed(_NOT_HERE))
             return
@@ -74,28 +78,31 @@ class QuotaCoordinator:
         if now_ms < empty_at_ms:
             answer(Grant(0, False, empty_at_ms - now_ms + quota.ms_for(asked.wanted)))
             return
-        known = self._tokens.get(ns)
+        known = self._tokens.get(key)
         if known is None or known[1:] != (owner, empty_at_ms):
-            known = self._tokens[ns] = (NamespaceTokens(quota, empty_at_ms), owner, empty_at_ms)
+            known = self._tokens[key] = (NamespaceTokens(quota, empty_at_ms), owner, empty_at_ms)
         tokens = known[0]
+        tokens.follow(quota)
         kept = tokens.report(holder, asked, now_ms)
 
         def grant() -> None:
             answer(tokens.grant(holder, asked, self._shards(), self._monotonic_ms(), kept=kept))
 
         if tokens.lacks(asked.wanted, self._shards()):
-            self.counts.refresh(ns, tokens, grant)
-        else:
-            grant()
+            self.counts.refresh(key, tokens, grant)
+            return
+        grant()
+        if key[1] and not self.counts.fresh(key, _RECOUNT_MS):
+            self.counts.refresh(key, tokens, lambda: None)
 
     def tend(self) -> None:
-        """Keep the shards confirmed that a coordinator needs, and forget idle namespaces. Call it twice a second or
+        """Keep the shards confirmed that a coordinator needs, and forget idle quotas. Call it twice a second or
         so."""
         self._owners.observe()
         now_ms = self._monotonic_ms()
-        for ns, (tokens, owner, _) in list(self._tokens.items()):
-            if tokens.idle(now_ms) and not self.counts.under_way(ns):
-                del self._tokens[ns]
+        for key, (tokens, owner, _) in list(self._tokens.items()):
+            if tokens.idle(now_ms) and not self.counts.under_way(key):
+                del self._tokens[key]
                 continue
             shard = self._engine.shards.get(owner.shard)
             if shard is not None and shard.state is ShardState.SERVING:

@@ -1,4 +1,4 @@
-"""The tokens that this host holds for one namespace, and the enqueues that wait for more of them."""
+"""The tokens that this host holds for a namespace or a topic, and the enqueues that wait for more of them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ class Charge:
             self.admit(taken, error)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self.end(0, Overloaded("the coordinator of the namespace's quota did not answer in time", RETRY_MS))
+        self.end(0, Overloaded("the coordinator of the quota did not answer in time", RETRY_MS))
 
 
 class TokenLease:
     """Charges are served in the order in which they arrive."""
 
-    __slots__ = ("_no_more_until_ms", "_quota", "allowance", "waiting")
+    __slots__ = ("_no_more_until_ms", "_quota", "_used_up", "allowance", "waiting")
 
-    def __init__(self, quota: Quota, allowance: Allowance) -> None:
+    def __init__(self, quota: Quota, allowance: Allowance, used_up: str) -> None:
+        """`used_up`: the message to items that are refused."""
+        self._used_up = used_up
         self.allowance = allowance
         self.waiting: deque[Charge] = deque()
         self._quota = quota
@@ -65,7 +67,7 @@ class TokenLease:
         error = None
         if lacking:
             retry_after_ms = max(1, self._no_more_until_ms - now_ms, self._quota.ms_for(lacking))
-            error = Overloaded("the namespace's quota is used up", retry_after_ms)
+            error = Overloaded(self._used_up, retry_after_ms)
         charge.end(taken, error)
 
     def ask(self, now_ms: int, *, ahead: bool, spare: bool) -> Ask:

@@ -1,4 +1,4 @@
-"""The tokens of one namespace at its coordinator: granted by rate and by the number of stored items."""
+"""The tokens of a namespace or a topic at its coordinator: granted by rate and by the number of stored items."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ class NamespaceTokens:
         self._quota = quota
         self._bucket = Bucket(quota, empty_at_ms)
         self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
+
+    def follow(self, quota: Quota) -> None:
+        """Go by another bound on stored items."""
+        self._quota = quota
 
     def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
         return self._bucket.report(holder, ask, now_ms)

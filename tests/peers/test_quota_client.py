@@ -87,7 +87,7 @@ def test_an_enqueue_waits_no_longer_than_its_caller(host: OneHost) -> None:
     host.wait(299)
     assert not call.answers
     host.wait(1)
-    assert messages(call.answer) == ["the coordinator of the namespace's quota did not answer in time"]
+    assert messages(call.answer) == ["the coordinator of the quota did not answer in time"]
     grant(host, 1)
     assert len(call.answers) == 1
 
@@ -211,10 +211,10 @@ def test_a_stopping_host_beats_no_more(host: OneHost) -> None:
 
 
 def test_namespaces_in_use_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_client, "_MOST_NAMESPACES", 1)
+    monkeypatch.setattr(quota_client, "_MOST_LEASES", 1)
     host = OneHost(1, quotas={**QUOTAS, "m": QUOTAS["n"]})
     put(host)
-    assert messages(put(host, ns="m").answer) == ["too many namespaces with a quota are in use"]
+    assert messages(put(host, ns="m").answer) == ["too many namespaces and topics with a quota are in use"]
 
 
 def test_full_buffers_let_no_enqueue_wait(host: OneHost) -> None:

@@ -2,8 +2,9 @@
 
 1 nothing is lost, or stored twice · 2 an acked item stays acked · 3 an item is removed for a cause only · 4 an item has
 one lease at a time · 5 a ready item reaches a consumer that waits at any host · 6 a key is stored once, and remembered
-by the only shard that has its slot · 7 a quota is never exceeded · 8 every request is answered once, in time, after at
-most one hop · 15 a host leases and delivers nothing of a topic that is paused by the settings that it applied.
+by the only shard that has its slot · 7 a quota and a bound on stored items are never exceeded · 8 every request is
+answered once, in time, after at most one hop · 15 a host leases and delivers nothing of a topic that is paused by the
+settings that it applied.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.sim.ledger import spec_number
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import broken
 from tests.sim_peers.clock import Clock, Stuck
-from tests.sim_peers.profile import Profile
+from tests.sim_peers.profile import BOUNDED, FREE, Profile
 
 
 @dataclass(eq=False)
@@ -93,9 +94,20 @@ class Checks:
             spec.ids.add(item.id)
             self._spec_of[item.id] = spec
             self.counts["stored"] += 1
+        if self._profile.max_stored:
+            self._check_bound(batch)
         for item_id in batch.item_gone:
             if item_id not in self._removable and self._dbs[number].items[item_id].delivery != AT_MOST_ONCE:
                 broken(3, f"item {item_id} is removed, and no client asked for it")
+
+    def _check_bound(self, batch: Batch) -> None:
+        """Before the batch is applied."""
+        there = {item_id for db in self._dbs.values() for item_id in db.items}
+        specs = [self._spec_of[item_id] for item_id in there | {item.id for item in batch.inserts}]
+        count = sum((spec.ns, spec.topic) == (FREE, BOUNDED) for spec in specs)
+        if batch.inserts and count > self._profile.max_stored:
+            broken(7, f"{count} items of {BOUNDED} are stored, and its bound is {self._profile.max_stored}")
+        self.counts["at the bound"] += count == self._profile.max_stored
 
     def owner_changed(self, number: int) -> None:
         """Void leases that the last owner has not written. An extension in flight may still shorten the rest."""

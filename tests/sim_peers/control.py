@@ -12,7 +12,7 @@ from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing
 from foqs.shardmgr.slots import arrived
 from tests.sim_peers.host import Host
-from tests.sim_peers.profile import HOSTS, USED_SLOTS
+from tests.sim_peers.profile import HOSTS
 
 if TYPE_CHECKING:
     from tests.sim_peers.simulation import Simulation
@@ -120,7 +120,7 @@ class Control:
             moves = {slot: move for slot, move in slots.moves.items() if rng.random() < 0.5}
         else:
             moves = dict(slots.moves)
-            for slot in rng.sample(USED_SLOTS, 3):
+            for slot in rng.sample(self.sim.profile.moving_slots, 3):
                 targets = [number for number in self.sim.dbs if number != slots.shards[slot]]
                 if slot not in moves:
                     moves[slot] = SlotMove(rng.choice(targets), stamp)

@@ -25,7 +25,7 @@ from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.slot_owners import SlotOwners
-from foqs.quota import Quota
+from foqs.quota import Bounded, Quota
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
@@ -75,28 +75,29 @@ class _Quotas(QuotaClient):
     host: Host
 
     def charge(
-        self, ns: str, quota: Quota, items: int, keep: Callable[[int], list[int]], call: EnqueueCall,
+        self, key: Bounded, quota: Quota, indices: Sequence[int], keep: Callable[[int], object], call: EnqueueCall,
         deadline_ms: int, store: Callable[[], None],
     ) -> None:  # fmt: skip
-        host, refused = self.host, 0
+        if key[1]:
+            super().charge(key, quota, indices, keep, call, deadline_ms, store)
+            return
+        host, admitted = self.host, list(indices)
 
-        def kept(count: int) -> list[int]:
-            nonlocal refused
-            refused = items - count
-            return keep(count)
+        def kept(count: int) -> None:
+            del admitted[count:]
+            keep(count)
 
         def stored() -> None:
-            got = items - refused
-            spent, settled = host.sim.checks.spend(got), call.reply
+            spent, settled = host.sim.checks.spend(len(admitted)), call.reply
 
             def reply(outcomes: list[int | FoqsError]) -> None:
-                spent.tokens -= sum(map(_stored_nothing, outcomes)) - (len(outcomes) - got)
+                spent.tokens -= sum(_stored_nothing(outcomes[at]) for at in admitted)
                 settled(outcomes)
 
             call.reply = reply
             store()
 
-        super().charge(ns, quota, items, kept, call, deadline_ms, stored)
+        super().charge(key, quota, indices, kept, call, deadline_ms, stored)
 
 
 class _NoLog:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.policies.settings import Settings
 from tests.sim.ledger import broken
-from tests.sim_peers.profile import FREE, RATED
+from tests.sim_peers.profile import BOUNDED, FREE, RATED
 
 if TYPE_CHECKING:
     from tests.sim_peers.host import Host
@@ -29,7 +29,7 @@ class Version(NamedTuple):
 class Pauses:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self._latest = {ns: Version(Settings(ns), frozenset()) for ns in (FREE, RATED)}
+        self._latest = {ns: Version(Settings(ns, 1, self._entries(ns, {})), frozenset()) for ns in (FREE, RATED)}
         self._applied: dict[tuple[str, str], Version] = {}  # by host and namespace
 
     def join(self, host: Host) -> None:
@@ -56,16 +56,25 @@ class Pauses:
             broken(15, f"{host} {what} an item of {ns} {topic}, paused in version {version.settings.version}")
 
     def _publish(self, ns: str, paused: frozenset[str], *, by_prefix: bool) -> None:
-        entries = {f"topic.{topic}": {"paused": topic in paused} for topic in self.sim.profile.topics}
+        entries: dict[str, dict[str, Any]] = {
+            f"topic.{topic}": {"paused": topic in paused} for topic in self.sim.profile.topics
+        }
         if by_prefix:  # the topics that are not named
             entries = {key: value for key, value in entries.items() if not value["paused"]}
             entries["topic.*"] = {"paused": True}
         old = self._latest[ns].settings
-        texts = {key: json.dumps(value) for key, value in entries.items()}
+        texts = self._entries(ns, entries)
         self._latest[ns] = version = Version(old.changed(texts, old.entries.keys() - texts.keys()), paused)
         self.sim.checks.counts["pauses"] += bool(paused)
         for host in self.sim.hosts:
             host.later(self.sim.rng.choice(self.sim.profile.settings_news_ms), partial(self._apply, host, version))
+
+    def _entries(self, ns: str, entries: dict[str, dict[str, Any]]) -> dict[str, str]:
+        """Return the entries as text, with the bound on stored items that one topic has for the whole run."""
+        if ns == FREE and self.sim.profile.max_stored:
+            bounded = entries.setdefault(f"topic.{BOUNDED}", {})
+            bounded["max_stored"] = self.sim.profile.max_stored
+        return {key: json.dumps(value) for key, value in entries.items()}
 
     def _apply(self, host: Host, version: Version) -> None:
         key = (host.name, version.settings.ns)

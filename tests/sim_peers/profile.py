@@ -21,6 +21,8 @@ from foqs.peers.quota_coordinator import coordinator_slot
 HOSTS = ("a", "b", "c")
 FREE, RATED = "free", "rated"
 KEYS = tuple(f"key-{n}" for n in range(12))
+BOUNDED = "topic-0"
+"""The topic of namespace `free` that has a bound on its stored items, if there is one."""
 USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(slot_of(digest_of(FREE, key)) for key in KEYS)}))
 """Only these slots move: a move of any other slot moves no row and no coordinator."""
 
@@ -54,16 +56,27 @@ class Profile:
     slots_every_ms: int  # 0: never
     forced: float  # share of moves in which the new owner does not wait for the old one
     at_most_once: float
+    moving_slots: tuple[int, ...] = USED_SLOTS
     pause_every_ms: int = 0  # 0: never
     settings_news_ms: tuple[int, ...] = (0,)
+    max_stored: int = 0  # 0: no topic has a bound
 
 
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
-    are paused and resumed. "settings": settings change, and hosts learn late of them."""
+    are paused and resumed. "settings": settings change, and hosts learn late of them. "bounds": a topic has a bound on
+    its stored items."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
+    if trouble == "bounds":
+        return replace(
+            profile,
+            max_stored=rng.choice([1, 3, 10]),
+            topics=(BOUNDED,),
+            active_ms=4_000,
+            moving_slots=(*USED_SLOTS, coordinator_slot(FREE, BOUNDED)),
+        )
     if trouble != "slots":
         return profile
     return replace(

@@ -29,6 +29,11 @@ def test_settings_change_all_the_time(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "settings"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_bounds_on_stored_items_hold(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "bounds"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert (first.clock.events, first.checks.counts) == (again.clock.events, again.checks.counts)
@@ -49,6 +54,7 @@ def test_runs_do_check_something() -> None:
     for what in ("ack OUTCOME_UNKNOWN", "enqueue OVERLOADED", "ack STALE_LEASE"):
         assert counts[what] > 0, (what, counts)
     assert sum(simulate(seed, "pauses").checks.counts["pauses"] for seed in range(4)) > 10
+    assert sum(simulate(seed, "bounds").checks.counts["at the bound"] for seed in range(4)) > 10
     assert forwarded > 500
     settings = sum((simulate(seed, "settings").checks.counts for seed in range(4)), Counter[str]())
     for what in ("put", "put CONFLICT", "put UNAVAILABLE", "put OUTCOME_UNKNOWN", "applied", "missing"):

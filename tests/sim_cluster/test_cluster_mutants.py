@@ -20,7 +20,7 @@ from tests.sim_cluster.checks import Row
 from tests.sim_cluster.member import Member
 from tests.sim_cluster.simulation import simulate
 
-MANY = 90  # small clusters
+MANY = 150  # small clusters
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 

@@ -63,7 +63,7 @@ class ClusterSettings:
         self._versions: dict[tuple[str, int], str] = {}  # the change that made each version
         self._changes = 0
 
-    # ------------------------------------------------------------------------------------- what is stored
+    # ------------------------------------------------------------------------------------- the stored settings
 
     def change(self, ns: str, change: Change) -> Settings | FoqsError:
         try:

@@ -101,7 +101,8 @@ class Item:
 
     `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
-    clock. `state` is set by `get_item` and `list_items` only.
+    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter: it has `topic`
+    (where the item came from), `attempts`, `cause`, `reason`, `fingerprint` and `died_at_ms`.
     """
 
     thrift_spec: ClassVar[Any] = idl.Item.thrift_spec
@@ -121,6 +122,7 @@ class Item:
     lease_expires_at_ms: int = 0
     expires_at_ms: int | None = None
     state: int | None = None
+    failure: Any = None
 
     @property
     def at_most_once(self) -> bool:

@@ -24,6 +24,7 @@ from foqs.cli import (
     shards,
     spark,
     status,
+    topic,
     up,
 )
 from foqs.cli.errors import report_errors
@@ -52,6 +53,7 @@ EVERY = (
     apply,
     hosts,
     settings,
+    topic,
     status,
     up,
     auth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +77,7 @@ def set_(
     if len(given) < len(entries):
         fail("a key stands in the command more than once", 2)
     with connection.client() as client:
-        _report(_change(client, given, ()))
+        report(change(client, lambda _: (given, ())))
 
 
 @command(app, "foqs settings remove plans/acme plans/zenith --ns shop")
@@ -88,7 +88,7 @@ def remove(
 ) -> None:
     """Remove entries from the settings."""
     with connection.client() as client:
-        _report(_change(client, {}, keys))
+        report(change(client, lambda _: ({}, keys)))
 
 
 @command(app, "foqs settings export --ns shop > shop.json")
@@ -125,17 +125,20 @@ def import_(
         for key in removed:
             print(f"- {key}")
         if changed or removed:
-            _report(client.put_settings(changed, removed, expected_version=found.version))
+            report(client.put_settings(changed, removed, expected_version=found.version))
         else:
             print(f"version {found.version} has these settings already")
 
 
-def _change(client: Client, entries: Mapping[str, str], remove: Collection[str]) -> SettingsChange:
-    """Make a change that does not depend on the present entries: after a conflict, again."""
+def change(
+    client: Client, decide: Callable[[Mapping[str, str]], tuple[Mapping[str, str], Collection[str]]]
+) -> SettingsChange:
+    """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
+    called again. Raises Conflict, and other errors of a host."""
     for left in reversed(range(TRIES)):
         before: Settings = client.settings()
         try:
-            return client.put_settings(entries, remove, expected_version=before.version)
+            return client.put_settings(*decide(before.entries), expected_version=before.version)
         except Conflict:
             if not left:
                 raise
@@ -143,7 +146,8 @@ def _change(client: Client, entries: Mapping[str, str], remove: Collection[str])
     raise AssertionError
 
 
-def _report(change: SettingsChange) -> None:
+def report(change: SettingsChange) -> None:
+    """Print the version, the hosts that act on it, and those that may not."""
     print(f"version {change.version} is in effect on {' '.join(change.applied) or 'no host yet'}")
     if change.missing:
         print(f"not confirmed, may act on an older version: {' '.join(change.missing)}")

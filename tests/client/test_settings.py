@@ -171,16 +171,16 @@ class Racing:
 def test_a_conflict_is_repeated_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_PAUSE_S", 0.0)
     racing = Racing(command.TRIES - 1)
-    assert command._change(racing, {"a": "1"}, ()).version == command.TRIES + 1  # type: ignore[arg-type]
+    assert command.change(racing, lambda _: ({"a": "1"}, ())).version == command.TRIES + 1  # type: ignore[arg-type]
     racing = Racing(command.TRIES)
     with pytest.raises(Conflict):
-        command._change(racing, {"a": "1"}, ())  # type: ignore[arg-type]
+        command.change(racing, lambda _: ({"a": "1"}, ()))  # type: ignore[arg-type]
     assert racing.puts == command.TRIES
 
 
 def test_hosts_that_did_not_confirm_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    command._report(SettingsChange(3, ("h1:1", "h2:1"), ("h3:1",)))
-    command._report(SettingsChange(4, (), ("h1:1",)))
+    command.report(SettingsChange(3, ("h1:1", "h2:1"), ("h3:1",)))
+    command.report(SettingsChange(4, (), ("h1:1",)))
     assert capsys.readouterr().out.splitlines() == [
         "version 3 is in effect on h1:1 h2:1",
         "not confirmed, may act on an older version: h3:1",

@@ -1,0 +1,162 @@
+"""`foqs topic`: pause, close and look at a topic, and change its policy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foqs.cli import settings
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.connection import Connection
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
+_OUT = object()
+"""In place of a value: the field is taken out."""
+Changed = tuple[Mapping[str, str], Collection[str]]
+
+app = commands(
+    "topic",
+    "Pause, close and look at a topic, and change its policy.",
+    "foqs topic pause mail --ns shop",
+)
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, rich_help_panel=OPERATE)
+
+
+@command(app, "foqs topic pause mail --ns shop")
+def pause(topic: Topic, *, connection: Connection) -> None:
+    """Deliver no more items of the topic.
+
+    Enqueues go on, and leases end as usual. The hosts that the command names deliver no item of the topic from now on.
+    A host that did not confirm may.
+    """
+    _switch(topic, connection, "paused", on=True)
+
+
+@command(app, "foqs topic resume mail --ns shop")
+def resume(topic: Topic, *, connection: Connection) -> None:
+    """Deliver the items of a paused topic again."""
+    _switch(topic, connection, "paused", on=False)
+
+
+@command(app, "foqs topic close mail --ns shop")
+def close(topic: Topic, *, connection: Connection) -> None:
+    """Refuse enqueues into the topic.
+
+    Items that it has are delivered.
+    """
+    _switch(topic, connection, "closed", on=True)
+
+
+@command(app, "foqs topic open mail --ns shop", name="open")
+def open_(topic: Topic, *, connection: Connection) -> None:
+    """Take items into a closed topic again."""
+    _switch(topic, connection, "closed", on=False)
+
+
+@command(
+    app,
+    "foqs topic policy mail --ns shop",
+    """foqs topic policy mail max_attempts=5 'retry={"kind": "constant"}'""",
+    "foqs topic policy mail max_attempts= --ns shop",
+)
+@piped
+def policy(
+    topic: Topic,
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FIELD=JSON...]",
+            help="Each field of the topic's policy gets its value; FIELD= takes the field out of it.",
+        ),
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Change fields of the topic's own policy, and keep its other fields.
+
+    Without fields, the command lists the policy in effect, and the settings entry that each value is from: a table on a
+    terminal, else JSON lines.
+    """
+    if fields:
+        given = dict(map(_field, fields))
+        if len(given) < len(fields):
+            fail("a field stands in the command more than once", 2)
+        with connection.client() as client:
+            settings.report(settings.change(client, lambda entries: changed(entries, topic, given)))
+    else:
+        _show(topic, connection)
+
+
+@command(app, "foqs topic stats mail --ns shop")
+@piped
+def stats(topic: Topic, *, connection: Connection) -> None:
+    """Print how many items the topic has by state, as JSON.
+
+    Hosts in `missing` did not answer, and their items are not counted.
+    """
+    with connection.client() as client:
+        found = client.topic_stats(topic)
+    counts = {"ready": found.ready, "delayed": found.delayed, "leased": found.leased}
+    state = {"paused": found.paused, "closed": found.closed, "missing": found.missing}
+    print(json.dumps(counts | state))
+
+
+def changed(entries: Mapping[str, str], topic: str, fields: Mapping[str, Any]) -> Changed:
+    """Return (entries to put, keys to remove) that give the topic's own entry these fields, and take out those whose
+    value is `_OUT`."""
+    key = f"topic.{topic}"
+    own: dict[str, Any] = json.loads(entries.get(key, "{}"))
+    own = {name: value for name, value in (own | dict(fields)).items() if value is not _OUT}
+    if own:
+        return {key: json.dumps(own, ensure_ascii=False)}, ()
+    return {}, [key] if key in entries else ()
+
+
+def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None:
+    """Set a field that is true or false. Where it is false without an entry of the topic, it is taken out."""
+    from foqs.policies.layers import NamespacePolicies
+
+    def decide(entries: Mapping[str, str]) -> Changed:
+        put, removed = changed(entries, topic, {field: _OUT})
+        rest = {key: value for key, value in (dict(entries) | dict(put)).items() if key not in removed}
+        if not on and not getattr(NamespacePolicies(rest).of(topic), field):
+            return put, removed
+        return changed(entries, topic, {field: on})
+
+    with connection.client() as client:
+        settings.report(settings.change(client, decide))
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found:
+        fail(f"{text}: this is not FIELD=JSON", 2)
+    if not value:
+        return name, _OUT
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # delivery=at_most_once
+
+
+def _show(topic: str, connection: Connection) -> None:
+    with connection.client() as client:
+        found = client.topic_stats(topic)
+    if not sys.stdout.isatty():
+        for name, value in found.policy.items():
+            print(json.dumps({"field": name, "value": value, "from": found.policy_layers.get(name)}))
+        return
+    table = Table("field", "value", "from")
+    for name, value in found.policy.items():
+        table.add_row(name, json.dumps(value, ensure_ascii=False), found.policy_layers.get(name, "built in"))
+    Console(markup=False, highlight=False, emoji=False).print(table)

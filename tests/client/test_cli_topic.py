@@ -1,0 +1,121 @@
+"""`foqs topic`: pause, resume, close, open, policy and stats, on a real host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from subprocess import CompletedProcess
+
+import pytest
+
+from foqs.cli.topic import changed
+from foqs.client import Client, Unavailable
+from tests.api.hosts import HostProcess, dev, foqs
+
+Run = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
+    with dev(tmp_path_factory.mktemp("topic"), "--shards", "2") as host:
+        yield host
+        assert host.faults() == []
+
+
+@pytest.fixture
+def client(host: HostProcess, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """One in a namespace that no other test uses."""
+    with Client("{}:{}".format(*host.address), request.node.name) as made:
+        yield made
+
+
+@pytest.fixture
+def run(client: Client) -> Run:
+    """`run("pause", "t")` is `foqs topic pause t` in the client's namespace."""
+    return lambda *args: foqs("topic", *args, "--ns", client.namespace, "--address", client.address)
+
+
+def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: Client) -> None:
+    done = run("pause", "mail")
+    assert (done.stdout, done.stderr, done.returncode) == (f"version 1 is in effect on {client.address}\n", "", 0)
+    assert client.settings().entries == {"topic.mail": '{"paused": true}'}
+    item_id = client.enqueue("mail", b"x")
+    assert list(client.dequeue("mail")) == []
+    assert client.topic_stats("mail")[:4] == (1, 0, 0, True)
+    assert run("resume", "mail").returncode == 0
+    assert client.settings().entries == {}, "it has no policy of its own any more"
+    (item,) = client.dequeue("mail", wait_ms=5_000)
+    assert item.id == item_id
+    client.ack(item)
+
+
+def test_a_topic_of_a_paused_prefix_is_resumed_alone(run: Run, client: Client) -> None:
+    run("pause", "*")
+    run("policy", "mail", "priority=3")
+    run("resume", "mail")
+    assert json.loads(client.settings().entries["topic.mail"]) == {"priority": 3, "paused": False}
+    assert (client.topic_stats("mail").paused, client.topic_stats("other").paused) == (False, True)
+    run("resume", "*")
+    run("resume", "mail")
+    assert client.settings().entries == {"topic.mail": '{"priority": 3}'}
+
+
+def test_a_closed_topic_refuses_enqueues_until_it_is_opened(run: Run, client: Client) -> None:
+    run("close", "mail")
+    with pytest.raises(Unavailable, match="the topic mail is closed"):
+        client.enqueue("mail", b"x", timeout_ms=200)
+    run("open", "mail")
+    client.enqueue("mail", b"x")
+
+
+def test_fields_of_a_policy_are_changed_one_by_one(run: Run, client: Client) -> None:
+    run("policy", "mail", "max_attempts=5", 'retry={"kind": "constant"}', "delivery=at_most_once")
+    run("policy", "mail", "max_attempts=", "lease_ms=500")
+    entry = json.loads(client.settings().entries["topic.mail"])
+    assert entry == {"retry": {"kind": "constant"}, "delivery": "at_most_once", "lease_ms": 500}
+    run("policy", "mail", "retry=", "delivery=", "lease_ms=")
+    assert client.settings().entries == {}
+
+
+def test_the_policy_in_effect_is_listed_with_its_sources(run: Run, client: Client) -> None:
+    client.put_settings({"topic.*": '{"lease_ms": 500, "max_attempts": 3}', "topic.mail": '{"max_attempts": 4}'})
+    found = {
+        line["field"]: (line["value"], line["from"])
+        for line in map(json.loads, run("policy", "mail").stdout.splitlines())
+    }
+    assert found["lease_ms"] == (500, "topic.*")
+    assert found["max_attempts"] == (4, "topic.mail")
+    assert found["dead"] == ({"topic": "mail.dlq", "ttl_ms": None}, None)
+
+
+def test_stats_are_printed(run: Run, client: Client) -> None:
+    client.enqueue("mail", b"x")
+    client.enqueue("mail", b"x", delay_ms=60_000)
+    assert json.loads(run("stats", "mail").stdout) == {
+        "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "why"),
+    [
+        (["policy", "mail", "max_attempts"], 2, "max_attempts: this is not FIELD=JSON"),
+        (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
+        (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
+        (["policy", "mail", "fair={}"], 1, "topic.mail: fair: this version of foqs does not have it"),
+        (["pause", "x" * 256], 1, "a name has 1 to 255 bytes, not 256"),
+        (["stats", ""], 1, "topic must have 1 to 255 bytes"),
+    ],
+)
+def test_wrong_commands_change_nothing(run: Run, client: Client, args: list[str], status: int, why: str) -> None:
+    done = run(*args)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert why in done.stderr
+    assert client.settings().version == 0
+
+
+def test_an_entry_without_fields_is_removed() -> None:
+    assert changed({}, "t", {"priority": 1}) == ({"topic.t": '{"priority": 1}'}, ())
+    assert changed({"topic.t": '{"a": 1}'}, "t", {"priority": None}) == ({"topic.t": '{"a": 1, "priority": null}'}, ())
+    assert changed({"topic.t": "{}"}, "t", {}) == ({}, ["topic.t"])
+    assert changed({}, "t", {}) == ({}, ())

@@ -61,10 +61,15 @@ def _topic(request: Any) -> dict[str, Any]:
     return {"ns": _short(request.ns or ""), "topic": _short(request.topic or "")}
 
 
+def _redrive(request: Any) -> dict[str, Any]:
+    return {**_topic(request), "count": request.count, "dry_run": bool(request.dry_run)}
+
+
 _SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "DeleteItems": _items,
     "PutSettings": _settings,
     "ReleaseLeases": _topic,
+    "RedriveItems": _redrive,
 }
 """The fields about the subject of each administrative request."""
 

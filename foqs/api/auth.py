@@ -44,6 +44,8 @@ NEEDS: Mapping[str, Right | str] = {
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
     "ReleaseLeases": Right.ADMIN,
+    "ListFailures": Right.ADMIN,
+    "RedriveItems": Right.ADMIN,
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
     "GetSettings": _SEES,
@@ -56,7 +58,7 @@ NEEDS: Mapping[str, Right | str] = {
     "CountItems": _HOST,
     "AwaitSettings": _HOST,
 }
-_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "ReleaseLeases"})
+_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})
 
 
 class Guard:

@@ -10,6 +10,7 @@ from foqs.api.item_life import ItemLife
 from foqs.api.leases import Leases
 from foqs.api.lookups import Lookups
 from foqs.api.peer_methods import PeerMethods
+from foqs.api.redrive_items import DeadLetters
 from foqs.api.routing import RoutingMethods
 from foqs.api.server_info import Info
 from foqs.api.settings import SettingsMethods
@@ -43,6 +44,7 @@ class Handlers:
         self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
+        self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
@@ -55,6 +57,7 @@ class Handlers:
             **self._items.handlers(),
             **self._ack_dequeue.handlers(),
             **self._lookups.handlers(),
+            **self._dead_letters.handlers(),
             **self.routing.handlers(),
             **self._peers.handlers(),
             **self._settings.handlers(),
@@ -70,3 +73,4 @@ class Handlers:
     def limits(self, limits: Limits) -> None:
         """Follow a reload of the configuration: from the next request on."""
         self._items.limits = self._lookups.limits = self.routing.limits = limits
+        self._dead_letters.limits = limits

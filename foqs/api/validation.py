@@ -85,7 +85,8 @@ def blob(value: bytes | None, what: str, most: int) -> bytes | None:
     return value
 
 
-def _headers(value: Any, limits: Limits) -> bytes | None:
+def headers(value: Any, limits: Limits) -> bytes | None:
+    """Return the pairs as they are stored."""
     if value is None:
         return None
     size = 0
@@ -189,11 +190,11 @@ class Intake:
         size = len(payload)
         if size > limits.payload_bytes:
             raise Invalid(f"payload has {size} bytes, more than {limits.payload_bytes}")
-        headers = None
+        packed = None
         if metadata is not None or spec.headers is not None:
             blob(metadata, "metadata", limits.metadata_bytes)
-            headers = _headers(spec.headers, limits)
-            size += len(metadata or b"") + len(headers or b"")
+            packed = headers(spec.headers, limits)
+            size += len(metadata or b"") + len(packed or b"")
         delivery = spec.delivery
         if delivery not in (AT_LEAST_ONCE, AT_MOST_ONCE):
             raise Invalid("delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE")
@@ -211,7 +212,7 @@ class Intake:
             dedup_key = name(spec.dedup_key, "dedup_key", limits)
             dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
         item = NewItem(
-            payload, metadata, headers, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
+            payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
         if dedup is not None:
             self.keyed.append(Keyed(index, dedup, item, key, size))

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli import settings
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.connection import Connection
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _OUT = object()

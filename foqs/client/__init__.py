@@ -12,6 +12,7 @@ from foqs.client.ack_policy import AckPolicy
 from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
+from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven
 from foqs.client.items import (
     ActiveTopic,
     Delivery,
@@ -47,6 +48,7 @@ from foqs.errors import (
     Unauthenticated,
     Unavailable,
 )
+from foqs.rows import FailureCause
 
 __all__ = [
     "AckPolicy",
@@ -58,6 +60,10 @@ __all__ = [
     "Conflict",
     "Delivery",
     "Duplicate",
+    "FailureCause",
+    "FailureFilter",
+    "FailureGroup",
+    "Failures",
     "FoqsError",
     "Forbidden",
     "Invalid",
@@ -73,6 +79,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "Producer",
+    "Redriven",
     "Released",
     "Retry",
     "ServerInfo",

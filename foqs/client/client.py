@@ -15,6 +15,7 @@ from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_
 from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
+from foqs.client.dead_letters import DeadLetterCalls
 from foqs.client.items import (
     ActiveTopic,
     Item,
@@ -48,7 +49,7 @@ _LIMITS = Limits()
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client(LeaseMethods, Looks, SettingsMethods):
+class Client(DeadLetterCalls, LeaseMethods, Looks, SettingsMethods):
     """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP

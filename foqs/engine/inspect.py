@@ -34,11 +34,13 @@ _TOPICS = 500
 """Topics that a search looks at in one turn of the event loop."""
 
 
-def _cursor(*parts: Any) -> str:
+def cursor_of(*parts: Any) -> str:
+    """Return the text of a position in a list."""
     return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode()
 
 
-def _parts(cursor: str | None, types: tuple[type, ...]) -> list[Any] | None:
+def parts_of(cursor: str | None, types: tuple[type, ...]) -> list[Any] | None:
+    """Return the parts of a cursor, of these types; None without a cursor. Raises Invalid."""
     if cursor is None:
         return None
     try:
@@ -65,7 +67,7 @@ def active_topics(
 ) -> None:
     """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
     given. `every`: topics with items in any state, counted by state."""
-    parts = _parts(cursor, (str, str))
+    parts = parts_of(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
     if ns is not None:
         after = max(after, (ns, ""))
@@ -121,7 +123,7 @@ def counts(lanes: Iterable[Lane[Item]]) -> tuple[int, int, int]:
 
 def topics_cursor(last: Any) -> str:
     """For the page behind `last`."""
-    return _cursor(last.ns, last.topic)
+    return cursor_of(last.ns, last.topic)
 
 
 def _wanted(state: int) -> tuple[str, ...]:
@@ -133,12 +135,12 @@ def _wanted(state: int) -> tuple[str, ...]:
 
 def first_cursor(shard: int, state: int) -> str:
     """For the first page of a shard. Raises Invalid."""
-    return _cursor(shard, _wanted(state)[0], [])
+    return cursor_of(shard, _wanted(state)[0], [])
 
 
 def cursor_shard(cursor: str) -> int:
     """The shard that a cursor of items goes on with. Raises Invalid."""
-    parts = _parts(cursor, (int, str, list))
+    parts = parts_of(cursor, (int, str, list))
     assert parts is not None
     shard: int = parts[0]
     return shard
@@ -188,7 +190,7 @@ class Listing:
         self._shards = sorted(shard.number for shard in engine.serving if only in (None, shard.number))
         if only is not None and not self._shards:
             raise NotServed("the shard is not served here now")
-        parts = _parts(cursor, (int, str, list))
+        parts = parts_of(cursor, (int, str, list))
         self._at: tuple[int, str, tuple[int, ...] | None] | None = None
         if parts is not None:
             shard, in_state, after = parts
@@ -288,7 +290,7 @@ class Listing:
         cursor = None
         if self._at is not None:
             number, state, after = self._at
-            cursor = _cursor(number, state, list(after or ()))
+            cursor = cursor_of(number, state, list(after or ()))
         items, self._items = self._items, []
         self._reply(items, cursor)
 

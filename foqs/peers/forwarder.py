@@ -28,6 +28,7 @@ from foqs.peers.exchange import Exchange, ForwardLog, Incoming
 from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
+from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
 from foqs.peers.topic_stats import Counted, Counts, TopicCounts
 from foqs.request_context import is_forwarded
@@ -67,6 +68,8 @@ class Forwarder:
         self.exchange = Exchange(
             engine, host_id, routing, ask, handover_ms=handover_ms, now_ms=now_ms, soon=soon, log=requests
         )
+        self.owners = ClusterOwners(self.exchange)
+        self.handover_ms = handover_ms
         self.watch = ReadySubscriber(ask, later, self.fetch)
         self.slot_moves = SlotMigration(engine, routing, ask, later, slots_arrived)
         self.shard_served = self.slot_moves.changed  # it may be the source or the target of a move
@@ -91,6 +94,10 @@ class Forwarder:
         if not slots or 0 in slots:
             self._share_slots()
         return slots
+
+    def other_hosts(self) -> set[str]:
+        """Addresses of the other living hosts."""
+        return self.exchange.other_hosts()
 
     # ------------------------------------------------------------------------------------- requests
 

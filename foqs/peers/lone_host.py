@@ -15,6 +15,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
+from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.peers.topic_stats import Counted, Counts
 from foqs.shardmgr.facts import Slots
@@ -25,7 +26,11 @@ from foqs.shardmgr.slots import bits_of, missing, slots_of
 class LoneForwarder:
     """In place of `Forwarder`: no request leaves this host. `address` is this host's, as clients know it."""
 
+    handover_ms = 2_000
+    """How long a shard that is opened again is waited for."""
+
     def __init__(self, engine: Engine, address: Callable[[], str]) -> None:
+        self.owners = LoneOwners(engine)
         self._engine = engine
         self._address = address
         self._slots: tuple[int, ...] = ()
@@ -96,6 +101,9 @@ class LoneForwarder:
 
     def items(self, *_: object) -> ForwardedItems | None:
         return None
+
+    def other_hosts(self) -> set[str]:
+        return set()
 
     def fetch(self, key: TopicKey) -> None:
         """No other host has items."""

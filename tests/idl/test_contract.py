@@ -19,7 +19,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "ListItems", "DeleteItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "CountItems",
-    "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
+    "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
+    "ReleaseLeases",
 ]  # fmt: skip
 
 

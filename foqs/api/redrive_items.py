@@ -1,0 +1,270 @@
+"""ListFailures and RedriveItems: dead letters by group, and their return to the topics that they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from foqs.api import validation
+from foqs.dead_rows import FailureGroup
+from foqs.engine.dead_letters import FailureListing, GroupKey
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
+from foqs.engine.redrive import PAGE_ITEMS, PageAsk, PageOutcome, RedrivePage
+from foqs.errors import FoqsError, Invalid, LostReply
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.list_failures import FailureGathering, Found, group_of
+from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
+from foqs.policies.filter import FailureFilter
+from foqs.request_context import is_forwarded
+from foqs.rows import REASON_BYTES, FailureCause
+from foqs.rpc.call import Call
+
+_MOST_COUNT = (1 << 63) - 1
+_MOST_PACE = 1_000_000
+_MOST_ATTEMPTS = (1 << 31) - 1
+
+
+class DeadLetters:
+    """`address` is this host's, as clients know it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self.limits = limits
+        self._engine = engine
+        self._now_ms = now_ms
+        self._address = address
+        self._forwarder = forwarder
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"ListFailures": self.list_failures, "RedriveItems": self.redrive}
+
+    # ------------------------------------------------------------------------------------- groups
+
+    def list_failures(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        wanted = FailureFilter(cause=_cause(request.cause))
+        limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
+        parts = parts_of(request.cursor, (int, int))
+        after = None if parts is None else (parts[0], parts[1])
+        if after is not None and abs(after[0]) > 1 << 63:
+            raise Invalid("the cursor is not one of this server's")
+        deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
+
+        def reply(groups: list[FailureGroup], more: bool, missing: list[str]) -> None:
+            cursor = cursor_of(groups[-1].fingerprint, groups[-1].cause) if more and groups else None
+            call.reply(idl.ListFailuresResponse(list(map(_struct, groups)), cursor, missing))
+
+        if is_forwarded(request):
+            listing = self._listing(key, wanted, limit, after, lambda found: _report(call, reply, found))
+            listing.begin(deadline_ms)
+            return
+        here, owners = self._address(), self._forwarder.owners
+        hosts = self._forwarder.other_hosts()
+        unowned = [f"shard {number}" for number in owners.unowned()]
+        gathering = FailureGathering({here, *hosts}, unowned, limit, reply)
+        for host in hosts:
+            part = idl.ListFailuresRequest(request.ns, request.topic, request.cause, limit, request.cursor)
+            owners.send(host, call.method, part, request, deadline_ms, gathering.answered_by(host))
+        # This host's answer has to come before the caller's time is over, too.
+        own_ms = deadline_ms - min(500, (deadline_ms - self._now_ms()) // 10)
+        self._listing(key, wanted, limit, after, partial(gathering.add, here)).begin(own_ms)
+
+    def _listing(
+        self,
+        key: tuple[str, str],
+        wanted: FailureFilter,
+        limit: int,
+        after: GroupKey | None,
+        done: Callable[[Found | FoqsError], None],
+    ) -> FailureListing:
+        return FailureListing(self._engine, key, wanted, limit, after, lambda groups, more: done((groups, more)), done)
+
+    # ------------------------------------------------------------------------------------- redrive
+
+    def redrive(self, call: Call) -> None:
+        request = call.request
+        validation.refuse_when_draining(self._engine.draining)
+        timeout_ms = validation.timeout_ms(request, self.limits)
+        ask, pace = self._asked(request)
+        if is_forwarded(request):
+            page = self._page(request, ask)
+            RedrivePage(self._engine, page, partial(_page_answered, call)).begin(
+                self._now_ms(), self._now_ms() + timeout_ms
+            )
+            return
+        if (request.shard, request.cursor, request.taken) != (None, None, None):
+            raise Invalid("shard, cursor and taken are set by hosts only")
+
+        def reply(result: Redriven) -> None:
+            call.reply(
+                idl.RedriveItemsResponse(
+                    result.at_least, result.at_most, result.leased, result.more, sorted(result.missing)
+                )
+            )
+
+        patience_ms = min(timeout_ms, self._forwarder.handover_ms)
+        plan = Plan(ask, request.count or 0, pace, patience_ms)
+        send = partial(self._send, request)
+        Redrive(self._engine, self._forwarder.owners, plan, self._now_ms, send, reply).begin(timeout_ms)
+
+    def _asked(self, request: Any) -> tuple[PageAsk, int]:
+        """Check a request. Return what its pages have in common, and the items a second (0: no bound)."""
+        limits = self.limits
+        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        validation.within(request.count, "count", 0, _MOST_COUNT, 0)
+        per_group = validation.within(request.per_fingerprint, "per_fingerprint", 1, _MOST_ATTEMPTS, 0)
+        pace = validation.within(request.pace_per_second, "pace_per_second", 1, _MOST_PACE, 0)
+        to_topic = None if request.to_topic is None else validation.name(request.to_topic, "to_topic", limits)
+        if to_topic == request.topic:
+            raise Invalid("to_topic is the dead-letter topic itself")
+        wanted = _filter(request.filter, limits)
+        dry_run = bool(request.dry_run)
+        return PageAsk(key, 0, None, wanted, PAGE_ITEMS, per_group, {}, to_topic, dry_run), pace
+
+    def _page(self, request: Any, ask: PageAsk) -> PageAsk:
+        """Return the page that another host asks for."""
+        if request.shard is None:
+            raise Invalid("shard is missing")
+        most = validation.within(request.count, "count", 1, PAGE_ITEMS, 0)
+        parts = parts_of(request.cursor, (int, int))
+        after = None if parts is None else (parts[0], parts[1])
+        groups = [group_of(one) for one in request.taken or ()]
+        if len(groups) > 2 * MOST_GROUPS:
+            raise Invalid("taken has too many groups")
+        taken = {(one.fingerprint, one.cause): one.items for one in groups}
+        return PageAsk(
+            ask.key, request.shard, after, ask.wanted, most, ask.per_group, taken, ask.to_topic, ask.dry_run
+        )  # fmt: skip
+
+    def _send(
+        self,
+        request: Any,
+        ask: PageAsk,
+        address: str,
+        deadline_ms: int,
+        ended: Callable[[PageOutcome | FoqsError], None],
+    ) -> None:
+        """Have another host carry out a page of `request`."""
+        part = idl.RedriveItemsRequest(
+            request.ns,
+            request.topic,
+            ask.most,
+            request.filter,
+            request.per_fingerprint,
+            request.to_topic,
+            dry_run=request.dry_run,
+            shard=ask.shard,
+            cursor=None if ask.after is None else cursor_of(*ask.after),
+            taken=[_counted(group, count) for group, count in ask.taken.items()] or None,
+        )
+
+        def answered(response: Any, error: FoqsError | None) -> None:
+            ended(error if error is not None else _outcome(response))
+
+        self._forwarder.owners.send(address, "RedriveItems", part, request, deadline_ms, answered)
+
+
+def _report(call: Call, reply: Callable[[list[FailureGroup], bool, list[str]], None], found: Found | FoqsError) -> None:
+    if isinstance(found, FoqsError):
+        call.fail(found)
+    else:
+        reply(*found, [])
+
+
+def _page_answered(call: Call, outcome: PageOutcome | FoqsError) -> None:
+    if isinstance(outcome, FoqsError):
+        call.fail(outcome)
+        return
+    call.reply(
+        idl.RedriveItemsResponse(
+            outcome.redriven,
+            outcome.redriven + outcome.unknown,
+            outcome.leased,
+            outcome.next is not None,
+            [],
+            None if outcome.next is None else cursor_of(*outcome.next),
+            [_counted(group, count) for group, count in outcome.taken.items()],
+        )
+    )
+
+
+def _outcome(response: Any) -> PageOutcome | FoqsError:
+    """Return the outcome of a page that another host carried out."""
+    try:
+        parts = parts_of(response.cursor, (int, int))
+    except Invalid:
+        return LostReply("the answer has a cursor that is none")
+    at_least = response.at_least or 0
+    groups = [group_of(one) for one in response.taken or ()]
+    return PageOutcome(
+        at_least,
+        max(0, (response.at_most or 0) - at_least),
+        response.skipped_leased or 0,
+        None if parts is None else (parts[0], parts[1]),
+        {(one.fingerprint, one.cause): one.items for one in groups},
+    )
+
+
+def _cause(value: int | None) -> int | None:
+    if value is not None and value not in FailureCause._value2member_map_:
+        raise Invalid(f"cause is {value}, not one of {', '.join(str(int(one)) for one in FailureCause)}")
+    return value
+
+
+def _filter(given: Any, limits: Limits) -> FailureFilter:
+    """Return the filter of a request. Raises Invalid."""
+    if given is None:
+        return FailureFilter()
+    reason = given.reason_contains
+    if reason is not None:
+        if type(reason) is not str:
+            raise Invalid("reason_contains is not UTF-8")
+        reason = reason.encode("utf-8", "surrogatepass")
+        if not 1 <= len(reason) <= REASON_BYTES:
+            raise Invalid(f"reason_contains must have 1 to {REASON_BYTES} bytes")
+    origin = None if given.origin_topic is None else validation.name(given.origin_topic, "origin_topic", limits)
+    least = validation.within(given.min_attempts, "min_attempts", 0, _MOST_ATTEMPTS, 0)
+    most = validation.within(given.max_attempts, "max_attempts", 0, _MOST_ATTEMPTS, _MOST_ATTEMPTS)
+    if least > most:
+        raise Invalid(f"min_attempts is {least}, more than max_attempts, {most}")
+    validation.headers(given.headers, limits)
+    return FailureFilter(
+        fingerprint=given.fingerprint,
+        cause=_cause(given.cause),
+        reason_contains=reason,
+        died_before_ms=given.died_before_ms,
+        died_from_ms=given.died_after_ms,
+        headers=given.headers or {},
+        min_attempts=given.min_attempts,
+        max_attempts=given.max_attempts,
+        origin_topic=None if origin is None else origin.encode("utf-8", "surrogatepass"),
+    )
+
+
+def _struct(group: FailureGroup) -> Any:
+    return idl.FailureGroup(
+        group.cause,
+        group.fingerprint,
+        group.items,
+        group.first_died_at_ms,
+        group.last_died_at_ms,
+        group.sample_id,
+        group.sample_reason.decode("utf-8", "replace"),
+    )
+
+
+def _counted(group: GroupKey, count: int) -> Any:
+    return idl.FailureGroup(group[1], group[0], count)

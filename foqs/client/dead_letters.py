@@ -1,0 +1,133 @@
+"""The client's methods for dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from foqs.client import methods
+from foqs.client.requests import Requests
+from foqs.idl import idl
+from foqs.rows import FailureCause
+
+_PAGE_GROUPS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Dead letters with the same cause, and reasons with the same fingerprint. Times are Unix epoch milliseconds; the
+    sample is one of the items."""
+
+    cause: FailureCause | int
+    fingerprint: int
+    count: int
+    first_died_at_ms: int
+    last_died_at_ms: int
+    sample_id: int
+    sample_reason: str
+
+
+class Failures(NamedTuple):
+    """`missing` names the hosts that did not answer, and `shard N` for a shard without a host: their dead letters are
+    not counted."""
+
+    groups: list[FailureGroup]
+    missing: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FailureFilter:
+    """The conditions that a dead letter has to meet, all that are given.
+
+    >>> FailureFilter(cause=FailureCause.FAILED, reason_contains="SMTP 451").reason_contains
+    'SMTP 451'
+
+    `died_before_ms` (excluded) and `died_after_ms` (included) are Unix epoch milliseconds; `headers`: the item has each
+    of these pairs; `min_attempts` and `max_attempts` bound the deliveries in the topic that it came from.
+    """
+
+    thrift_spec: ClassVar[Any] = idl.FailureFilter.thrift_spec
+
+    fingerprint: int | None = None
+    cause: FailureCause | None = None
+    reason_contains: str | None = None
+    died_before_ms: int | None = None
+    died_after_ms: int | None = None
+    headers: Mapping[str, str] | None = None
+    min_attempts: int | None = None
+    max_attempts: int | None = None
+    origin_topic: str | None = None
+
+
+class Redriven(NamedTuple):
+    """From `at_least` to `at_most` items were redriven; the two differ when a shard's owner failed.
+
+    `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
+    count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends.
+    """
+
+    at_least: int
+    at_most: int
+    skipped_leased: int
+    more: bool
+    missing_shards: tuple[int, ...]
+
+
+class DeadLetterCalls:
+    namespace: str
+    _requests: Requests
+
+    def list_failures(
+        self, topic: str, *, cause: FailureCause | None = None, timeout_ms: int | None = None
+    ) -> Failures:
+        """The dead letters of the dead-letter topic `topic`, by group. It is no snapshot."""
+        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE_GROUPS)
+        groups: list[FailureGroup] = []
+        missing: set[str] = set()
+        while True:
+            response = self._requests.read(methods.LIST_FAILURES, request, timeout_ms)
+            groups += [_group(found) for found in response.groups or ()]
+            missing.update(response.missing or ())
+            if not response.cursor:
+                return Failures(groups, tuple(sorted(missing)))
+            request.cursor = response.cursor
+
+    def redrive(
+        self,
+        topic: str,
+        count: int = 0,
+        *,
+        filter: FailureFilter | None = None,
+        per_fingerprint: int | None = None,
+        to_topic: str | None = None,
+        pace_per_second: int | None = None,
+        dry_run: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Redriven:
+        """Returns dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`),
+        at most `count` of them (0: all) and `per_fingerprint` of each group. They are ready again, with attempt 0.
+
+        The call ends with its `timeout_ms` at the latest; while `more` is True, another call goes on. `dry_run` counts
+        and changes nothing. Raises OutcomeUnknown when the reply was lost: some items may have been redriven.
+        """
+        request = idl.RedriveItemsRequest(
+            self.namespace, topic, count, filter, per_fingerprint, to_topic, pace_per_second, dry_run or None
+        )
+        found = self._requests.change(methods.REDRIVE, request, timeout_ms)
+        missing = tuple(found.missing_shards or ())
+        return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing)
+
+
+def _group(found: Any) -> FailureGroup:
+    cause = found.cause or 0
+    known = FailureCause(cause) if cause in FailureCause._value2member_map_ else cause
+    return FailureGroup(
+        known,
+        found.fingerprint or 0,
+        found.count or 0,
+        found.first_died_at_ms or 0,
+        found.last_died_at_ms or 0,
+        found.sample_id or 0,
+        found.sample_reason or "",
+    )

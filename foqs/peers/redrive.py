@@ -1,0 +1,211 @@
+"""RedriveItems of a cluster: the shards one after the other, page by page, each page on the shard's owner.
+
+One page is in flight at a time, so no more than one page of items is unknown for each owner that fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foqs.dead_rows import FailurePosition
+from foqs.engine.dead_letters import GroupKey
+from foqs.engine.redrive import PAGE_ITEMS, PageAsk, PageOutcome, RedrivePage
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import FoqsError, NotSent, Overloaded, Unavailable
+from foqs.peers.forwarded import Here
+from foqs.peers.shard_owners import ShardOwners
+
+MOST_GROUPS = 10_000
+"""Groups that a call with `per_group` covers: the counts of all of them travel with each page."""
+_AGAIN_MS = 100
+_MARGIN = 0.1
+_MARGIN_MS = 500
+"""No page begins so late, so that the reply comes before the caller gives it up."""
+_PAGES_A_SECOND = 10
+
+Ended = Callable[[PageOutcome | FoqsError], None]
+
+
+@dataclass(slots=True)
+class Redriven:
+    """`more`: the call ended before all shards were searched to their ends. `missing`: shards that could not be."""
+
+    at_least: int = 0
+    at_most: int = 0
+    leased: int = 0
+    more: bool = False
+    missing: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`ask` is what all pages have in common; its shard, position and `most` are set for each. `count` 0: all items.
+    `pace` is items a second, 0: no bound. A shard whose owner refuses is tried again for `patience_ms`."""
+
+    ask: PageAsk
+    count: int
+    pace: int
+    patience_ms: int
+
+
+class Redrive:
+    """`send(ask, address, deadline_ms, ended)` asks another host for a page. Calls `reply` once, by the deadline."""
+
+    def __init__(
+        self,
+        state: State,
+        owners: ShardOwners,
+        plan: Plan,
+        now_ms: Callable[[], int],
+        send: Callable[[PageAsk, str, int, Ended], None],
+        reply: Callable[[Redriven], None],
+    ) -> None:
+        self._state = state
+        self._owners = owners
+        self._plan = plan
+        self._now_ms = now_ms
+        self._send = send
+        self._reply = reply
+        self._result = Redriven()
+        self._left = deque(owners.shards())
+        self._after: FailurePosition | None = None
+        self._taken: dict[GroupKey, int] = {}
+        self._refused_ms: int | None = None  # since when the present shard is refused
+        self._in_flight = 0  # items of the page that was asked for
+        self._begun_ms = self._deadline_ms = self._last_ms = 0
+        self.done = False
+
+    def begin(self, timeout_ms: int) -> None:
+        now_ms = self._begun_ms = self._now_ms()
+        self._deadline_ms = now_ms + timeout_ms
+        self._last_ms = self._deadline_ms - min(_MARGIN_MS, int(timeout_ms * _MARGIN))
+        self._ring(self._deadline_ms, self)
+        self._go_on()
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """The owner of a page does not answer."""
+        if self._in_flight:
+            self._lose()
+        self._end(more=True)
+
+    # ------------------------------------------------------------------------------------- pages
+
+    def _go_on(self) -> None:
+        if self.done:
+            return
+        now_ms, plan = self._now_ms(), self._plan
+        if not self._left:
+            self._end(more=False)
+            return
+        most = self._most()
+        if not most or now_ms >= self._last_ms or len(self._taken) >= MOST_GROUPS:
+            self._end(more=True)
+            return
+        due_ms = self._begun_ms + self._result.at_most * 1_000 // plan.pace if plan.pace else now_ms
+        if due_ms > now_ms:
+            self._later(min(due_ms, self._last_ms))
+            return
+        ask = replace(plan.ask, shard=self._left[0], after=self._after, most=most, taken=self._taken)
+        target = self._owners.find(ask.shard)
+        self._in_flight = most
+        if isinstance(target, Here):
+            RedrivePage(self._state, ask, self._ended).begin(now_ms, self._last_ms)
+        elif isinstance(target, FoqsError) or target is None:
+            self._ended(target or Unavailable("the shard has no host"))
+        else:
+            self._send(ask, target.address, self._last_ms, self._ended)
+
+    def _most(self) -> int:
+        """Return how many items the next page may redrive."""
+        plan, most = self._plan, PAGE_ITEMS
+        if plan.count:
+            most = min(most, plan.count - self._result.at_most)
+        if plan.pace:
+            most = min(most, max(1, plan.pace // _PAGES_A_SECOND))
+        return most
+
+    def _ended(self, outcome: PageOutcome | FoqsError) -> None:
+        if self.done:
+            return
+        if isinstance(outcome, PageOutcome):
+            self._add(outcome)
+        elif not outcome.outcome_known:
+            self._lose()
+            if self._plan.ask.per_group:  # which groups the items are of is unknown, too
+                self._end(more=True)
+                return
+        else:
+            self._refuse(outcome)
+            return
+        self._in_flight = 0
+        self._state.soon(self._go_on)
+
+    def _add(self, outcome: PageOutcome) -> None:
+        result = self._result
+        result.at_least += outcome.redriven
+        result.at_most += outcome.redriven + outcome.unknown
+        result.leased += outcome.leased
+        if self._plan.ask.per_group:
+            for group, count in outcome.taken.items():
+                self._taken[group] = self._taken.get(group, 0) + count
+        if outcome.unknown:
+            result.missing.add(self._left[0])
+        self._after, self._refused_ms = outcome.next, None
+        if outcome.next is None:
+            self._left.popleft()
+
+    def _lose(self) -> None:
+        """A host may have carried out the page in flight."""
+        if not self._plan.ask.dry_run:
+            self._result.at_most += self._in_flight
+        self._in_flight = 0
+        self._leave()
+
+    def _leave(self) -> None:
+        """Go on with the next shard: this one cannot be searched to its end."""
+        self._result.missing.add(self._left.popleft())
+        self._after, self._refused_ms = None, None
+
+    def _refuse(self, error: FoqsError) -> None:
+        """Nothing was changed: ask again after a pause, as the shard may be between two owners."""
+        self._in_flight = 0
+        now_ms = self._now_ms()
+        if self._refused_ms is None:
+            self._refused_ms = now_ms
+        passing = isinstance(error, Unavailable | Overloaded | NotSent)
+        if not passing or now_ms - self._refused_ms >= self._plan.patience_ms:
+            self._leave()
+            self._state.soon(self._go_on)
+        else:
+            self._later(min(now_ms + max(_AGAIN_MS, error.retry_after_ms or 0), self._last_ms))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _later(self, at_ms: int) -> None:
+        self._ring(max(at_ms, self._now_ms() + 1), _Alarm(self._go_on))
+
+    def _ring(self, at_ms: int, what: Any) -> None:
+        self._state.deadlines.push(at_ms, what)
+        self._state.alarm(at_ms)
+
+    def _end(self, *, more: bool) -> None:
+        self.done = True
+        self._result.more = more
+        self._reply(self._result)
+
+
+class _Alarm:
+    """Calls `ring` at its time. A call that has ended ignores it."""
+
+    __slots__ = ("_ring",)
+    done = False
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self._ring()

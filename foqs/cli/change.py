@@ -96,10 +96,11 @@ def purge(
         listed = ", ".join(f"{states[one.value]:,} {one.value}" for one in State if states[one.value])
         print(f"{where}: {listed}{stay}", flush=True)
         confirm_by_name(topic, f"delete {count(len(ids), 'item')}", yes=yes)
-        _purge(client, ids)
+        purge_items(client, ids)
 
 
-def _purge(client: Client, ids: list[int]) -> None:
+def purge_items(client: Client, ids: list[int]) -> None:
+    """Delete the items and print how many; end the command with an error if one failed."""
     deleted = gone = 0
     errors: list[FoqsError] = []
     with counting("deleted") as advance:

@@ -13,6 +13,7 @@ from foqs.cli import (
     bench,
     chaos,
     config,
+    dead,
     doctor,
     hosts,
     items,
@@ -45,6 +46,7 @@ app = typer.Typer(
 EVERY = (
     serve,
     items,
+    dead,
     release,
     spark,
     doctor,

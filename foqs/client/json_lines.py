@@ -11,6 +11,7 @@ from foqs.client.copies import ttl_left_ms
 from foqs.client.items import Delivery, Item, ItemSpec, ItemState, Lease
 from foqs.errors import Invalid
 from foqs.ids import parse_id
+from foqs.rows import FailureCause
 
 _PLAIN = {"topic", "priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "headers", "dedup_key"}
 _SHOWN = 40
@@ -105,8 +106,21 @@ def item_json(item: Item) -> dict[str, Any]:
         "enqueued_at_ms": item.enqueued_at_ms,
         "lease_expires_at_ms": item.lease_expires_at_ms or None,
         "expires_at_ms": item.expires_at_ms,
+        "failure": None if item.failure is None else _failure(item.failure),
     }
     return {name: field for name, field in value.items() if field is not None}
+
+
+def _failure(failure: Any) -> dict[str, Any]:
+    """The fingerprint is 16 hexadecimal digits, as `foqs dead list` writes it."""
+    return {
+        "topic": failure.topic,
+        "attempts": failure.attempts,
+        "cause": _name(FailureCause, failure.cause),
+        "reason": failure.reason,
+        "fingerprint": f"{(failure.fingerprint or 0) & ((1 << 64) - 1):016x}",
+        "died_at_ms": failure.died_at_ms,
+    }
 
 
 def _integer(given: dict[str, Any], name: str) -> int | None:

@@ -18,8 +18,7 @@ Found = tuple[list[FailureGroup], bool]
 
 
 class FailureGathering:
-    """Calls `done(groups, more, missing)` when all `hosts` have answered; `missing` begins with the shards
-    that have no host."""
+    """Calls `done(groups, more, missing)` when all `hosts` have answered. `missing`: shards that have no host."""
 
     def __init__(
         self,

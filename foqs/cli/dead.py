@@ -1,0 +1,229 @@
+"""`foqs dead`: look at dead letters, return them to their topics, and delete them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from time import time
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foqs.cli.change import purge_items
+from foqs.cli.confirm import confirm_by_name
+from foqs.cli.connection import Connection, write_line
+from foqs.cli.dead_filter import Cause, DeadFilter, shown_fingerprint
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command, commands
+from foqs.cli.look import JsonOption
+from foqs.cli.operators import YesOption
+from foqs.cli.tables import duration, plain_table, preview
+from foqs.client import Client, FailureCause, FailureGroup, ItemState, Redriven
+from foqs.policies.topic_policy import DEAD_SUFFIX
+from foqs.shardmgr.change import count as counted
+from foqs.shardmgr.change import name
+
+_CALL_MS = 60_000
+_CANARY_MS = 600_000
+"""The longest time-out of a call. A canary is one call: a second one would take more items of each group."""
+_PAGE_ITEMS = 1_000
+
+app = commands(
+    "dead",
+    "Look at dead letters, return them to their topics, and delete them.",
+    "foqs dead list emails.dlq",
+    "foqs dead redrive emails.dlq --per-fingerprint 1",
+    "foqs dead redrive emails.dlq",
+)
+TopicArgument = Annotated[str, typer.Argument(help="The dead letters are in this topic.")]
+
+
+def register(parent: typer.Typer) -> None:
+    for function, examples in _EXAMPLES.items():
+        command(app, *examples, name=function.__name__.removesuffix("_dead"))(piped(function))
+    parent.add_typer(app, rich_help_panel=QUEUE)
+
+
+def list_dead(
+    topic: TopicArgument,
+    cause: Annotated[Cause | None, typer.Option(help="The list has items that died of this cause only.")] = None,
+    as_json: JsonOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """List dead letters by cause and by the fingerprint of their reasons: a table on a terminal, else JSON lines.
+
+    Reasons that differ only in digits, hexadecimal numbers, quoted texts and UUIDs have one fingerprint. "first" and
+    "last" are how long ago the first and the last of the items died; the id and the reason are those of one item.
+    """
+    with connection.client() as client:
+        found = client.list_failures(topic, cause=None if cause is None else cause.number)
+        groups = sorted(found.groups, key=lambda group: -group.count)
+        if as_json or not sys.stdout.isatty():
+            for group in groups:
+                write_line(_json(group))
+        elif groups:
+            _print(groups_table(groups, int(time() * 1000)))
+        else:
+            print(_none(client, topic, connection))
+    if found.missing:
+        fail(f"no answer from {', '.join(found.missing)}: dead letters there are not counted")
+
+
+def redrive_dead(
+    topic: TopicArgument,
+    count: Annotated[int, typer.Option(min=0, help="The command returns at most this many items; 0: all.")] = 0,
+    per_fingerprint: Annotated[
+        int | None,
+        typer.Option(min=1, help="The command returns at most this many items of each group; 1 is a canary."),
+    ] = None,
+    to_topic: Annotated[
+        str | None, typer.Option(help="The items go to this topic. Default: each to the topic that it came from.")
+    ] = None,
+    pace: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="The command returns about this many items a second.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="The command counts the items and changes nothing.")
+    ] = False,
+    *,
+    selected: DeadFilter,
+    connection: Connection,
+) -> None:
+    """Return dead letters to the topics that they came from.
+
+    They are ready again at once, with attempt 0, under their ids. Items that a consumer has leased stay, and so do
+    items without a failure, which a producer enqueued in the topic. If the command is interrupted, repeat it: items
+    that have returned are not in the topic any more.
+    """
+    with connection.client() as client:
+        total = Total()
+        options = {"filter": selected.for_host(), "to_topic": to_topic, "pace_per_second": pace, "dry_run": dry_run}
+        call_ms = _CANARY_MS if per_fingerprint is not None or dry_run else _CALL_MS
+        while True:
+            left = count - total.at_most if count else 0
+            found = client.redrive(
+                topic, left, per_fingerprint=per_fingerprint, timeout_ms=call_ms, **options  # type: ignore[arg-type]
+            )  # fmt: skip
+            total = total.plus(found)
+            again = found.more and found.at_most > 0 and call_ms == _CALL_MS
+            if not again or (count and total.at_most >= count):
+                break
+        done = "would be redriven" if dry_run else "redriven"
+        print(f"{_range(total)} {done} from {name(topic)}{_leased(found)}", flush=True)
+        if not (total.at_most or found.skipped_leased) and (hint := _elsewhere(client, topic)):
+            print(hint, flush=True)
+    if found.missing_shards:
+        fail(f"shards not searched to their end: {', '.join(map(str, found.missing_shards))}; repeat the command later")
+    if found.more and not (count and total.at_most >= count):
+        fail("the time of the call ended before all dead letters were looked at")
+
+
+class Total(NamedTuple):
+    """Items of all calls of a command."""
+
+    at_least: int = 0
+    at_most: int = 0
+
+    def plus(self, found: Redriven) -> Total:
+        return Total(self.at_least + found.at_least, self.at_most + found.at_most)
+
+
+def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadFilter, connection: Connection) -> None:
+    """Delete dead letters, after the topic's name is typed.
+
+    The command lists the items, asks, and deletes the listed ones. Items that a consumer has leased stay, and so do
+    items without a failure; an item that a consumer leases after the list is deleted.
+    """
+    with connection.client() as client:
+        ids, leased = [], 0
+        for item in client.list_items(topic, page_items=_PAGE_ITEMS):
+            if selected.matches(item):
+                if item.state == ItemState.LEASED:
+                    leased += 1
+                else:
+                    ids.append(item.id)
+        stay = f"; {counted(leased, 'leased item')} {'stays' if leased == 1 else 'stay'}" if leased else ""
+        if not ids:
+            print(f"{_none(client, topic, connection)}{stay}" if not leased else f"no item to delete{stay}")
+            return
+        print(
+            f"topic {name(topic)} in namespace {name(connection.namespace)}: {counted(len(ids), 'dead letter')}{stay}"
+        )
+        confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
+        purge_items(client, ids)
+
+
+def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
+    table = plain_table(
+        "cause", "fingerprint", "count", "first", "last", "id", "reason",
+        numbers=("count", "first", "last", "id"), rest="reason",
+    )  # fmt: skip
+    for group in groups:
+        table.add_row(
+            _cause(group),
+            shown_fingerprint(group.fingerprint),
+            f"{group.count:,}",
+            duration(now_ms - group.first_died_at_ms),
+            duration(now_ms - group.last_died_at_ms),
+            str(group.sample_id),
+            preview(group.sample_reason.encode()),
+        )
+    return table
+
+
+def _json(group: FailureGroup) -> dict[str, str | int]:
+    return {
+        "cause": _cause(group),
+        "fingerprint": shown_fingerprint(group.fingerprint),
+        "count": group.count,
+        "first_died_at_ms": group.first_died_at_ms,
+        "last_died_at_ms": group.last_died_at_ms,
+        "sample_id": str(group.sample_id),
+        "sample_reason": group.sample_reason,
+    }
+
+
+def _cause(group: FailureGroup) -> str:
+    return group.cause.name.lower() if isinstance(group.cause, FailureCause) else str(group.cause)
+
+
+def _range(total: Total) -> str:
+    if total.at_least == total.at_most:
+        return counted(total.at_least, "item")
+    return f"between {total.at_least:,} and {total.at_most:,} items"
+
+
+def _leased(found: Redriven) -> str:
+    leased = found.skipped_leased
+    return f"; {counted(leased, 'leased item')} {'stays' if leased == 1 else 'stay'}" if leased else ""
+
+
+def _none(client: Client, topic: str, connection: Connection) -> str:
+    said = f"topic {name(topic)} in namespace {name(connection.namespace)} has no such dead letters"
+    hint = _elsewhere(client, topic)
+    return f"{said}; {hint}" if hint else said
+
+
+def _elsewhere(client: Client, topic: str) -> str:
+    """Name the dead-letter topic of `topic` if that one has dead letters."""
+    dead = f"{topic}{DEAD_SUFFIX}"
+    if topic.endswith(DEAD_SUFFIX) or not client.list_failures(dead).groups:
+        return ""
+    return f"its dead letters are in {name(dead)}"
+
+
+def _print(table: Table) -> None:
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    list_dead: ("foqs dead list emails.dlq", "foqs dead list emails.dlq --json --cause expired"),
+    redrive_dead: (
+        "foqs dead redrive emails.dlq --per-fingerprint 1",
+        "foqs dead redrive emails.dlq --reason-contains 'SMTP 451' --pace 100",
+    ),
+    delete_dead: ("foqs dead delete emails.dlq --fingerprint 8d1c0f5be3a1c3d2",),
+}

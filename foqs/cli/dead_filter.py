@@ -1,0 +1,83 @@
+"""The options that select dead letters, and what they mean for a host and for an item in a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from string import hexdigits
+from typing import Annotated
+
+import typer
+
+from foqs.client import FailureCause, FailureFilter, Item
+from foqs.errors import Invalid
+from foqs.policies import filter as stored
+from foqs.rows import FailureRow
+
+_FILTER = "Filter"
+_DIGITS = 16
+
+
+class Cause(Enum):
+    """The causes of a failure, as options name them."""
+
+    FAILED = "failed"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    LIMIT = "limit"
+
+    @property
+    def number(self) -> FailureCause:
+        return FailureCause[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """The options of a command that changes dead letters."""
+
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Reasons have this fingerprint: 16 digits as `foqs dead list` shows them."
+        ),
+    ] = None
+    cause: Annotated[Cause | None, typer.Option(rich_help_panel=_FILTER, help="Items died of this cause.")] = None
+    reason_contains: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", rich_help_panel=_FILTER, help="Reasons contain this text, in the same case."),
+    ] = None
+
+    def for_host(self) -> FailureFilter:
+        """Raises Invalid."""
+        number = None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
+        cause = None if self.cause is None else self.cause.number
+        return FailureFilter(number, cause, self.reason_contains)
+
+    def matches(self, item: Item) -> bool:
+        """Whether a listed item is a dead letter that the options select. Raises Invalid."""
+        failure, wanted = item.failure, self.for_host()
+        if failure is None:
+            return False
+        reason = None if wanted.reason_contains is None else wanted.reason_contains.encode()
+        row = FailureRow(
+            0, failure.fingerprint or 0, item.id, failure.cause or 0, failure.attempts or 0, failure.died_at_ms or 0,
+            b"", b"", (failure.reason or "").encode(),
+        )  # fmt: skip
+        return stored.FailureFilter(wanted.fingerprint, wanted.cause, reason).matches(row)
+
+
+def shown_fingerprint(number: int) -> str:
+    """Return 16 hexadecimal digits.
+
+    >>> shown_fingerprint(-1), parse_fingerprint("00000000000000ff"), parse_fingerprint(shown_fingerprint(-5))
+    ('ffffffffffffffff', 255, -5)
+    """
+    return f"{number & ((1 << 64) - 1):0{_DIGITS}x}"
+
+
+def parse_fingerprint(text: str) -> int:
+    """Return the number that `shown_fingerprint` shows. Raises Invalid."""
+    if len(text) != _DIGITS or not set(text) <= set(hexdigits):
+        raise Invalid(f"a fingerprint has {_DIGITS} hexadecimal digits: {text[:40]!r} is none")
+    number = int(text, 16)
+    return number - (1 << 64) if number >> 63 else number

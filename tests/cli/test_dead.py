@@ -1,0 +1,133 @@
+"""`foqs dead` on a host of `foqs dev`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from foqs.cli.dead import groups_table
+from foqs.cli.dead_filter import parse_fingerprint, shown_fingerprint
+from foqs.client import Client, FailureCause, FailureGroup, FoqsError
+from foqs.errors import Invalid
+from tests.api.hosts import HostProcess
+from tests.api.wire import Wire
+from tests.cli.test_items import Run, client, host, in_terminal, lines, remaining, run
+
+__all__ = ["client", "host", "run"]
+DEAD = "t.dlq"
+
+
+@pytest.fixture
+def wire(host: HostProcess, client: Client) -> Iterator[Wire]:
+    with Wire(host.address, client.namespace) as made:
+        yield made
+
+
+def dead(wire: Wire, *reasons: str) -> list[int]:
+    """Store an item for each of `reasons` and reject it for that reason."""
+    ids = []
+    for reason in reasons:
+        ids += wire.put("t", reason.encode(), headers={"a": "b"})
+        assert wire.nack(wire.one("t"), wire.ns, reject=True, reason=reason) == 0
+    return ids
+
+
+def test_the_groups_of_dead_letters(client: Client, run: Run, wire: Wire) -> None:
+    ids = dead(wire, "timeout after 5 ms", "timeout after 71 ms", "no route")
+    first, second = lines(run("dead", "list", DEAD))
+    assert (first["cause"], first["count"], first["sample_reason"]) == ("rejected", 2, "timeout after 5 ms")
+    assert (second["count"], int(second["sample_id"])) == (1, ids[2])
+    assert lines(run("dead", "list", DEAD, "--cause", "expired")) == []
+    status, shown = in_terminal(client, "dead", "list", DEAD)
+    assert status == 0
+    assert "no route" in shown and first["fingerprint"] in shown
+    status, shown = in_terminal(client, "dead", "list", "t")
+    assert (status, " ".join(shown.split())) == (
+        0,
+        f"topic t in namespace {client.namespace} has no such dead letters; its dead letters are in t.dlq",
+    )
+    (item,) = [one for one in lines(run("items", DEAD)) if int(one["id"]) == ids[2]]
+    assert (item["failure"]["reason"], item["failure"]["fingerprint"]) == ("no route", second["fingerprint"])
+
+
+def test_a_canary_a_group_and_all(client: Client, run: Run, wire: Wire) -> None:
+    dead(wire, "timeout 1", "timeout 2", "timeout 3", "no route", "other")
+    assert run("dead", "redrive", DEAD, "--dry-run").stdout == "5 items would be redriven from t.dlq\n"
+    assert run("dead", "redrive", DEAD, "--per-fingerprint", "1").stdout == "3 items redriven from t.dlq\n"
+    (group,) = lines(run("dead", "list", DEAD))
+    done = run("dead", "redrive", DEAD, "--fingerprint", group["fingerprint"], "--count", "1", "--cause", "rejected")
+    assert done.stdout == "1 item redriven from t.dlq\n"
+    leased = wire.one(DEAD)
+    assert run("dead", "redrive", DEAD, "--to-topic", "u").stdout == (
+        "0 items redriven from t.dlq; 1 leased item stays\n"
+    )
+    assert wire.nack(leased, wire.ns, release=True) == 0
+    assert run("dead", "redrive", DEAD, "--to-topic", "u").stdout == "1 item redriven from t.dlq\n"
+    assert len(remaining(client, "t")) == 4
+    assert len(remaining(client, "u")) == 1
+    assert run("dead", "redrive", DEAD).stdout == "0 items redriven from t.dlq\n"
+
+
+def test_a_slow_pace(run: Run, wire: Wire) -> None:
+    dead(wire, *"abc")
+    assert run("dead", "redrive", DEAD, "--pace", "20").stdout == "3 items redriven from t.dlq\n"
+
+
+def test_a_topic_that_is_not_the_one_of_dead_letters(run: Run, wire: Wire) -> None:
+    dead(wire, "a")
+    assert run("dead", "redrive", "t").stdout == "0 items redriven from t\nits dead letters are in t.dlq\n"
+
+
+def test_delete_asks_for_the_name(client: Client, run: Run, wire: Wire) -> None:
+    dead(wire, "timeout 1", "timeout 2", "other")
+    client.enqueue(DEAD, b"by hand")
+    assert run("dead", "delete", DEAD, status=1).stderr.endswith("give --yes\n")
+    status, shown = in_terminal(client, "dead", "delete", DEAD, typed="t\n")
+    assert status == 1 and "nothing was changed" in shown
+    assert len(remaining(client, DEAD)) == 4
+    status, shown = in_terminal(client, "dead", "delete", DEAD, "--reason-contains", "timeout", typed="t.dlq\n")
+    assert status == 0 and "2 items deleted" in shown
+    leased = next(item for item in wire.dequeue(DEAD, 2) if item.payload == b"other")
+    done = run("dead", "delete", DEAD, "--yes")
+    assert done.stdout == "no item to delete; 1 leased item stays\n"
+    assert wire.nack(leased, wire.ns, release=True) == 0
+    assert "1 item deleted" in run("dead", "delete", DEAD, "--yes").stdout
+    assert remaining(client, DEAD) == [b"by hand"]
+    assert "has no such dead letters" in run("dead", "delete", DEAD, "--yes").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("redrive", DEAD, "--fingerprint", "12"), "a fingerprint has 16 hexadecimal digits"),
+        (("redrive", DEAD, "--to-topic", DEAD), "to_topic is the dead-letter topic itself"),
+        (("redrive", DEAD, "--reason-contains", ""), "reason_contains must have"),
+    ],
+)
+def test_wrong_options(run: Run, args: tuple[str, ...], why: str) -> None:
+    assert why in run("dead", *args, status=1).stderr
+
+
+@pytest.mark.parametrize("text", ["", "1", "+00000000000000f", "0x0000000000000f", "g" * 16, "1" * 17])
+def test_a_text_that_is_no_fingerprint(text: str) -> None:
+    with pytest.raises(Invalid):
+        parse_fingerprint(text)
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, (1 << 63) - 1, -(1 << 63)])
+def test_a_fingerprint_is_read_as_it_is_shown(number: int) -> None:
+    assert parse_fingerprint(shown_fingerprint(number)) == number
+
+
+def test_a_cause_of_a_later_version_is_a_number() -> None:
+    table = groups_table([FailureGroup(4, 1, 1, 0, 0, 1, "r"), FailureGroup(FailureCause.LIMIT, 1, 1, 0, 0, 1, "r")], 0)
+    assert list(table.columns[0].cells) == ["4", "limit"]
+
+
+def test_the_client_raises_typed_errors(client: Client) -> None:
+    with pytest.raises(FoqsError) as raised:
+        client.redrive("")
+    assert isinstance(raised.value, Invalid)
+    assert client.redrive("nothing").at_most == 0
+    assert client.list_failures("nothing") == ([], ())

@@ -53,7 +53,7 @@ def list_dead(
     *,
     connection: Connection,
 ) -> None:
-    """List dead letters by cause and by the fingerprint of their reasons: a table on a terminal, else JSON lines.
+    """List dead letters by cause and fingerprint of the reason: a table on a terminal, else JSON lines.
 
     Reasons that differ only in digits, hexadecimal numbers, quoted texts and UUIDs have one fingerprint. "first" and
     "last" are how long ago the first and the last of the items died; the id and the reason are those of one item.

@@ -22,6 +22,7 @@ from foqs.peers.shard_owners import ShardOwners
 MOST_GROUPS = 10_000
 """Groups that a call with `per_group` covers: the counts of all of them travel with each page."""
 _AGAIN_MS = 100
+_LONGEST_PAUSE_MS = 1_000
 _MARGIN = 0.1
 _MARGIN_MS = 500
 """No page begins so late, so that the reply comes before the caller gives it up."""
@@ -181,7 +182,8 @@ class Redrive:
             self._leave()
             self._state.soon(self._go_on)
         else:
-            self._later(min(now_ms + max(_AGAIN_MS, error.retry_after_ms or 0), self._last_ms))
+            pause_ms = min(max(_AGAIN_MS, error.retry_after_ms or 0), _LONGEST_PAUSE_MS)
+            self._later(min(now_ms + pause_ms, self._last_ms))
 
     # ------------------------------------------------------------------------------------- inside
 

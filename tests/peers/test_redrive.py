@@ -1,0 +1,140 @@
+"""Dead letters of several real hosts: listed and redriven through any of them, while shards move and hosts die."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.dead_rows import FailureGroup
+from foqs.engine.engine import Engine
+from foqs.errors import NotServed, Unavailable
+from foqs.idl import idl
+from foqs.peers.forwarded import HERE, Route
+from foqs.peers.list_failures import FailureGathering
+from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive
+from foqs.peers.shard_owners import ClusterOwners, LoneOwners
+from tests.api.wire import Wire
+from tests.engine.laboratory import Laboratory
+from tests.peers.exchanges import Rig
+from tests.peers.nodes import Cluster
+
+DEAD = {"ns": "test", "topic": "t.dlq"}
+
+
+def dead(wire: Wire, *reasons: str) -> list[int]:
+    """Store an item for each of `reasons` on the wire's host, and reject it there for that reason."""
+    ids = wire.put("t", *[b"x" for _ in reasons])
+    items: list[Any] = []
+    while len(items) < len(ids):
+        items += wire.dequeue("t", len(ids), wait_ms=10_000)
+    nacks = [
+        idl.NackItem(item.id, item.lease, reason=reason, reject=True)
+        for item, reason in zip(items, reasons, strict=True)
+    ]
+    assert wire.settle("Nack", nacks, ns="test") == [0] * len(ids)
+    return ids
+
+
+def redrive(wire: Wire, **fields: Any) -> Any:
+    return wire.ask("RedriveItems", **DEAD, **fields)
+
+
+def counts(wire: Wire) -> dict[str, int]:
+    answer = wire.ask("ListFailures", **DEAD)
+    assert answer.missing == []
+    return {group.sample_reason: group.count for group in answer.groups}
+
+
+def test_dead_letters_of_all_hosts(cluster: Cluster) -> None:
+    a, b, c = cluster.add("a", 1, 4), cluster.add("b", 2, 3), cluster.add("c")
+    cluster.tell()
+    ids = [*dead(cluster.wire(a), "x", "x", "y"), *dead(cluster.wire(b), "x", "y", "z")]
+    wire = cluster.wire(c)
+    assert counts(wire) == counts(cluster.wire(a)) == {"x": 3, "y": 2, "z": 1}
+    answer = redrive(wire, dry_run=True)
+    assert (answer.at_least, answer.at_most, answer.more, answer.missing_shards) == (6, 6, False, [])
+    assert redrive(wire, per_fingerprint=1).at_least == 3
+    assert counts(wire) == {"x": 2, "y": 1}
+    answer = redrive(wire, count=2)
+    assert (answer.at_least, answer.at_most, answer.more) == (2, 2, True)
+    assert redrive(wire).at_least == 1
+    assert counts(wire) == {}
+    assert sorted(item.id for item in wire.listed("t")) == sorted(ids)
+
+
+def test_a_shard_that_moves_during_a_redrive(cluster: Cluster) -> None:
+    a, b, c = cluster.add("a", 1, host={"confirm_ms": 1_000}), cluster.add("b", 2), cluster.add("c")
+    cluster.tell()
+    ids = dead(cluster.wire(b), "x", "y")
+    cluster.move(2, a)
+    wire = cluster.wire(c)
+    wire.send_call("RedriveItems", **DEAD)
+    cluster.until(lambda: c.counters.forwarded > 0, "a page that is asked for")
+    cluster.tell(cluster.routing(a, c))
+    answer = wire.receive("RedriveItems")
+    assert (answer.at_least, answer.at_most, answer.missing_shards) == (2, 2, [])
+    assert sorted(item.id for item in cluster.wire(a).listed("t")) == ids
+
+
+def test_a_shard_without_a_host_is_named(cluster: Cluster) -> None:
+    a, b = cluster.add("a", 1, handover_ms=500), cluster.add("b", 2)
+    cluster.tell()
+    dead(cluster.wire(a), "x")
+    cluster.tell(cluster.routing(without=[2]))
+    wire = cluster.wire(a)
+    assert wire.ask("ListFailures", **DEAD).missing == ["shard 2"]
+    answer = redrive(wire)
+    assert (answer.at_least, answer.at_most, answer.missing_shards) == (1, 1, [2])
+    assert b.serves(2)
+
+
+def test_a_page_of_a_shard_that_is_elsewhere_is_refused(cluster: Cluster) -> None:
+    a = cluster.add("a", 1)
+    cluster.tell()
+    wire = cluster.wire(a, hops=1)
+    with pytest.raises(Exception, match="served here"):
+        wire.ask("RedriveItems", **DEAD, shard=9, count=1)
+
+
+# ------------------------------------------------------------------------------------------ the parts
+
+
+def test_owners_of_a_cluster() -> None:
+    rig = Rig({1: "b", 2: "c"}, shards=(3,))
+    owners = ClusterOwners(rig.exchange)
+    assert (owners.shards(), owners.unowned()) == ([1, 2, 3], [3])
+    assert owners.find(1) == Route("b:1", 1, "b")
+    assert isinstance(owners.find(3), Unavailable)
+
+
+def test_owners_of_a_lone_host() -> None:
+    lab = Laboratory(1, 2)
+    owners = LoneOwners(lab.engine)
+    assert owners.find(1) is HERE
+    lab.engine.lose(lab.engine.shards[2], lab.now_ms)
+    assert (owners.shards(), owners.unowned()) == ([1, 2], [2])
+    assert isinstance(owners.find(2), Unavailable)
+    answers: list[Any] = []
+    owners.send("b:1", "RedriveItems", None, None, 0, lambda response, error: answers.append(error))
+    assert isinstance(answers[0], NotServed)
+
+
+def test_a_gathering_waits_for_all_hosts() -> None:
+    answers: list[Any] = []
+    gathering = FailureGathering({"a", "b"}, [], 1, lambda *found: answers.append(found))
+    gathering.add("a", ([FailureGroup(5, 1, 2, 1, 2, 3, b"r")], False))
+    assert answers == []
+    gathering.answered_by("b")(idl.ListFailuresResponse([idl.FailureGroup(1, -5, 1, 1, 1, 1, "s")], None, []), None)
+    assert answers == [([FailureGroup(-5, 1, 1, 1, 1, 1, b"s")], True, [])]
+
+
+def test_a_redrive_without_shards_ends_at_once() -> None:
+    lab = Laboratory()
+    answers: list[Any] = []
+    assert isinstance(lab.engine, Engine)
+    ask: Any = None
+    plan = Plan(ask, 0, 0, 1_000)
+    Redrive(lab.engine, LoneOwners(lab.engine), plan, lambda: lab.now_ms, lambda *_: None, answers.append).begin(1_000)
+    assert (answers[0].at_most, answers[0].more) == (0, False)
+    assert PAGE_ITEMS == 500

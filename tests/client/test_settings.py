@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,7 +12,8 @@ import pytest
 
 from foqs.cli import settings as command
 from foqs.client import Client, Conflict, Invalid, OutcomeUnknown, Settings, SettingsChange
-from tests.api.hosts import HostProcess, dev, foqs
+from tests.admin.scraping import admin, missing
+from tests.api.hosts import HostProcess, dev, foqs, locked, until
 from tests.client.peer import Act, Peer, script
 
 
@@ -78,6 +80,24 @@ def test_settings_outlast_the_host(tmp_path: Path) -> None:
         host.kill()
     with dev(tmp_path, "--shards", "2") as host, Client("{}:{}".format(*host.address), "shop") as client:
         assert client.put_settings({}, ["a"], expected_version=2).version == 3
+
+
+def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
+    """Its lowest shard has them. The host serves the other one before that, and takes no requests."""
+    with dev(tmp_path, "--shards", "2") as host:
+        assert host.address
+        host.stop()
+    with ExitStack() as stack:
+        lock = stack.enter_context(ExitStack())
+        lock.enter_context(locked(tmp_path, 1))
+        host = stack.enter_context(dev(tmp_path, "--shards", "2"))
+        until(lambda: "shard.not_opened" in host.said(), "the host to give up its first try")
+        until(lambda: [one for one in missing(admin(host)) if "shard 2" in one] == [], "the other shard")
+        assert [one for one in missing(admin(host)) if "shard 1" in one] != []
+        assert not host.listening
+        lock.close()
+        with Client("{}:{}".format(*host.address), "shop") as client:
+            assert client.settings() == Settings(0, {})
 
 
 def test_a_change_without_a_reply_is_not_repeated(

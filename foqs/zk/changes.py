@@ -43,7 +43,8 @@ class Changes:
         self._paths = paths
 
     async def prepare(self) -> None:
-        """Create the missing folders."""
+        """Create the missing folders, and have the server catch up: one that lags could show a host that starts again
+        older settings than those it acted on before."""
         try:
             found = await self._children(self._paths.root)
         except ZkConflict:
@@ -53,6 +54,7 @@ class Changes:
         for name in FOLDERS:
             if name not in found:
                 await self._make_folder(self._paths.folder(name))
+        await self._link.answer(lambda client: client.sync_async(self._paths.root))
 
     async def register(self, host: HostFact) -> None:
         """Write the host's record and one candidacy. Raises ZkConflict while the id has a record at another address."""

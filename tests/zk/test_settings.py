@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -59,6 +60,25 @@ def test_an_unreadable_record_changes_nothing(zk_rig: ZookeeperRig, operator: Ka
     with pytest.raises(Invalid, match="the settings of ns are not"):
         keeper_of(a).put("ns", {"a": "2"})
     assert operator.get(f"{zk_rig.root}/settings/ns")[0] == record
+
+
+def test_facts_are_read_from_a_server_that_has_caught_up(zk_rig: ZookeeperRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may lag behind the one that a change was made on."""
+    asked: list[str] = []
+
+    def watch(name: str) -> None:
+        original = getattr(KazooClient, name)
+
+        def ask(client: KazooClient, path: str, *args: Any, **more: Any) -> Any:
+            asked.append(f"{name} {path.removeprefix(zk_rig.root)}")
+            return original(client, path, *args, **more)
+
+        monkeypatch.setattr(KazooClient, name, ask)
+
+    watch("sync_async")
+    watch("get_children_async")
+    Client(zk_rig)
+    assert asked.index("sync_async ") < asked.index("get_children_async /settings")
 
 
 def test_a_change_without_an_answer_is_unknown(zk_rig: ZookeeperRig) -> None:

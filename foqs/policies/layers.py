@@ -51,7 +51,8 @@ class NamespacePolicies:
                 else:
                     self._exact[name] = parse(text)
         self.pauses = any(entry.paused for entry in (*self._exact.values(), *prefixes.values()))
-        self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
+        self._prefixes = prefixes
+        self._lengths = sorted(set(map(len, prefixes)))
         named = [entry.dead.topic for entry in (*self._exact.values(), *prefixes.values()) if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)
         self._known: dict[str, TopicPolicy] = {}
@@ -85,8 +86,10 @@ class NamespacePolicies:
 
     def _layers(self, topic: str) -> dict[str, tuple[str, PolicyEntry]]:
         found = dict.fromkeys(PolicyEntry.model_fields, (BUILT_IN, BUILT_IN_ENTRY))
-        for prefix, entry in reversed(self._prefixes):  # the longest last, so that it wins
-            if topic.startswith(prefix):
+        for length in self._lengths:  # the longest last, so that it wins
+            prefix = topic[:length]
+            entry = self._prefixes.get(prefix)
+            if entry is not None:
                 found |= dict.fromkeys(entry.model_fields_set, (f"{TOPIC}{prefix}*", entry))
         exact = self._exact.get(topic)
         if exact is not None:

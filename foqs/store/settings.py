@@ -17,7 +17,8 @@ from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy
 VERSION = tables.since(tables.setting)
 """The schema version that has the table."""
 ALL = "SELECT ns, doc FROM setting"
-_TRIES = 10
+_TRIES = 3
+"""A database that does not answer holds up the batches of the shard for so many time-outs."""
 
 
 def change_settings(database: Database, dialect: Dialect, epoch: int, ns: str, change: Change) -> Settings:

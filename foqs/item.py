@@ -5,7 +5,6 @@ The database holds every item; a host knows those in its ready windows, those it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -46,8 +45,7 @@ class Cause(IntEnum):
     REDRIVE = 15  # a dead letter returns
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Where a change to MOVED takes its item: another topic of the same namespace, in the same shard.
 
     `failure` is the row that goes with it, whose lane is set when the transaction is built; None: a row that the item

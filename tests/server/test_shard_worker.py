@@ -11,7 +11,7 @@ import pytest
 
 from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.rows import Batch, Found
+from foqs.rows import Batch, FailureCause, FailureRow, Found
 from foqs.server.shard_worker import LOOP_BYTES, LOOP_ROWS, ShardWorker, loop_takes
 from foqs.store.packets import query
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, StoreBusy, StoreDown, StoreError
@@ -119,6 +119,10 @@ def rig() -> Iterator[Rig]:
     made.server.close()
 
 
+def failure(size_bytes: int) -> FailureRow:
+    return FailureRow(1, 0, 1, FailureCause.FAILED, 1, 0, b"", b"", b"x" * size_bytes)
+
+
 @pytest.mark.parametrize(
     ("batch", "takes"),
     [
@@ -128,6 +132,8 @@ def rig() -> Iterator[Rig]:
         (transaction(*range(1, LOOP_ROWS + 2)), False),
         (ShardBatch(transaction=Batch(metadata_new=[(1, b"x" * LOOP_BYTES)])), True),
         (ShardBatch(transaction=Batch(metadata_new=[(1, b"x" * LOOP_BYTES)]), size_bytes=1), False),
+        (ShardBatch(transaction=Batch(failure_new=[failure(LOOP_BYTES)])), True),
+        (ShardBatch(transaction=Batch(failure_new=[failure(LOOP_BYTES)], metadata_new=[(1, b"x")])), False),
         (ShardBatch(reconnect=True), False),
         (ShardBatch(confirm=True), False),
         (transaction(confirm=True), False),

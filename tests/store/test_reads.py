@@ -15,7 +15,8 @@ from foqs.store.dialect import MARIADB, SQLITE
 from foqs.store.sql import SqlStore
 from foqs.store.statements import READY_KEY, writes
 from tests.store.asking import ask, connect
-from tests.store.contract import LANE, body, insert, ready_key, timer_row
+from tests.store.contract import LANE, body, insert, ready_key, ready_row, timer_row
+from tests.store.dead_contract import failure_of, moved
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
 from tests.store.test_ownership import SERVERS
 
@@ -170,6 +171,28 @@ def test_rows_read_by_writes(backlog: Backlog) -> None:
             3,
         ),
     }
+    dead = [moved(item, 2, NOW_MS + 7, NOW_MS + 7) for item in backlog.items[6:10]]
+    batches["dead letters"] = (
+        Batch(
+            ready_gone=[ready_key(item) for item in backlog.items[6:10]],
+            moved=[(item.id, 2, NOW_MS + 7, NOW_MS + 7) for item in dead],
+            ready_new=[ready_row(item) for item in dead],
+            expiry_new=[(NOW_MS + 7, item.id) for item in dead],
+            failure_new=[failure_of(item) for item in dead],
+            next_number=1,
+        ),
+        2 * len(dead),
+    )
+    batches["acks of dead letters"] = (
+        Batch(
+            ready_gone=[ready_key(item) for item in dead],
+            expiry_gone=[item.id for item in dead],
+            failure_gone=[item.id for item in dead],
+            item_gone=[item.id for item in dead],
+            next_number=1,
+        ),
+        4 * len(dead),
+    )
     # MariaDB finds them by joining a list, and reads that list too.
     factor = 3 if store._dialect is MARIADB else 1
     read = {name: rows_read(store, lambda batch=batch: store.commit(batch)) for name, (batch, _) in batches.items()}

@@ -61,6 +61,8 @@ class Work:
             self._report(held, error, "its outcome is the job's")
             if job.open:
                 self._outcomes.left_open(held)
+        elif error is None and not late:
+            self._put(held, None)
         else:
             nack = self._nack(job, error, late=late)
             self._report(held, error, _sequel(held, nack))
@@ -93,16 +95,14 @@ class Work:
         return None
 
     def _nack(self, job: Job, error: BaseException | None, *, late: bool) -> Nack | None:
-        """Return the outcome of a policy that decides it, None for an ack."""
+        """Return the outcome of failed work, None for an ack."""
         item = job.item
         if self._policy is AckPolicy.ACK:
             return None
         delay_ms = self._backoff.delay_ms(item.attempt, random.random)
         metadata = job.metadata
-        if late:
+        if late or error is None:
             return Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
-        if error is None:
-            return None
         if isinstance(error, Retry):
             metadata = metadata if error.metadata is None else error.metadata
             asked = error.delay_ms is not None

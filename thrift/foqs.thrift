@@ -441,6 +441,15 @@ struct GetTopicStatsRequest {
   15: optional RequestContext context,
 }
 
+/** The leases that one worker process holds in a topic. */
+struct WorkerStats {
+  /** As in DequeueRequest. Empty: consumers without a name, and leases that an earlier owner of the shard gave. */
+  1: string worker,
+  2: i64 held,
+  /** Duration since the oldest of them was given; as far as the owner knows, like stuck_after_ms. */
+  3: i64 oldest_lease_ms,
+}
+
 /** A topic that has no items has counts of 0. */
 struct GetTopicStatsResponse {
   /** Items; approximate, like the next two: each host counts its own at another moment. */
@@ -456,7 +465,10 @@ struct GetTopicStatsResponse {
   8: string policy,
   /** By field of the policy: the key of the settings that its value is from. A field without one has the built-in value. */
   9: map<string, string> policy_layers,
-  // 10: tenants   11: workers   12: hooks   13: cursor
+  // 10: tenants
+  /** The oldest lease first, at most 1,000; only leases that are in the owners' memory. */
+  11: list<WorkerStats> workers,
+  // 12: hooks   13: cursor
   /** host:port of the hosts that did not answer in time: their items are not counted. */
   14: list<string> missing,
 }

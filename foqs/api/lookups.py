@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import responses, validation
+from foqs.engine import release
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import (
     ANSWERS_SHARE,
@@ -131,9 +132,17 @@ class Lookups:
         topic = self._engine.topics.get((ns, name))
         here = counts(topic.lanes() if topic is not None else ())
 
-        def done(counts: Counts, missing: list[str]) -> None:
+        now_ms = self._now_ms()
+
+        def done(counts: Counts, workers: list[Any], missing: list[str]) -> None:
             policy = policies.of(name)
             document = policies.document(name)
-            call.reply(idl.GetTopicStatsResponse(*counts, policy.paused, policy.closed, document, layers, missing))
+            call.reply(
+                idl.GetTopicStatsResponse(*counts, policy.paused, policy.closed, document, layers, workers, missing)
+            )
 
-        self._forwarder.topic_stats(request, here, self._now_ms() + min(timeout_ms, ANSWER_MS), done)
+        def counted(workers: list[release.WorkerLeases]) -> None:
+            stats = [idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms)) for one in workers]
+            self._forwarder.topic_stats(request, here, stats, now_ms + min(timeout_ms, ANSWER_MS), done)
+
+        release.workers(self._engine, (ns, name), counted)

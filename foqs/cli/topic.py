@@ -100,15 +100,15 @@ def policy(
 @command(app, "foqs topic stats mail --ns shop")
 @piped
 def stats(topic: Topic, *, connection: Connection) -> None:
-    """Print how many items the topic has by state, as JSON.
+    """Print how many items the topic has by state, and the workers that hold leases, as JSON.
 
-    Hosts in `missing` did not answer, and their items are not counted.
+    Workers are in the order of their oldest leases. Hosts in `missing` did not answer, and their items are not counted.
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
     counts = {"ready": found.ready, "delayed": found.delayed, "leased": found.leased}
     state = {"paused": found.paused, "closed": found.closed, "missing": found.missing}
-    print(json.dumps(counts | state))
+    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]}))
 
 
 def changed(entries: Mapping[str, str], topic: str, fields: Mapping[str, Any]) -> Changed:

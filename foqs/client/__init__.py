@@ -27,7 +27,7 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
-from foqs.client.looks import TopicStats
+from foqs.client.looks import TopicStats, WorkerStats
 from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
@@ -93,5 +93,6 @@ __all__ = [
     "Unavailable",
     "UnreadFailures",
     "Worker",
+    "WorkerStats",
     "request_id",
 ]

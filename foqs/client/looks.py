@@ -11,9 +11,19 @@ from foqs.client.requests import Requests
 from foqs.idl import idl
 
 
+class WorkerStats(NamedTuple):
+    """The leases of a topic that one worker holds, and the time since the oldest was given. `worker` is "" for
+    consumers without a name, and for leases that an earlier owner of the shard gave."""
+
+    worker: str
+    held: int
+    oldest_lease_ms: int
+
+
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
-    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted."""
+    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
+    hold leases, the oldest lease first."""
 
     ready: int
     delayed: int
@@ -23,6 +33,7 @@ class TopicStats(NamedTuple):
     policy: dict[str, Any]
     policy_layers: dict[str, str]
     missing: tuple[str, ...]
+    workers: tuple[WorkerStats, ...] = ()
 
 
 class Looks:
@@ -44,6 +55,7 @@ class Looks:
             json.loads(found.policy),
             found.policy_layers or {},
             tuple(found.missing or ()),
+            tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms) for one in found.workers or ()),
         )
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:

@@ -21,6 +21,8 @@ _PAGE_ROWS = 200
 _PAGE_BYTES = 1 << 20
 _ITEMS = 5_000
 """Items that a count looks at in one turn of the event loop."""
+MOST_WORKERS = 1_000
+"""Workers that are reported, those with the oldest leases: consumers choose their names."""
 
 
 class WorkerLeases(NamedTuple):
@@ -32,26 +34,27 @@ class WorkerLeases(NamedTuple):
 
 
 def workers(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> None:
-    """Count the leases of a topic that are in memory, by worker; "" are consumers without a name, and leases
-    that an earlier owner of the shard gave."""
+    """Count the leases of a topic that are in memory, by worker, the oldest lease first. "" has the leases of consumers
+    without a name, and those that an earlier owner of the shard gave."""
     turns.begin(state, _count(state, key, done))
 
 
 def _count(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> Iterator[None]:
     found: dict[str, WorkerLeases] = {}
+    looked = 0
     for shard in list(state.serving):
         lane = shard.lanes.get(lane_key(key))
         if lane is None or not lane.leased:
             continue
-        items = list(shard.known.values())
-        for start in range(0, len(items), _ITEMS):
-            for item in items[start : start + _ITEMS]:
-                if item.lane is lane and item.phase is Phase.LEASED:
-                    at_ms, worker, _ = given_of(shard, item)
-                    _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
-                    found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
-            yield
-    done([found[worker] for worker in sorted(found)])
+        for item in list(shard.known.values()):
+            if item.lane is lane and item.phase is Phase.LEASED:
+                at_ms, worker, _ = given_of(shard, item)
+                _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
+                found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
+            looked += 1
+            if looked % _ITEMS == 0:
+                yield
+    done(sorted(found.values(), key=lambda one: (one.oldest_given_ms, one.worker))[:MOST_WORKERS])
 
 
 class Releasing(Settles):

@@ -30,7 +30,7 @@ from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
-from foqs.peers.topic_stats import Counted, Counts, TopicCounts
+from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
@@ -136,10 +136,10 @@ class Forwarder:
             part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor, request.all)
             self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
 
-    def topic_stats(self, request: Any, counts: Counts, deadline_ms: int, done: Counted) -> None:
+    def topic_stats(self, request: Any, counts: Counts, workers: Workers, deadline_ms: int, done: Counted) -> None:
         """Add the counts of the other hosts to those of this one."""
         others = () if is_forwarded(request) else self.exchange.other_hosts()
-        gathering = TopicCounts(counts, others, done)
+        gathering = TopicCounts(counts, workers, others, done)
         for address in others:
             part, answered = idl.GetTopicStatsRequest(request.ns, request.topic), partial(gathering.answered, address)
             self.exchange.send(address, "GetTopicStats", part, request, deadline_ms, answered)

@@ -17,7 +17,7 @@ from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
-from foqs.peers.topic_stats import Counted, Counts
+from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from foqs.shardmgr.slots import bits_of, missing, slots_of
@@ -82,8 +82,8 @@ class LoneForwarder:
     ) -> None:  # fmt: skip
         reply(topics, more)
 
-    def topic_stats(self, request: Any, counts: Counts, deadline_ms: int, done: Counted) -> None:
-        done(counts, [])
+    def topic_stats(self, request: Any, counts: Counts, workers: Workers, deadline_ms: int, done: Counted) -> None:
+        TopicCounts(counts, workers, (), done)
 
     def release_leases(
         self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]

@@ -38,6 +38,17 @@ def test_items_are_counted_by_state() -> None:
 
 
 @pytest.mark.memory
+def test_leases_are_counted_by_worker() -> None:
+    host = OneHost(1, 2)
+    put(host, *[b"x"] * 6)
+    for worker in ("a", None, "a"):
+        host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)], worker=worker)
+        host.wait(100)
+    assert stats(host).workers == [idl.WorkerStats("a", 4, 300), idl.WorkerStats("", 2, 200)]
+    assert stats(host, "none").workers == []
+
+
+@pytest.mark.memory
 def test_a_topic_without_settings_has_the_built_in_policy() -> None:
     answer = stats(OneHost(1))
     assert (answer.paused, answer.closed, answer.policy_layers, answer.missing) == (False, False, {}, [])
@@ -70,7 +81,7 @@ def test_a_request_is_checked() -> None:
 
 def test_a_client_reads_the_stats_of_a_topic(host: HostProcess, wire: Wire, topic: str) -> None:
     wire.enqueue(spec(topic), spec(topic), spec(topic, delay_ms=60_000))
-    item = wire.one(topic)
+    item = wire.one(topic, worker="w")
     with Client(":".join(map(str, host.address)), wire.ns) as client:
         found = client.topic_stats(topic)
     assert found[:5] == (1, 1, 1, False, False)
@@ -79,5 +90,7 @@ def test_a_client_reads_the_stats_of_a_topic(host: HostProcess, wire: Wire, topi
         {},
         (),
     )
+    ((worker, held, oldest_ms),) = found.workers
+    assert (worker, held, oldest_ms >= 0) == ("w", 1, True)
     wire.ack(item)
     wire.drain(topic)

@@ -92,7 +92,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
     client.enqueue("mail", b"x")
     client.enqueue("mail", b"x", delay_ms=60_000)
     assert json.loads(run("stats", "mail").stdout) == {
-        "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [],
+        "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
     }  # fmt: skip
 
 

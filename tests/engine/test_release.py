@@ -167,11 +167,21 @@ def test_leases_are_counted_by_worker() -> None:
         lab.go_on(100)
     found: list[list[WorkerLeases]] = []
     release.workers(lab.engine, KEY, found.append)
-    until_told(lab, found)
     now_ms = lab.now_ms
     assert found == [
-        [WorkerLeases("", 2, now_ms - 100), WorkerLeases("a", 4, now_ms - 400), WorkerLeases("b", 2, now_ms - 300)]
+        [WorkerLeases("a", 4, now_ms - 400), WorkerLeases("b", 2, now_ms - 300), WorkerLeases("", 2, now_ms - 100)]
     ]
+
+
+def test_of_many_workers_the_oldest_are_reported(monkeypatch: Any) -> None:
+    monkeypatch.setattr(release, "MOST_WORKERS", 2)
+    lab = Laboratory(1)
+    for worker in ("b", "c", "a"):
+        leased(lab, 1, worker)
+        lab.go_on(100)
+    found: list[list[WorkerLeases]] = []
+    release.workers(lab.engine, KEY, found.append)
+    assert [one.worker for one in found[0]] == ["b", "c"]
 
 
 def test_a_count_of_many_items_takes_several_turns(monkeypatch: Any) -> None:
@@ -180,7 +190,7 @@ def test_a_count_of_many_items_takes_several_turns(monkeypatch: Any) -> None:
     leased(lab, 35, "a")
     found: list[list[WorkerLeases]] = []
     release.workers(lab.engine, KEY, found.append)
-    turns = 0
+    turns = 1
     while not found:
         lab.engine.pump(lab.now_ms)
         turns += 1

@@ -9,7 +9,7 @@ import pytest
 from foqs.errors import LostReply, Unavailable
 from foqs.idl import idl
 from foqs.peers.topic_stats import TopicCounts
-from tests.support.one_host import FORWARDED, OneHost, put, routing_of
+from tests.support.one_host import FORWARDED, OneHost, put, routing_of, take
 
 pytestmark = pytest.mark.memory
 
@@ -49,5 +49,17 @@ def test_a_forwarded_request_counts_the_items_of_one_host() -> None:
 
 def test_a_host_alone_waits_for_no_other() -> None:
     done: list[Any] = []
-    TopicCounts((1, 2, 3), (), lambda *found: done.append(found))
-    assert done == [((1, 2, 3), [])]
+    workers = [idl.WorkerStats("w", 1, 5)]
+    TopicCounts((1, 2, 3), workers, (), lambda *found: done.append(found))
+    assert done == [((1, 2, 3), workers, [])]
+
+
+def test_leases_of_a_worker_on_several_hosts_are_added() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    put(host, b"x", b"y")
+    take(host, 2)
+    host.wait(100)
+    call = host.call("GetTopicStats", ns="n", topic="t")
+    theirs = [idl.WorkerStats("w", 3, 50), idl.WorkerStats("", 1, 2_000)]
+    host.reply("GetTopicStats", idl.GetTopicStatsResponse(0, 0, 4, workers=theirs))
+    assert call.answer.workers == [idl.WorkerStats("", 3, 2_000), idl.WorkerStats("w", 3, 50)]

@@ -42,6 +42,12 @@ def a_lease_that_ends_by_time_is_no_attempt(patch: Patch) -> None:
 
 
 @mutant
+def a_lease_of_begun_work_is_no_attempt(patch: Patch) -> None:
+    """Each consumer counts as one that has not begun."""
+    patch.setattr(Item, "attempts_begun", property(lambda item: item.attempt - 1))
+
+
+@mutant
 def a_part_of_a_transaction_forgets_failures(patch: Patch) -> None:
     def part(batch: Batch, ids: set[int], *, lanes: bool) -> Batch:
         made = only(batch, ids, lanes=lanes)

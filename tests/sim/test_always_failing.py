@@ -30,8 +30,8 @@ class Failing(Laboratory):
         self.ids = {item_id for _ in range(ITEMS) for item_id in self.stored()}
         self.delivered: Counter[int] = Counter()
 
-    def take(self) -> list[int]:
-        answers = self.dequeue(count=7, lease_ms=LEASE_MS)
+    def take(self, begins: int | None = None) -> list[int]:
+        answers = self.dequeue(count=7, lease_ms=LEASE_MS, begins=begins)
         self.settle()
         ids = [item_id for answer in answers for item_id in answer]
         self.delivered.update(ids)
@@ -76,6 +76,18 @@ def test_by_workers_that_are_killed() -> None:
         lab.go_on(50)
     lab.check()
     assert set(lab.delivered.values()) == {ATTEMPTS}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_by_workers_that_are_killed_while_items_wait(exact: bool) -> None:
+    """Each worker takes up to 7 items and begins the first one."""
+    lab, begun = Failing(exact=exact), Counter[int]()
+    while lab.dead != lab.ids:
+        begun.update(lab.take(begins=1)[:1])
+        lab.go_on(50)
+    lab.check()
+    assert set(begun.values()) == {ATTEMPTS}
+    assert lab.delivered.total() > 2 * begun.total()
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -12,6 +12,7 @@ from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import NACKS, Op, Record, broken
+from tests.sim.redrives import Redrives
 
 
 class Attempts:
@@ -21,6 +22,7 @@ class Attempts:
 
     def __init__(self, records: dict[int, Record], dbs: dict[int, MemoryDatabase]) -> None:
         self.policies = Policies()
+        self.redrives = Redrives(records)
         self.dead: Counter[str] = Counter()
         self.checked = 0  # deliveries that had an exact bound
         self._records = records
@@ -70,10 +72,13 @@ class Attempts:
         db = self._dbs[shard]
         lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
         failures = {row.id: row for row in batch.failure_new}
-        moved = [row[0] for row in batch.moved]
+        back = self.redrives.committing(shard, db, batch, lanes, now_ms)
+        moved = [row[0] for row in batch.moved if row[0] not in back]
         if sorted(failures) != sorted(moved):
             broken(14, f"{moved} move with the failures {failures}")
         for item_id, number, _, expires_at_ms in batch.moved:
+            if item_id in back:
+                continue
             self._moving(db, lanes[number], failures[item_id], expires_at_ms, now_ms)
 
     def _moving(self, db: MemoryDatabase, lane: LaneRow, row: FailureRow, expires_at_ms: int, now_ms: int) -> None:

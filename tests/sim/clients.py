@@ -20,6 +20,7 @@ from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.memory_database import POISON
 from tests.sim.records import Op, Spec, broken
+from tests.sim.redrives import redrive
 from tests.sim.requests import TIMEOUTS_MS, Request, list_topic, look_at
 from tests.sim.slots import FEW_SLOTS
 
@@ -373,6 +374,7 @@ class Clients:
             list_topic(self)
         elif ids or self.told:
             look_at(self, rng.choice(ids) if ids else self.told[-1][0])
+        redrive(self)
         self._after(100, self._operate)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from foqs.engine import batch_apply, batch_build, delivery, expiry, item_end, item_ops, shard_open
+from foqs.buffers.shard_batch import DeadRead
+from foqs.engine import batch_apply, batch_build, delivery, expiry, item_end, item_ops, redrive, shard_open
+from foqs.engine.redrive import RedrivePage
 from foqs.engine.shard import Shard
 from foqs.item import Cause, Change, Item
+from foqs.item_states import Phase
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, FailureCause
@@ -187,3 +191,59 @@ def a_late_nack_moves_a_dead_letter_again(patch: Patch) -> None:
 
     original: Any = item_ops._ends_anyway
     patch.setattr(item_ops, "_ends_anyway", ends_anyway)
+
+
+@mutant
+def a_redrive_goes_beyond_its_count(patch: Patch) -> None:
+    def choose(page: RedrivePage, *rest: Any) -> Any:
+        page._ask = replace(page._ask, most=page._ask.most + 1)
+        chosen = original(page, *rest)
+        page._ask = replace(page._ask, most=page._ask.most - 1)
+        return chosen
+
+    original = RedrivePage._choose
+    patch.setattr(RedrivePage, "_choose", choose)
+    patch.setattr(redrive, "DeadRead", lambda *about: DeadRead(*about[:3], about[3] + 1, *about[4:]))
+
+
+@mutant
+def a_redrive_leaves_the_failure(patch: Patch) -> None:
+    def emit(change: Change, transaction: Batch) -> None:
+        original(change, transaction)
+        if change.cause is Cause.REDRIVE:
+            transaction.failure_gone.remove(change.item.id)
+
+    original: Any = batch_build.emit
+    patch.setattr(batch_build, "emit", emit)
+
+
+@mutant
+def a_redrive_takes_items_that_another_one_takes(patch: Patch) -> None:
+    patch.setattr(redrive, "_stays", lambda shard, item, now_ms: True)
+
+
+@mutant
+def a_redriven_item_keeps_its_attempts(patch: Patch) -> None:
+    def change(item: Item, *about: Any, attempt: int | None = None, **more: Any) -> Change:
+        return Change(item, *about, attempt=item.attempt + 1, **more)
+
+    patch.setattr(redrive, "Change", change)
+
+
+@mutant
+def a_redrive_takes_leased_items(patch: Patch) -> None:
+    """It ends the lease of a consumer that works on the item."""
+
+    class Phases:
+        IDLE = Phase.IDLE
+        LEASED = object()
+
+    patch.setattr(redrive, "Phase", Phases)
+    patch.setattr(redrive, "_item_of", lambda row, lane: None)
+    original = RedrivePage._choose
+
+    def choose(page: RedrivePage, shard: Shard, found: Any) -> Any:
+        known = [row for row in found.rows if row.failure.id in shard.known]
+        return original(page, shard, found._replace(rows=known))
+
+    patch.setattr(RedrivePage, "_choose", choose)

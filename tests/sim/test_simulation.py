@@ -46,17 +46,19 @@ def test_items_die_while_everything_fails(batch: Iterable[int]) -> None:
 def test_runs_with_dead_letters_do_check_something() -> None:
     dead: Counter[str] = Counter()
     causes: Counter[str] = Counter()
-    checked = 0
+    checked = redriven = 0
     for seed in range(8):
         ledger = simulate(seed, "dead").ledger
         dead += ledger.attempts.dead
         causes += ledger.causes
         checked += ledger.attempts.checked
+        redriven += ledger.attempts.redrives.committed.total()
     assert set(dead) == {"FAILED", "EXPIRED", "REJECTED", "LIMIT"}, dead
     assert min(dead.values()) > 10, dead
     assert causes["rejected"] > 5, causes
     assert causes["exhausted"] > 5, causes
     assert checked > 100
+    assert redriven > 20
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

@@ -823,7 +823,7 @@ struct RedriveItemsRequest {
 struct RedriveItemsResponse {
   /** So many items were redriven for certain. */
   1: i64 at_least,
-  /** And no more than so many. It differs from at_least when a shard's owner failed during the request. */
+  /** And no more than so many. It differs from at_least when the owner of a shard failed during the request. */
   2: i64 at_most,
   /** Matching items that stay because a consumer has leased them. */
   3: i64 skipped_leased,

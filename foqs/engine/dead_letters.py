@@ -12,7 +12,7 @@ from foqs.errors import FoqsError, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
 from foqs.policies.filter import FailureFilter
 
-ROWS = 10_000
+ROWS = 2_000
 """Rows that one read looks at: the work of other requests for the shard goes on between two."""
 _CAUSES = 4
 GroupKey = tuple[int, int]

@@ -15,7 +15,7 @@ from foqs.engine.dead_letters import GroupKey
 from foqs.engine.redrive import PAGE_ITEMS, PageAsk, PageOutcome, RedrivePage
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.errors import FoqsError, NotSent, Overloaded, Unavailable
+from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.peers.forwarded import Here
 from foqs.peers.shard_owners import ShardOwners
 
@@ -90,7 +90,8 @@ class Redrive:
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """The owner of a page does not answer."""
         if self._in_flight:
-            self._lose()
+            self._doubt()
+            self._result.missing.add(self._left[0])
         self._end(more=True)
 
     # ------------------------------------------------------------------------------------- pages
@@ -133,17 +134,18 @@ class Redrive:
         if self.done:
             return
         if isinstance(outcome, PageOutcome):
+            self._in_flight = 0
             self._add(outcome)
-        elif not outcome.outcome_known:
-            self._lose()
-            if self._plan.ask.per_group:  # which groups the items are of is unknown, too
-                self._end(more=True)
-                return
+            self._state.soon(self._go_on)
+        elif outcome.outcome_known:
+            self._again(outcome)
         else:
-            self._refuse(outcome)
-            return
-        self._in_flight = 0
-        self._state.soon(self._go_on)
+            self._doubt()
+            if self._plan.ask.per_group:  # which groups the items are of is unknown, too
+                self._result.missing.add(self._left[0])
+                self._end(more=True)
+            else:
+                self._again(outcome)
 
     def _add(self, outcome: PageOutcome) -> None:
         result = self._result
@@ -153,37 +155,30 @@ class Redrive:
         if self._plan.ask.per_group:
             for group, count in outcome.taken.items():
                 self._taken[group] = self._taken.get(group, 0) + count
-        if outcome.unknown:
-            result.missing.add(self._left[0])
         self._after, self._refused_ms = outcome.next, None
         if outcome.next is None:
             self._left.popleft()
 
-    def _lose(self) -> None:
+    def _doubt(self) -> None:
         """A host may have carried out the page in flight."""
         if not self._plan.ask.dry_run:
             self._result.at_most += self._in_flight
-        self._in_flight = 0
-        self._leave()
 
-    def _leave(self) -> None:
-        """Go on with the next shard: this one cannot be searched to its end."""
-        self._result.missing.add(self._left.popleft())
-        self._after, self._refused_ms = None, None
-
-    def _refuse(self, error: FoqsError) -> None:
-        """Nothing was changed: ask again after a pause, as the shard may be between two owners."""
+    def _again(self, error: FoqsError) -> None:
+        """Ask again after a pause, as the shard may be between two owners. What a lost page redrove is gone from the
+        topic."""
         self._in_flight = 0
         now_ms = self._now_ms()
         if self._refused_ms is None:
             self._refused_ms = now_ms
-        passing = isinstance(error, Unavailable | Overloaded | NotSent)
-        if not passing or now_ms - self._refused_ms >= self._plan.patience_ms:
-            self._leave()
-            self._state.soon(self._go_on)
-        else:
+        passing = isinstance(error, Unavailable | Overloaded | OutcomeUnknown)
+        if passing and now_ms - self._refused_ms < self._plan.patience_ms:
             pause_ms = min(max(_AGAIN_MS, error.retry_after_ms or 0), _LONGEST_PAUSE_MS)
             self._later(min(now_ms + pause_ms, self._last_ms))
+        else:  # go on with the next shard
+            self._result.missing.add(self._left.popleft())
+            self._after, self._refused_ms = None, None
+            self._state.soon(self._go_on)
 
     # ------------------------------------------------------------------------------------- inside
 

@@ -79,7 +79,7 @@ def test_a_leased_item_has_its_lease_and_its_times() -> None:
 
 def test_an_item_that_is_only_looked_at_has_no_lease() -> None:
     looked_at = BODY._replace(metadata=b"m", headers=b'{"a": "b"}', expires_at_ms=900)
-    shown = responses.shown(("n", "t"), looked_at, 1, 3, 500)
+    shown = responses.shown(("n", "t"), looked_at, 1, 3, 500, None)
     assert (shown.lease, shown.attempt, shown.state, shown.lease_expires_at_ms) == (0, 1, 3, 500)
     assert (shown.metadata, shown.headers, shown.expires_at_ms) == (b"m", {"a": "b"}, 900)
     assert shown.deliver_after_ms == 20

@@ -81,7 +81,7 @@ def test_types_follow_the_rules() -> None:
             assert spec[-1] is False, f"{struct.__name__}.{name} is required"
             if name.endswith("_ms") or name in ("id", "lease"):
                 assert kind == i64, f"{struct.__name__}.{name}"
-            of_topic = struct.__name__ in ("FailureGroup", "RedriveItemsRequest")  # as many as a topic has
+            of_topic = struct.__name__ in ("FailureGroup", "RedriveItemsRequest")  # a topic has more than an i32 holds
             if name in ("priority", "attempt", "count", "limit") and not (name == "count" and of_topic):
                 assert kind == i32, f"{struct.__name__}.{name}"
             if name in ("payload", "metadata"):

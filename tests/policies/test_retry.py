@@ -71,7 +71,7 @@ def test_jitter_spreads_items_evenly() -> None:
 
 
 def rule_of(kind: RetryKind, jitter: float) -> RetryRule:
-    return RetryRule(kind, first_ms=1_000, step_ms=2_500, factor=3, longest_ms=LONGEST_MS, jitter=jitter)
+    return RetryRule(kind, first_ms=1_000, step_ms=2_500, factor=3.0, longest_ms=LONGEST_MS, jitter=jitter)
 
 
 def delays(kind: RetryKind, jitter: float, attempt: int) -> Iterator[int]:

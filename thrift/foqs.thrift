@@ -55,9 +55,12 @@ enum ErrorCode {
   NOT_FOUND = 2,
   /** The lease given is not the item's current lease. Nothing was changed. */
   STALE_LEASE = 3,
-  /** A bounded buffer is full, or the namespace's quota is used up. Nothing was changed; try again after retry_after_ms. */
+  /**
+   * A bounded buffer is full, the namespace's quota is used up, or the topic has all items that its policy allows. Nothing
+   * was changed; try again after retry_after_ms.
+   */
   OVERLOADED = 4,
-  /** The shard (or every shard) cannot be used now. Nothing was changed; try again later. */
+  /** The shard (or every shard) cannot be used now, or the topic is closed. Nothing was changed; try again later. */
   UNAVAILABLE = 5,
   /** The change may or may not have been committed; the host could not find out within the time of the request. */
   OUTCOME_UNKNOWN = 6,
@@ -131,7 +134,10 @@ struct RequestContext {
 
 // ---------------------------------------------------------------------------------------------- Enqueue
 
-/** One unit of work as a producer gives it. */
+/**
+ * One unit of work as a producer gives it. Where the topic's policy has a value of priority, delay_ms, lease_ms, ttl_ms or
+ * delivery, that is the default. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
+ */
 struct ItemSpec {
   /** Queue inside the namespace; it exists while it holds items and needs no creation. */
   1: string topic,

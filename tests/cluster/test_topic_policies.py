@@ -162,6 +162,7 @@ def test_a_topic_never_has_more_items_than_its_bound(new_cluster: NewCluster) ->
             until(lambda: len(counts) > full + 50, "counts beside consumers")
         full = len(counts)
         until(lambda: MOST in counts[full:], "a full topic again")
+    print(f"{len(counts)} counts, {counts.count(MOST)} of them {MOST}")
     assert max(counts) == MOST
     assert min(counts[-50:]) < MOST
     for client in clients:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 class Redrives:
     """`committed` counts the items that returned, by shard. It is never more than `at_most`, nor less than `at_least`,
-    the sums of the replies; a page without a reply may have redriven all that it asked for."""
+    the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete may have
+    replaced a move that waited, and gave its reply."""
 
     def __init__(self, records: dict[int, Record]) -> None:
         self.committed: Counter[int] = Counter()
+        self.deleted: Counter[int] = Counter()
         self.at_least: Counter[int] = Counter()
         self.at_most: Counter[int] = Counter()
         self._records = records
@@ -57,11 +59,13 @@ class Redrives:
                 broken(15, f"item {item_id} returns to {lane} while a consumer has it: {record}")
             record.place, record.first = (lane.ns.decode(), lane.topic.decode()), len(record.deliveries)
         self.committed[shard] += len(back)
+        dead = [self._records[item_id] for item_id in batch.item_gone if item_id in db.failures]
+        self.deleted[shard] += sum(bool(record.open_ops("delete")) for record in dead)
         self._check(shard, later=True)
         return set(back)
 
     def _check(self, shard: int, *, later: bool = False) -> None:
-        low = 0 if later else self.at_least[shard]
+        low = 0 if later else self.at_least[shard] - self.deleted[shard]
         if not low <= self.committed[shard] <= self.at_most[shard]:
             broken(15, f"{self.committed[shard]} items returned, not {low} to {self.at_most[shard]}")
 

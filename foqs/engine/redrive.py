@@ -44,8 +44,8 @@ class PageAsk:
 
 @dataclass(slots=True)
 class PageOutcome:
-    """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group. An item
-    that another request deletes at the same time counts as redriven before.
+    """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group.
+    An item that another request deletes at the same time counts as redriven before.
     `next` is where the next page begins; None: the shard has no more."""
 
     redriven: int = 0

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 class Redrives:
     """`committed` counts the items that returned, by shard. It is never more than `at_most`, nor less than `at_least`,
-    the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete may have
-    replaced a move that waited, and gave its reply."""
+    the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete may
+    have replaced a move that waited, and given it the outcome."""
 
     def __init__(self, records: dict[int, Record]) -> None:
         self.committed: Counter[int] = Counter()

@@ -39,7 +39,7 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
         return False
     if now.to is To.MOVED and cause is not Cause.ACK:
         return StaleLease(_DEAD)
-    if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED, Cause.LIMIT):
+    if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED, Cause.LIMIT, Cause.REDRIVE):
         return None
     return StaleLease("the lease is being ended by another request")
 

@@ -45,7 +45,7 @@ class PageAsk:
 @dataclass(slots=True)
 class PageOutcome:
     """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group.
-    An item that another request deletes at the same time counts as redriven before.
+    An item that a delete or a late ack removes at the same time counts as redriven before.
     `next` is where the next page begins; None: the shard has no more."""
 
     redriven: int = 0

@@ -174,6 +174,29 @@ def test_an_item_that_is_being_removed_is_left_alone() -> None:
     assert item_id not in lab.dbs[1].items
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_late_ack_ends_an_item_that_is_being_redriven(in_flight: bool) -> None:
+    """Its lease ended by time, and no other consumer has got it."""
+    lab = Laboratory(1)
+    lab.engine.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"max_attempts": 1})}))
+    lab.stored()
+    (item_id,) = lab.taken(lease_ms=100)
+    lease = lab.lease_of(item_id)
+    lab.go_on(1_000)
+    assert lab.dbs[1].failures
+    answers = begun(lab)
+    (read,) = lab.send()
+    lab.arrive(*read)
+    move = lab.send() if in_flight else []
+    acked = lab.ack((item_id, lease))
+    for sent in move:
+        lab.arrive(*sent)
+    lab.settle()
+    assert acked == [None]
+    assert answers[0].redriven == 1
+    assert (lab.dbs[1].items, lab.dbs[1].failures) == ({}, {})
+
+
 def test_a_failed_transaction_is_repeated() -> None:
     lab = Laboratory(1)
     dead_letters(lab, "a", "b")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 class Redrives:
     """`committed` counts the items that returned, by shard. It is never more than `at_most`, nor less than `at_least`,
-    the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete may
-    have replaced a move that waited, and given it the outcome."""
+    the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete or
+    a late ack may have replaced a move that waited, and given it the outcome."""
 
     def __init__(self, records: dict[int, Record]) -> None:
         self.committed: Counter[int] = Counter()
@@ -60,7 +60,7 @@ class Redrives:
             record.place, record.first = (lane.ns.decode(), lane.topic.decode()), len(record.deliveries)
         self.committed[shard] += len(back)
         dead = [self._records[item_id] for item_id in batch.item_gone if item_id in db.failures]
-        self.deleted[shard] += sum(bool(record.open_ops("delete")) for record in dead)
+        self.deleted[shard] += sum(bool(record.open_ops("delete", "ack")) for record in dead)
         self._check(shard, later=True)
         return set(back)
 

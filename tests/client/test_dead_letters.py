@@ -20,7 +20,7 @@ def client_of(peer: Peer) -> Client:
     return Client(peer.address, "ns", routing=False, timeout_ms=10_000)
 
 
-def test_groups_of_all_pages_and_what_is_missing(peer: Peer) -> None:
+def test_groups_of_all_pages_and_missing_hosts(peer: Peer) -> None:
     pages = [
         idl.ListFailuresResponse([group(1)], "c", ["a:1"]),
         idl.ListFailuresResponse([group(2, 4)], None, ["a:1", "shard 3"]),

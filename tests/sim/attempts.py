@@ -71,6 +71,9 @@ class Attempts:
         """A transaction is about to be applied: each item that moves is a dead letter, with its failure beside it."""
         db = self._dbs[shard]
         lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
+        strays = [row for row in batch.moved if row[1] not in lanes]
+        if strays:
+            broken(14, f"{strays} move to lanes without a row")
         failures = {row.id: row for row in batch.failure_new}
         back = self.redrives.committing(shard, db, batch, lanes, now_ms)
         moved = [row[0] for row in batch.moved if row[0] not in back]

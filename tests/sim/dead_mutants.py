@@ -176,8 +176,8 @@ def an_item_at_most_once_becomes_a_dead_letter(patch: Patch) -> None:
         item.at_most_once = at_most_once
         return change
 
-    original: Any = expiry._when_due
-    patch.setattr(expiry, "_when_due", when_due)
+    original: Any = expiry.when_due
+    patch.setattr(expiry, "when_due", when_due)
 
 
 @mutant

@@ -101,7 +101,10 @@ class Leases:
                 if held.stop_at is not None and held.stop_at <= now:
                     held.late = True
                     held.time_is_up().set()
+            over = [held for held in self._held.values() if held.late and _next_at(held) <= now]
             due = [held for held in self._held.values() if held.extend_at <= now and not (held.gone or held.late)]
+        for held in over:
+            _end(held)
         if due:
             self._extend_many(due, now)
         with self.change:
@@ -139,9 +142,12 @@ class Leases:
 
 
 def _next_at(held: Held) -> float:
-    """Return when the lease is extended, or its handler learns that its time is up."""
-    extend_at = inf if held.gone or held.late else held.extend_at
-    return extend_at if held.stop_at is None or held.time_is_up().is_set() else min(extend_at, held.stop_at)
+    """Return when the lease is extended, or its handler learns that its time is up, or then that the lease is over."""
+    if held.stop_at is not None and not held.time_is_up().is_set():
+        return held.stop_at if held.gone or held.late else min(held.extend_at, held.stop_at)
+    if held.late:
+        return inf if held.gone or held.settling else held.expires
+    return inf if held.gone else held.extend_at
 
 
 def _end_spans(ended: Iterable[Held]) -> None:

@@ -306,6 +306,7 @@ def test_a_lease_is_not_extended_beyond_the_time_limit(peer: Any, client_of: Any
     worker = work(client, Hangs(), lease_ms=300, time_limit_ms=400)
     eventually(lambda: jobs and jobs[0].time_is_up.is_set())
     assert peer.named("ExtendLease"), "until then it was extended"
+    eventually(jobs[0].lease_lost.is_set)
     eventually(lambda: client.dequeue("t") != [])
     gate.set()
     eventually(lambda: worker.counts.lost == 1)

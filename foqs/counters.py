@@ -70,6 +70,7 @@ class Namespace:
         "expired",
         "extended",
         "nacked",
+        "redriven",
         "released",
         "removed",
         "seconds",
@@ -84,6 +85,7 @@ class Namespace:
         self.expired = 0
         self.removed: Counter[str] = Counter()
         self.dead: Counter[str] = Counter()
+        self.redriven = 0
         self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
 
 

@@ -44,6 +44,7 @@ _ITEMS = (
         "namespace",
         "cause",
     ),
+    _counter("items_redriven", "Dead letters returned to a topic.", "namespace"),
     _counter("items_due", "Delayed items that became ready."),
     _counter("items_duplicate", "Enqueued items whose dedup_key was stored before."),
     _counter("quota_items", "Items of namespaces with a quota, by outcome: admitted, refused.", "outcome"),

@@ -140,6 +140,7 @@ async def _namespaces(add: Add, namespaces: Namespaces, turns: _Turns) -> None:
             for failure in FailureCause:
                 cause = failure.name.lower()
                 add("items_dead_total", namespace.dead[cause], name, cause)
+            add("items_redriven_total", namespace.redriven, name)
         await turns.rest()
 
 

@@ -294,6 +294,8 @@ def _count(shard: Shard, change: Change) -> None:
         namespace.expired += 1
     elif cause is Cause.NACK:
         namespace.nacked += 1
+    elif cause is Cause.REDRIVE:
+        namespace.redriven += 1
     elif cause is Cause.RELEASE:
         namespace.released += 1
     elif cause is Cause.EXTEND:

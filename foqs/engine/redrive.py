@@ -62,12 +62,11 @@ class RedrivePage:
         self._state = state
         self._ask = ask
         self._reply = reply
-        self._deadline_ms = 0
+        self._moves: ItemsCall | None = None
         self._outcome = PageOutcome()
         self.done = False
 
     def begin(self, now_ms: int, deadline_ms: int) -> None:
-        self._deadline_ms = deadline_ms
         state, ask = self._state, self._ask
         shard = state.shards.get(ask.shard)
         if shard is None or not state.settles(shard):
@@ -87,6 +86,9 @@ class RedrivePage:
             queue(state, shard, DeadRead(lane, ask.after, self._wanted(), limit, ROWS, self._read))
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        if self._moves is not None:
+            self._moves.timed_out(shards)
+            return
         withdraw(shards.values(), self._read)
         self._end(Unavailable("the shard did not answer in time; nothing was changed"))
 
@@ -104,7 +106,7 @@ class RedrivePage:
         return replace(ask.wanted, without=(at, tuple(full))) if full else ask.wanted
 
     def _read(self, page: DeadPage | None, error: FoqsError | None) -> None:
-        if self.done:
+        if self.done or self._moves is not None:
             return
         shard = self._state.shards.get(self._ask.shard)
         if page is None or shard is None:
@@ -142,10 +144,8 @@ class RedrivePage:
         return chosen
 
     def _redrive(self, shard: Shard, chosen: list[tuple[Item, DeadRow, GroupKey]]) -> None:
-        self.done = True  # the call below has the deadline from here on
         state, now_ms = self._state, self._state.now_ms
-        call = ItemsCall(len(chosen), partial(self._moved, [group for _, _, group in chosen]))
-        state.deadlines.push(self._deadline_ms, call)
+        call = self._moves = ItemsCall(len(chosen), partial(self._moved, [group for _, _, group in chosen]))
         for at, (item, row, _) in enumerate(chosen):
             call.items[at] = item
             change = Change(item, To.MOVED, Cause.REDRIVE, (call, at), attempt=0, lease=item.lease)

@@ -36,7 +36,8 @@ def dead(wire: Wire, *reasons: str) -> list[int]:
 def test_the_groups_of_dead_letters(client: Client, run: Run, wire: Wire) -> None:
     ids = dead(wire, "timeout after 5 ms", "timeout after 71 ms", "no route")
     first, second = lines(run("dead", "list", DEAD))
-    assert (first["cause"], first["count"], first["sample_reason"]) == ("rejected", 2, "timeout after 5 ms")
+    assert (first["cause"], first["count"]) == ("rejected", 2)
+    assert first["sample_reason"] in ("timeout after 5 ms", "timeout after 71 ms")
     assert (second["count"], int(second["sample_id"])) == (1, ids[2])
     assert lines(run("dead", "list", DEAD, "--cause", "expired")) == []
     status, shown = in_terminal(client, "dead", "list", DEAD)

@@ -75,6 +75,7 @@ def test_a_dead_letter_returns_to_its_topic() -> None:
     assert (row.priority, row.deliver_after_ms, row.attempt) == (4, lab.now_ms, 0)
     assert (body.deliver_after_ms, body.expires_at_ms) == (lab.now_ms, lab.now_ms + 7_000)
     assert redrive(lab) == PageOutcome()
+    assert lab.engine.counters.namespaces.of("ns").redriven == 1
     assert lab.taken() == [item_id]
     assert lab.engine.shards[1].known[item_id].attempt == 1
 

@@ -103,7 +103,10 @@ class Attempts:
         record.place, record.first = target, len(record.deliveries)
 
     def dying(self, op: Op, body: Body, now_ms: int) -> bool:
-        """Whether a late nack finds the item about to become a dead letter."""
+        """Whether a late nack finds the item about to go to another topic."""
+        shard = shard_of(body.id)
+        if body.id in self._dbs[shard].failures and op.kind in NACKS and self.redrives.may_move(shard, op.sent_ms):
+            return True
         policies = self._all[self._records[body.id].place]
         return op.kind in NACKS and any(self._may_die(policy, body, {op.token}, now_ms) for policy in policies)
 

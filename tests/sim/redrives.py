@@ -26,14 +26,23 @@ class Redrives:
         self.committed: Counter[int] = Counter()
         self.deleted: Counter[int] = Counter()
         self.at_least: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()  # pages without a reply
+        self._ended_ms: dict[int, int] = {}
         self.at_most: Counter[int] = Counter()
         self._records = records
 
+    def may_move(self, shard: int, since_ms: int) -> bool:
+        """Whether a dead letter of the shard may have waited for its return at that time or later."""
+        return self._open[shard] > 0 or self._ended_ms.get(shard, 0) >= since_ms
+
     def begin(self, ask: PageAsk) -> None:
+        self._open[ask.shard] += 1
         self.at_most[ask.shard] += 0 if ask.dry_run else ask.most
 
-    def replied(self, ask: PageAsk, outcome: PageOutcome | FoqsError) -> None:
+    def replied(self, ask: PageAsk, outcome: PageOutcome | FoqsError, now_ms: int) -> None:
         """Check a reply and the sums."""
+        self._open[ask.shard] -= 1
+        self._ended_ms[ask.shard] = now_ms
         found = PageOutcome() if isinstance(outcome, FoqsError) else outcome
         if found.redriven + found.unknown > ask.most or sum(found.taken.values()) != found.redriven + found.unknown:
             broken(15, f"{ask} was answered with {found}")
@@ -90,6 +99,6 @@ def redrive(clients: Clients) -> None:
     def reply(outcome: PageOutcome | FoqsError) -> None:
         request.answered()
         sim.note("redriven", member.name, ask, outcome)
-        redrives.replied(ask, outcome)
+        redrives.replied(ask, outcome, sim.now_ms)
 
     RedrivePage(member.engine, ask, reply).begin(member.now_ms, member.now_ms + timeout_ms)

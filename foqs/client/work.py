@@ -143,5 +143,5 @@ def _sequel(held: Held, nack: Nack | None) -> str:
     if held.gone:
         return "its lease is lost, so it is delivered again without this nack"
     if nack.failed:
-        return f"again in {nack.delay_ms} ms, unless its topic's policy says otherwise"
+        return "again, or a dead letter, as its topic's policy says"
     return f"again in {nack.delay_ms} ms"

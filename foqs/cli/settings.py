@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.tables import plain_table
 from foqs.client import Client, Conflict, Invalid, Settings, SettingsChange
 
 TRIES = 5
@@ -47,7 +47,7 @@ def get(
             print(json.dumps({"key": key, "value": value}, ensure_ascii=False))
         return
     console = Console(markup=False, highlight=False, emoji=False)
-    table = Table("key", "value")
+    table = plain_table("key", "value", folded=("key", "value"))
     for key, value in sorted(found.entries.items()):
         table.add_row(key, value)
     console.print(table)

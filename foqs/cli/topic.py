@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.tables import plain_table
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _OUT = object()
@@ -156,7 +156,7 @@ def _show(topic: str, connection: Connection) -> None:
         for name, value in found.policy.items():
             print(json.dumps({"field": name, "value": value, "from": found.policy_layers.get(name)}))
         return
-    table = Table("field", "value", "from")
+    table = plain_table("field", "value", "from", folded=("value",))
     for name, value in found.policy.items():
         table.add_row(name, json.dumps(value, ensure_ascii=False), found.policy_layers.get(name, "built in"))
     Console(markup=False, highlight=False, emoji=False).print(table)

@@ -89,7 +89,16 @@ def nack(
     release: Annotated[
         bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")
     ] = False,
-    reason: Annotated[str | None, typer.Option(help="The server writes this text to its log.")] = None,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="The work failed: the policy of the topic decides when the item comes again."),
+    ] = False,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="The work can never succeed: the item is a dead letter at once.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="The server writes this text to its log, and keeps it with a dead letter.")
+    ] = None,
     *,
     connection: Connection,
 ) -> None:
@@ -100,9 +109,8 @@ def nack(
     with connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
-            return client.nack_many(
-                Nack.of(lease, delay_ms=delay_ms, release=release, reason=reason) for lease in leases
-            )
+            kind = {"release": release, "failed": failed, "reject": reject}
+            return client.nack_many(Nack.of(lease, delay_ms=delay_ms, reason=reason, **kind) for lease in leases)
 
         _each_lease(item_id, lease, "nacked", give_back)
 

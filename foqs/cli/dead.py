@@ -159,7 +159,7 @@ def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadF
 def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
     table = plain_table(
         "cause", "fingerprint", "count", "first", "last", "id", "reason",
-        numbers=("count", "first", "last", "id"), rest="reason",
+        numbers=("count", "first", "last", "id"), folded=("reason",),
     )  # fmt: skip
     for group in groups:
         table.add_row(

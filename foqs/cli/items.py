@@ -39,6 +39,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     nack: (
         "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
         "foqs nack --release < items.jsonl",
+        "foqs nack --reject --reason 'no such product' < items.jsonl",
     ),
     topics: ("foqs topics --all", "foqs topics --all-namespaces"),
     items: ("foqs items emails --state leased", "foqs items emails --json > items.jsonl"),

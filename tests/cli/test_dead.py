@@ -8,7 +8,7 @@ import pytest
 
 from foqs.cli.dead import groups_table
 from foqs.cli.dead_filter import parse_fingerprint, shown_fingerprint
-from foqs.client import Client, FailureCause, FailureGroup, FoqsError
+from foqs.client import Client, FailureCause, FailureGroup, FoqsError, ItemState
 from foqs.errors import Invalid
 from tests.api.hosts import HostProcess
 from tests.api.wire import Wire
@@ -132,3 +132,23 @@ def test_the_client_raises_typed_errors(client: Client) -> None:
     assert isinstance(raised.value, Invalid)
     assert client.redrive("nothing").at_most == 0
     assert client.list_failures("nothing") == ([], ())
+
+
+def test_work_is_failed_and_rejected_by_hand(client: Client, run: Run) -> None:
+    client.enqueue("t", b"a")
+    leased = run("dequeue", "t", "--wait-ms", "60000").stdout
+    assert lines(run("nack", "--failed", "--reason", "busy", stdin=leased))[0]["ok"]
+    (item,) = client.list_items("t")
+    assert item.state == ItemState.DELAYED  # as the built-in retry rule says
+    leased = run("dequeue", "t", "--wait-ms", "60000").stdout
+    assert lines(run("nack", "--reject", "--reason", "no such product", stdin=leased))[0]["ok"]
+    (group,) = lines(run("dead", "list", DEAD))
+    assert (group["cause"], group["sample_reason"]) == ("rejected", "no such product")
+
+
+def test_a_long_reason_is_shown_whole_in_80_columns(client: Client, wire: Wire) -> None:
+    reason = "no route to the server of customer 'acme' since noon"
+    dead(wire, reason)
+    _, shown = in_terminal(client, "dead", "list", DEAD)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(word in shown for word in reason.split())

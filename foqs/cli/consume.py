@@ -109,8 +109,10 @@ def nack(
     with connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
-            kind = {"release": release, "failed": failed, "reject": reject}
-            return client.nack_many(Nack.of(lease, delay_ms=delay_ms, reason=reason, **kind) for lease in leases)
+            return client.nack_many(
+                Nack.of(lease, delay_ms=delay_ms, reason=reason, release=release, failed=failed, reject=reject)
+                for lease in leases
+            )
 
         _each_lease(item_id, lease, "nacked", give_back)
 

@@ -50,7 +50,7 @@ def done(worker, count):
 def test_a_busy_worker_makes_one_request_an_item(peer, client_of, work):
     client = client_of(peer)
     enqueue(client, 30)
-    done(work(client), 30)
+    done(work(client, ack_linger_ms=LATER * 1000), 30)
     assert len(peer.named(BOTH)) == 30
     assert not peer.named("Ack")
     assert sorted(peer.acked) == list(range(1, 31))

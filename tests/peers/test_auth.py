@@ -140,6 +140,8 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "ReleaseLeases": {"ns": "shop", "topic": "t"},
         "GetActiveTopics": {},
         "GetTopicStats": {"ns": "shop", "topic": "t"},
+        "ListFailures": {"ns": "shop", "topic": "t.dlq"},
+        "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
         "GetSettings": {"ns": "shop"},
         "PutSettings": {"ns": "shop", "entries": {"a": "b"}},
         "GetServerInfo": {},

@@ -20,7 +20,7 @@ from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
 from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import Client, FailureCause, FailureGroup, ItemState, Redriven
+from foqs.client import Client, FailureCause, FailureGroup, ItemState, OutcomeUnknown, Redriven
 from foqs.policies.topic_policy import DEAD_SUFFIX
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -104,9 +104,15 @@ def redrive_dead(
         call_ms = _CANARY_MS if per_fingerprint is not None or dry_run else _CALL_MS
         while True:
             left = count - total.at_most if count else 0
-            found = client.redrive(
-                topic, left, per_fingerprint=per_fingerprint, timeout_ms=call_ms, **options  # type: ignore[arg-type]
-            )  # fmt: skip
+            try:
+                found = client.redrive(
+                    topic, left, per_fingerprint=per_fingerprint, timeout_ms=call_ms, **options  # type: ignore[arg-type]
+                )  # fmt: skip
+            except OutcomeUnknown as error:
+                before = f"{_range(total)} redriven before it" if total.at_most else "it was the first request"
+                fail(
+                    f"{error.message}; {before}. It may have redriven items: `foqs dead list` shows those that are left"
+                )
             total = total.plus(found)
             again = found.more and found.at_most > 0 and call_ms == _CALL_MS
             if not again or (count and total.at_most >= count):

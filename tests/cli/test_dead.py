@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,11 @@ from foqs.cli.dead import groups_table
 from foqs.cli.dead_filter import parse_fingerprint, shown_fingerprint
 from foqs.client import Client, FailureCause, FailureGroup, FoqsError, ItemState
 from foqs.errors import Invalid
-from tests.api.hosts import HostProcess
+from foqs.idl import idl
+from tests.api.hosts import HostProcess, foqs
 from tests.api.wire import Wire
 from tests.cli.test_items import Run, client, host, in_terminal, lines, remaining, run
+from tests.client.peer import Act, Peer, script
 
 __all__ = ["client", "host", "run"]
 DEAD = "t.dlq"
@@ -108,6 +111,45 @@ def test_delete_asks_for_the_name(client: Client, run: Run, wire: Wire) -> None:
 )
 def test_wrong_options(run: Run, args: tuple[str, ...], why: str) -> None:
     assert why in run("dead", *args, status=1).stderr
+
+
+def against(peer: Peer, *args: str, status: int = 0) -> Any:
+    done = foqs("dead", "redrive", DEAD, *args, env={"FOQS_ADDRESS": peer.address})
+    assert done.returncode == status, (done.stdout, done.stderr)
+    return done
+
+
+def answers(*found: tuple[Any, ...]) -> Any:
+    return script("RedriveItems", *[idl.RedriveItemsResponse(*one) for one in found])
+
+
+def test_the_command_goes_on_while_items_are_left() -> None:
+    with Peer(answers((2, 2, 1, True, []), (3, 3, 1, True, []), (1, 1, 2, False, []))) as peer:
+        assert against(peer).stdout == "6 items redriven from t.dlq; 2 leased items stay\n"
+        assert len(peer.named("RedriveItems")) == 3
+    with Peer(answers((2, 2, 0, True, []), (1, 3, 0, True, []))) as peer:
+        assert against(peer, "--count", "5").stdout == "between 3 and 5 items redriven from t.dlq\n"
+        assert [one.count for one in peer.named("RedriveItems")] == [5, 3]
+
+
+def test_a_request_without_a_reply_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peer, "RedriveItems", lambda peer, request: None, raising=False)
+    found = idl.RedriveItemsResponse(2, 2, 0, True, [])
+    with Peer(script("RedriveItems", found, Act.CLOSE_AFTER)) as peer:
+        done = against(peer, status=1)
+        assert "2 items redriven before it. It may have redriven items" in done.stderr
+        assert len(peer.named("RedriveItems")) == 2
+
+
+def test_the_command_names_shards_that_it_did_not_reach() -> None:
+    with Peer(answers((0, 4, 0, False, [3, 7]))) as peer:
+        done = against(peer, status=1)
+        assert done.stdout == "between 0 and 4 items redriven from t.dlq\n"
+        assert "shards not searched to their end: 3, 7" in done.stderr
+    with Peer(answers((2, 2, 0, True, []))) as peer:  # a second call would take more of each group
+        done = against(peer, "--per-fingerprint", "1", status=1)
+        assert "the time of the call ended before" in done.stderr
+        assert len(peer.named("RedriveItems")) == 1
 
 
 @pytest.mark.parametrize("text", ["", "1", "+00000000000000f", "0x0000000000000f", "g" * 16, "1" * 17])

@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -58,11 +59,15 @@ def says_all(worker: subprocess.Popen[str], wanted: str) -> None:
     """Read the worker's output until it has all lines of `wanted`, in any order."""
     assert worker.stdout is not None
     missing, seen = [masked(line) for line in wanted.splitlines()], []
+    bound = threading.Timer(_UNTIL_S, worker.kill)
+    bound.daemon = True
+    bound.start()
     while missing:
         seen.append(worker.stdout.readline())
         assert seen[-1], f"it never said {missing}: {''.join(seen)}"
         if masked(seen[-1]) in missing:
             missing.remove(masked(seen[-1]))
+    bound.cancel()
 
 
 class Terminals:
@@ -130,9 +135,9 @@ def test_the_way_to_redrive_works_as_written(terminals: Terminals) -> None:
             assert masked(shown) == masked(block.shown), f"{block.text}\n{shown}"
             if block.text == "foqs dead redrive mail.dlq\n":
                 assert worker is not None
-                says_all(worker, "sent to cleo@example.org")
+                says_all(worker, "INFO:root:sent to cleo@example.org")
     assert worker is not None
-    says_all(worker, "sent to dora@example.org")
+    says_all(worker, "INFO:root:sent to dora@example.org")
     os.killpg(worker.pid, signal.SIGINT)
     assert worker.wait(timeout=_UNTIL_S) == 0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
 from foqs.cli import logs
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid
 from foqs.store.protocol import StoreError, explained
 
 P = ParamSpec("P")
@@ -17,14 +17,19 @@ R = TypeVar("R")
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
-    """Print the message and exit. One of several lines is a list of errors."""
     if logs.is_json():
         logs.failed(message, status)
     else:
-        lines = message.split("\n")
-        shown = message if len(lines) == 1 else "\n  ".join([f"{len(lines)} errors:", *lines])
-        print(f"foqs: {shown}", file=sys.stderr)
+        print(f"foqs: {message}", file=sys.stderr)
     raise SystemExit(status)
+
+
+def _listed(message: str) -> str:
+    """Return the message with a heading if it is a list without one: a host reports every error of a request, one a
+    line."""
+    lines = message.split("\n")
+    plain = len(lines) == 1 or lines[1].startswith(" ")
+    return message if plain else "\n  ".join([f"{len(lines)} errors:", *lines])
 
 
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -34,6 +39,8 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except Invalid as error:
+            fail(_listed(error.message))
         except FoqsError as error:
             fail(str(error))
         except StoreError as error:

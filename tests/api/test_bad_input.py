@@ -96,6 +96,21 @@ def requests() -> list[bytes]:
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
         "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),
+        "ListFailures": idl.ListFailuresRequest("ns", "t.dlq", 1, 10, "cursor", context),
+        "RedriveItems": idl.RedriveItemsRequest(
+            "ns",
+            "t.dlq",
+            5,
+            idl.FailureFilter(7, 1, "why", 2, 1, {"a": "b"}, 1, 9, "t"),
+            1,
+            "t",
+            100,
+            True,
+            1,
+            "cursor",
+            [idl.FailureGroup(1, 7, 2)] * 2,
+            context,
+        ),
         "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, context

@@ -238,12 +238,15 @@ def run(peer, client_of):
     return run_once
 
 
+AGAIN = "again, or a dead letter, as its topic's policy says"
+
+
 def test_an_item_whose_handler_returned_a_coroutine_is_nacked(run, peer, caplog):
     run(returns_a_coroutine)
     assert [entry.reason for entry in peer.nacked] == ["NotRun"]
     (line,) = [record for record in caplog.records if "returned" in record.getMessage()]
     assert "returned an awaitable (coroutine) and the Worker did not run it" in line.getMessage()
-    assert "again in" in line.getMessage()
+    assert line.getMessage().endswith(AGAIN)
     assert line.exc_info is None and line.levelno == logging.ERROR
 
 
@@ -260,10 +263,10 @@ def test_the_log_says_that_a_failed_at_most_once_item_is_lost(run, caplog, handl
     run(handler, Delivery.AT_MOST_ONCE)
     (line,) = [record.getMessage() for record in caplog.records if "Item(" in record.getMessage()]
     assert "it is lost, as an at-most-once item is not delivered again" in line
-    assert "again in" not in line
+    assert AGAIN not in line
 
 
-def test_the_log_says_when_an_at_least_once_item_comes_again(run, caplog):
+def test_the_log_says_that_an_at_least_once_item_comes_again(run, caplog):
     run(fails)
     (line,) = [record.getMessage() for record in caplog.records if "Item(" in record.getMessage()]
-    assert re.search(r"again in \d+ ms", line)
+    assert line.endswith(AGAIN)

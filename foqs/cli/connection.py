@@ -39,7 +39,7 @@ class Connection:
             "--ns",
             "-n",
             rich_help_panel=_CONNECTION,
-            help="The command works in the namespace of this tenant.",
+            help="The command works in this namespace.",
         ),
     ] = "default"
     token: Annotated[

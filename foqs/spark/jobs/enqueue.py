@@ -66,7 +66,7 @@ def enqueue(
         typer.Option("--input", metavar="PATH", help="The rows are in this file or folder. Repeat it for each."),
     ],
     namespace: Annotated[
-        str, typer.Option("--namespace", "--ns", "-n", help="The items go to the namespace of this tenant.")
+        str, typer.Option("--namespace", "--ns", "-n", help="The items go to this namespace.")
     ],
     endpoints: command.EndpointsOption,
     format: Annotated[

@@ -65,9 +65,7 @@ def enqueue(
         list[str],
         typer.Option("--input", metavar="PATH", help="The rows are in this file or folder. Repeat it for each."),
     ],
-    namespace: Annotated[
-        str, typer.Option("--namespace", "--ns", "-n", help="The items go to this namespace.")
-    ],
+    namespace: Annotated[str, typer.Option("--namespace", "--ns", "-n", help="The items go to this namespace.")],
     endpoints: command.EndpointsOption,
     format: Annotated[
         str, typer.Option("--format", help="The files are json, csv, parquet, orc, text, or another format of Spark.")

@@ -208,7 +208,11 @@ class ServedConnection(asyncio.BufferedProtocol):
             self.counters.closed[why] += 1
         self._stop_receiving()
         self._transport.write(self.encoder.goaway())
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer had closed, and its reset is here already
+            self._transport.abort()
+            return
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()

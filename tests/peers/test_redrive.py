@@ -73,7 +73,9 @@ def test_a_shard_that_moves_during_a_redrive(cluster: Cluster) -> None:
     cluster.until(lambda: c.counters.forwarded > 0, "a page that is asked for")
     cluster.tell(cluster.routing(a, c))
     answer = wire.receive("RedriveItems")
-    assert (answer.at_least, answer.at_most, answer.missing_shards) == (2, 2, [])
+    # The page that was in flight counts as in doubt, if its reply was lost.
+    assert answer.at_least <= 2 <= answer.at_most
+    assert not answer.missing_shards
     assert sorted(item.id for item in cluster.wire(a).listed("t")) == ids
 
 

@@ -241,6 +241,19 @@ def test_drain_waits_for_no_peer_that_leaves_goaway_unread(served: Served) -> No
         assert served.wait(drain()) is True
 
 
+def test_goaway_meets_a_peer_that_has_closed(served: Served) -> None:
+    """It answers GOAWAY with a reset, before the server has read the end of its stream."""
+    peer = served.peer()
+    peer.call("Enqueue", idl.EnqueueRequest("n", items(1)))
+
+    def stop() -> None:
+        peer.close()
+        served.say_goodbye()
+
+    served.on_loop(stop)
+    served.until(lambda: served.server.counters.connections == 0)
+
+
 def test_drain_gives_up_at_its_deadline(served: Served) -> None:
     with served.peer() as peer:
         peer.send(framed(message("Dequeue", idl.DequeueRequest("n"))))

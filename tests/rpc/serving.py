@@ -146,6 +146,7 @@ class Served:
         budget: Budget,
         max_connections: int,
         client_tls: ssl.SSLContext | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         **options: Any,
     ) -> None:
         """`client_tls` is how its own peers connect."""
@@ -174,7 +175,7 @@ class Served:
         )
         self.calls_before_look = 0
         self.loop_errors: list[dict[str, Any]] = []
-        self.loop = uvloop.new_event_loop()
+        self.loop = new_loop()
         self.loop.set_exception_handler(lambda _, context: self.loop_errors.append(context))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()

@@ -241,8 +241,10 @@ def test_drain_waits_for_no_peer_that_leaves_goaway_unread(served: Served) -> No
         assert served.wait(drain()) is True
 
 
-def test_goaway_meets_a_peer_that_has_closed(served: Served) -> None:
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_goaway_meets_a_peer_that_has_closed(serve: Callable[..., Served], new_loop: Any) -> None:
     """It answers GOAWAY with a reset, before the server has read the end of its stream."""
+    served = serve(new_loop=new_loop)
     peer = served.peer()
     peer.call("Enqueue", idl.EnqueueRequest("n", items(1)))
 

@@ -1,10 +1,13 @@
 """Calls, answers, errors, and the life of a connection."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from typing import Any
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 from thriftpy2.thrift import TApplicationException
 

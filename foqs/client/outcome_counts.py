@@ -48,12 +48,12 @@ class Outcomes:
 
     def settled(self, settled: list[Settled]) -> None:
         for ending, error in settled:
-            self.told(ending, error)
+            self.note(ending, error)
             with self._leases.change:
                 self._count(ending, error)
         self._leases.remove(ending.held for ending, _ in settled)
 
-    def told(self, ending: Ending, error: FoqsError | None) -> None:
+    def note(self, ending: Ending, error: FoqsError | None) -> None:
         """Note in the span and the log that the server took an outcome, or `error` is why not."""
         if ending.held.traced is not None:
             ending.held.traced.settled(_word(ending), error)

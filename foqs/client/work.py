@@ -83,7 +83,7 @@ class Work:
             self._outcomes.settled([(Ending(held, None), error)])
             return False
         held.acked()
-        self._outcomes.told(Ending(held, None), None)
+        self._outcomes.note(Ending(held, None), None)
         return True
 
     def _failure(self, call: Call, held: Held, job: Job) -> BaseException | None:

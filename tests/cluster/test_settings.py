@@ -51,8 +51,8 @@ def test_a_change_names_the_hosts_that_act_on_it(new_cluster: NewCluster) -> Non
             )
             assert b.settings() == Settings(version + 1, {"plans/acme": "gold", "topic.t": '{"paused": true}'})
             assert c.settings() == Settings(version, {"plans/acme": "gold"})
-            told = foqs("settings", "remove", "topic.t", "--ns", "shop", "--address", address(cluster, "b")).stdout
-            assert told.splitlines()[1:] == [f"not confirmed, may act on an older version: {address(cluster, 'c')}"]
+            shown = foqs("settings", "remove", "topic.t", "--ns", "shop", "--address", address(cluster, "b")).stdout
+            assert shown.splitlines()[1:] == [f"not confirmed, may act on an older version: {address(cluster, 'c')}"]
 
             way.flow()
             until(lambda: c.settings().version == version + 2, "the host to follow")

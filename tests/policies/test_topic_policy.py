@@ -22,7 +22,7 @@ def errors(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({"priority": None}, "priority: it must be a whole number, not null"),
         ({"priority": 1.5}, "priority: it must be a whole number, not 1.5"),
@@ -61,8 +61,8 @@ def errors(text: str) -> list[str]:
         ([1], "a topic policy is a JSON object, not [1]"),
     ],
 )
-def test_errors_of_a_wrong_entry(value: Any, told: str) -> None:
-    assert errors(json.dumps(value)) == [told]
+def test_errors_of_a_wrong_entry(value: Any, message: str) -> None:
+    assert errors(json.dumps(value)) == [message]
 
 
 @pytest.mark.parametrize("field", ["fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"])
@@ -72,8 +72,8 @@ def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 4_000, '{"dead": {"topic": "\\ud800"}}', '{"\\ud800": 1}'])
 def test_texts_that_are_no_entry(text: str) -> None:
-    (told,) = errors(text)
-    assert told.isprintable()
+    (message,) = errors(text)
+    assert message.isprintable()
 
 
 def test_a_field_that_stands_twice_is_refused() -> None:

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from foqs.client import Client, NotFound
 from foqs.errors import Invalid
+from foqs.rows import FailureCause
 from foqs.spark.jobs.enqueue import OnInvalid, enqueue
 from foqs.spark.jobs.export import export
 from foqs.spark.jobs.move import move
@@ -130,6 +132,58 @@ def test_move(spark, client, endpoints, namespace, urls, capsys):
         client.get_item(ids[1])
     move(**arguments)  # no items are left for a move
     assert len(payloads(client, "again")) == 20
+
+
+def test_a_part_of_a_dead_letter_topic_is_moved(spark, client, endpoints, namespace, urls):
+    rejected = {n for n in range(24) if n % 3 == 0}
+    numbers = make_dead_letters(client, 24, rejected)
+    assert causes(client) == {FailureCause.FAILED: 16, FailureCause.REJECTED: 8}
+    assert having_failure(urls, numbers) == set(numbers)
+    wanted = "priority < 2 and cast(headers['n'] as int) between 8 and 13"
+    move(**given(namespace, endpoints, urls, from_topic="mail.dlq", where=wanted))
+    moved = {9, 10, 12, 13}
+    left = {item_id for item_id, n in numbers.items() if n not in moved}
+    found = {int(item.payload): item for item in client.list_items("again")}
+    assert found.keys() == moved
+    for n, item in found.items():
+        assert (item.priority, item.headers, item.failure) == (n % 3, {"n": str(n)}, None)
+    assert {item.id for item in client.list_items("mail.dlq")} == left
+    assert causes(client) == {FailureCause.FAILED: 14, FailureCause.REJECTED: 6}
+    assert having_failure(urls, numbers) == left
+    assert client.redrive("mail.dlq").at_least == len(left)
+    assert {item.id for item in client.list_items("mail")} == left
+    assert causes(client) == {}
+    assert having_failure(urls, numbers) == set()
+
+
+def make_dead_letters(client, count, rejected):
+    """Let `count` items of the topic mail fail, or be rejected; return their numbers by id."""
+    client.put_settings({"topic.mail": '{"max_attempts": 1}'})
+    numbers = {item_id: n for n, item_id in enumerate(fill(client, count=count))}
+    left = set(numbers)
+    while left:
+        for item in client.dequeue("mail", count=count, wait_ms=500):
+            reject = numbers[item.id] in rejected
+            client.nack(item, failed=not reject, reject=reject, reason="no user" if reject else "SMTP 451")
+            left.remove(item.id)
+    return numbers
+
+
+def causes(client):
+    groups, missing = client.list_failures("mail.dlq")
+    assert missing == ()
+    return {group.cause: group.count for group in groups}
+
+
+def having_failure(urls, ids):
+    """Return those of `ids` that have a row in `failure`."""
+    found = set()
+    for url in urls:
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            found.update(connection.execute(text("SELECT id FROM failure")).scalars())
+        engine.dispose()
+    return found & set(ids)
 
 
 def test_a_copy_that_is_repeated_is_one_copy(spark, client, endpoints, namespace, urls):

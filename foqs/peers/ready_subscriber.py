@@ -20,8 +20,11 @@ Done = Callable[[Any, FoqsError | None], None]
 Ask = Callable[[str, str, Any, int, Done], None]
 """(address, method, request, timeout_ms, done); see `foqs.rpc.peer_caller.PeerCaller.call`."""
 
-WAIT_MS = 30_000
-_MARGIN_MS = 5_000
+WAIT_MS = 5_000
+"""A host without news answers after this time, as a sign that the connection lives. Shorter waits cost more: a question
+takes 0.3 ms of processor time, and each host asks every other one."""
+_MARGIN_MS = 2_000
+"""Beyond it, the answer is given up and the host is asked again, over another connection."""
 AGAIN_MS = 500
 """After a question that failed."""
 NO_ANSWER_MS = 2_000

@@ -88,7 +88,6 @@ class Open:
         self.done: Done | None = done
         self.receiver: Any = None
         self.call: Call | None = None
-        self.hangs = False
 
 
 class Exchange:
@@ -149,7 +148,6 @@ class Exchange:
             elif not hangs:
                 self._after(back_ms, lambda: self._end(one, error, response))
 
-        one.hangs = hangs
         one.receiver, one.call = receiver, Call(method, request, answered)
         receiver.receive(one.call)
 
@@ -164,10 +162,8 @@ class Exchange:
             done(response, error)
 
     def heal(self, rates: Rates) -> None:
-        """Lose no more requests; those that hang end now."""
+        """Lose no more requests. Those that hang already hang on, until the time-outs of their senders."""
         self.rates = rates
-        for one in [one for one in self._open if one.hangs]:
-            self._end(one, LostReply("the connection was lost"))
 
     def cut(self, sender: Any, address: str) -> None:
         """End the sender's requests to this address."""

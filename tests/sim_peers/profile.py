@@ -65,7 +65,7 @@ class Profile:
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
     are paused and resumed. "settings": settings change, and hosts learn late of them. "bounds": a topic has a bound on
-    its stored items."""
+    its stored items. "silence": many connections between hosts fall silent."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
@@ -77,6 +77,8 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
             active_ms=4_000,
             moving_slots=(*USED_SLOTS, coordinator_slot(FREE, BOUNDED)),
         )
+    if trouble == "silence":
+        return replace(profile, exchange=replace(profile.quiet, hangs=0.2))
     if trouble != "slots":
         return profile
     return replace(

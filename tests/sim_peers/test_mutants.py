@@ -11,7 +11,7 @@ from foqs.api.ack_dequeue import AckDequeue
 from foqs.buffers.pending_dedup import Keys
 from foqs.engine import delivery, dequeue, pauses
 from foqs.errors import FoqsError, LostReply, NotSent
-from foqs.peers import forwarder, slot_owners
+from foqs.peers import forwarder, ready_subscriber, slot_owners
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.ready_subscriber import ReadySubscriber
 from foqs.peers.settings_sync import Confirmation
@@ -32,6 +32,7 @@ TROUBLES = {
     "a_host_without_an_answer_is_named": "settings",
     "a_change_expects_no_version": "settings",
     "items_stored_since_a_count_are_forgotten": "bounds",
+    "news_wait_long_for_a_silent_connection": "silence",
 }
 """Found only in runs with this trouble."""
 Patch = pytest.MonkeyPatch
@@ -48,6 +49,11 @@ def an_old_answer_forgets_a_ready_topic(patch: Patch) -> None:
     """The topic was published again while the empty answer was sent."""
     original = ReadySubscriber.found_nothing
     patch.setattr(ReadySubscriber, "found_nothing", lambda news, address, key, _: original(news, address, key, 1 << 62))
+
+
+@mutant
+def news_wait_long_for_a_silent_connection(patch: Patch) -> None:
+    patch.setattr(ready_subscriber, "WAIT_MS", 30_000)
 
 
 @mutant

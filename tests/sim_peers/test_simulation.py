@@ -34,6 +34,11 @@ def test_bounds_on_stored_items_hold(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "bounds"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_silent_connections_delay_items_for_seconds_only(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "silence"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert (first.clock.events, first.checks.counts) == (again.clock.events, again.checks.counts)

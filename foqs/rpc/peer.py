@@ -25,9 +25,10 @@ Done = Callable[[Any, FoqsError | None], None]
 class PeerCall:
     """A call that is not answered yet. `connection` is None while the call waits for one."""
 
-    __slots__ = ("connection", "done", "frame", "method", "peer", "seqid", "timer")
+    __slots__ = ("begun_s", "connection", "done", "frame", "method", "peer", "seqid", "timer")
 
-    def __init__(self, peer: Peer, method: RemoteMethod, seqid: int, frame: bytes, done: Done) -> None:
+    def __init__(self, peer: Peer, method: RemoteMethod, seqid: int, frame: bytes, done: Done, begun_s: float) -> None:
+        self.begun_s = begun_s
         self.peer = peer
         self.method = method
         self.seqid = seqid

@@ -98,7 +98,7 @@ class PeerCaller:
             return
         self._peers[address] = peer
         self.budget.take(len(frame))
-        asked = PeerCall(peer, remote, seqid, frame, done)
+        asked = PeerCall(peer, remote, seqid, frame, done, self._loop.time())
         asked.timer = self._loop.call_later(timeout_ms / 1000, self._late, asked)
         peer.waiting.append(asked)
         self._serve(peer)
@@ -231,6 +231,9 @@ class PeerCaller:
 
     def _late(self, asked: PeerCall) -> None:
         if asked.connection is not None:
+            # The cause may have silenced idle connections too, except those that answered after the call began.
+            for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
+                connection.fail("a call to the peer took too long")
             asked.connection.fail("it took too long")
         else:
             asked.peer.waiting.remove(asked)

@@ -183,7 +183,7 @@ def test_a_reply_to_a_call_that_was_given_up_is_dropped(calling: Calling, served
 def test_a_failed_connection_is_tried_again_while_one_is_busy(
     calling: Calling, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A question may wait for half a minute there: an ack must not wait for that."""
+    """A question may wait for seconds there: an ack must not wait for that."""
     held = calling.begin(of(served), "Dequeue", idl.DequeueRequest("n"))
     served.until(lambda: len(served.held) == 1)
     connected, faults = calling.caller._open, [TimeoutError()]

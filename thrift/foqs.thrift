@@ -401,6 +401,9 @@ struct AckAndDequeueResponse {
   3: optional list<i64> doubtful,
   /** Why the dequeue failed, for example because the host shuts down. The outcomes hold all the same. Default: it did not. */
   4: optional ItemError error,
+  // 5: retry_after_ms
+  /** As in DequeueResponse. */
+  6: optional string reason,
 }
 
 // -------------------------------------------------------------------------------- Looking and operating

@@ -46,7 +46,8 @@ class DequeueAfterAcks:
             errors = [outcome.error for outcome in self.outcomes]
             acked = reply_bytes.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
             return self._call.reply(reply_bytes.ack_and_dequeue_response(acked, response))
-        return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, response.items, response.doubtful))
+        items, doubtful = response.items, response.doubtful
+        return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, items, doubtful, reason=response.reason))
 
     def fail(self, error: FoqsError) -> bool:
         self.on_lost = None

@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from thriftpy2.thrift import TType
 
 from foqs.api.ack_dequeue import DequeueAfterAcks
 from foqs.errors import Code, LostReply, NotFound, NotServed, OutcomeUnknown, StaleLease, Unavailable
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.policies.settings import Settings
 from tests.support.one_host import FORWARDED, Call, OneHost, kinds, put, refused, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -80,6 +82,27 @@ def test_outcomes_do_not_wait_for_a_first_item(host: OneHost) -> None:
     (item,) = leased(host, b"a")
     call = both(host, item, wait_ms=60_000)
     assert (kinds(call.answer), call.answer.items) == ([None], [])
+
+
+def test_an_empty_answer_says_that_the_topic_is_paused(host: OneHost) -> None:
+    (item,) = leased(host, b"a")
+    assert both(host).answer.reason is None
+    host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"paused": true}'}))
+    put(host, b"b")
+    answer = both(host, item).answer
+    assert (kinds(answer), answer.items, answer.reason) == ([None], [], "paused")
+    assert take(host).reason == "paused"
+    host.engine.apply_settings(Settings("n", 2, {"topic.t": "{}"}))
+    answer = both(host).answer
+    assert (payloads(answer), answer.reason) == ([b"b"], None)
+
+
+def test_it_says_what_a_dequeue_says() -> None:
+    def fields_of(struct: Any) -> set[tuple[str, int]]:
+        return {(spec[1], spec[0]) for spec in struct.thrift_spec.values()}
+
+    between_hosts = {("news_version", TType.I64)}
+    assert fields_of(idl.DequeueResponse) - between_hosts <= fields_of(idl.AckAndDequeueResponse)
 
 
 def test_a_wrong_request_acks_nothing(host: OneHost) -> None:

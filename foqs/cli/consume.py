@@ -15,6 +15,8 @@ from foqs.cli.written import write_items
 from foqs.client import FoqsError, Lease, Nack
 from foqs.client.json_lines import lease_of_line
 from foqs.ids import parse_id
+from foqs.policies.remedy import topic_command
+from foqs.shardmgr.change import name
 
 MOST_ITEMS = 1_000
 
@@ -49,9 +51,11 @@ def dequeue(
     """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
 
     A payload that is UTF-8 text is in `payload`, any other in `payload_base64`. If stdout closes early, the command
-    gives back the items that it did not write.
+    gives back the items that it did not write. If there are none and the host says why, a line on stderr has the
+    reason.
     """
     failed: list[FoqsError] = []
+    total = 0
     with connection.client() as client:
         while count > 0 and (
             found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
@@ -60,9 +64,19 @@ def dequeue(
             if ack:
                 failed += [error for error in client.ack_many(found) if error is not None]
             count -= len(found)
+            total += len(found)
             wait_ms = 0
+    if not total and found.reason is not None:
+        print(f"foqs: no items: {_why(found.reason, topic, connection.namespace)}", file=sys.stderr)
     if failed:
         fail(f"{len(failed)} items could not be acked: {failed[0].message}")
+
+
+def _why(reason: str, topic: str, namespace: str) -> str:
+    """Return the reason of an empty dequeue as a sentence; one that this version does not know as the host gave it."""
+    if reason == "paused":
+        return f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
+    return name(reason)
 
 
 def ack(

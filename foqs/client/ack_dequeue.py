@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
-from foqs.client.items import Item, Leased
+from foqs.client.items import Items, Leased
 from foqs.client.methods import ACK_AND_DEQUEUE
 from foqs.client.router import Router
 from foqs.client.routes import Part
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
     where no item was ready."""
 
     outcomes: list[FoqsError | None]
-    items: list[Item]
+    items: Items
     error: FoqsError | None
 
 
@@ -109,11 +109,13 @@ class AckDequeue:
         return Taken(errors, leased_items(response), refused)
 
 
-def leased_items(response: Any) -> list[Item]:
+def leased_items(response: Any) -> Items:
     """Return the items of a dequeue, and log the ids of doubtful ones."""
     if response.doubtful:
         log.warning("at-most-once items that come later or never: %s", response.doubtful)
-    items: list[Item] = response.items or []
+    items = Items(response.items or ())
+    if response.reason is not None:
+        items.reason = response.reason
     return items
 
 
@@ -122,7 +124,7 @@ def ack_then_dequeue(
     part: Part,
     ask: Callable[[Part], Taken],
     ack: Callable[[Sequence[Leased]], list[FoqsError | None]],
-    dequeue: Callable[[], list[Item]],
+    dequeue: Callable[[], Items],
 ) -> Taken:
     """Send the acks of `part` by `ask`, once, and the other ones by `ack`; `dequeue` if `ask` brought no items."""
     outcomes: list[FoqsError | None] = [None] * len(acks)
@@ -134,7 +136,7 @@ def ack_then_dequeue(
 
     asked = set(part.asked)
     by_themselves([at for at in range(len(acks)) if at not in asked])
-    taken = Taken([], [], None)
+    taken = Taken([], Items(), None)
     if part.asked:
         left = list(part.asked)
         try:
@@ -157,7 +159,7 @@ def ack_then_dequeue(
     try:
         return Taken(outcomes, dequeue(), None)
     except FoqsError as error:
-        return Taken(outcomes, [], error)
+        return Taken(outcomes, Items(), error)
 
 
 def _after_doubt(error: FoqsError | None) -> FoqsError | None:

@@ -20,6 +20,7 @@ from foqs.client.items import (
     ActiveTopic,
     Item,
     ItemOptions,
+    Items,
     ItemSpec,
     ItemState,
     Leased,
@@ -176,11 +177,12 @@ class Client(DeadLetterCalls, LeaseMethods, Looks, SettingsMethods):
         worker: str | None = None,
         begins: int | None = None,
         timeout_ms: int | None = None,
-    ) -> list[Item]:
+    ) -> Items:
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
         first.
 
-        Returns as soon as anything is ready, or after `wait_ms` with nothing. `lease_ms`: how long the leases
+        Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why, for
+        example "paused". `lease_ms`: how long the leases
         last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
         together. `worker` names the caller to operators. `begins`: how many of the items, the first ones, are begun at
         once; the rest counts as not begun (see `begun_many`). Default: all.
@@ -237,7 +239,7 @@ class Client(DeadLetterCalls, LeaseMethods, Looks, SettingsMethods):
             one = partial(self.combined.ask, part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes)
             return one() if self.tracing is None else self.tracing.dequeue(counts, one)
 
-        def wait() -> list[Item]:
+        def wait() -> Items:
             return dequeue(wait_ms=max(0, int((wait_until - monotonic()) * 1000)))
 
         part = self.combined.part(acks, counts) if acks and self.combined.known else Part((), ())

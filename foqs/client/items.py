@@ -135,6 +135,13 @@ class Item:
         )
 
 
+class Items(list[Item]):
+    """The items of a dequeue. `reason`: why there are none, if the host says so, for example "paused" (the policy of a
+    topic holds its items back). None: none is ready."""
+
+    reason: str | None = None
+
+
 class Leased(Protocol):
     """What ack, nack and extend need of an item: an `Item`, or a `Lease` kept elsewhere."""
 

@@ -55,6 +55,7 @@ class Dequeued(NamedTuple):
     items: list[Item]
     doubtful: None = None
     news_version: None = None
+    reason: None = None
 
 
 _DONE = Outcomes((Outcome(),))

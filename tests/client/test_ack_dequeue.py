@@ -58,6 +58,25 @@ def test_one_request_acks_and_brings_items(begun):
     assert names(peer) == TOGETHER
 
 
+def test_an_empty_list_has_the_reason_of_the_host(new_peer, client_of):
+    empty = idl.DequeueResponse([], reason="throttled: api")
+    peer = new_peer(script("Dequeue", empty, empty, idl.DequeueResponse([])))
+    client = client_of(peer)
+    held = leased(client, 0)
+    assert (held, held.reason) == ([], "throttled: api")
+    assert client.ack_and_dequeue([], "t").items.reason == "throttled: api"
+    assert client.dequeue("t").reason is None
+    assert leased(client, 1).reason is None
+
+
+def test_the_combined_request_gives_the_reason_too(begun):
+    paused = idl.AckAndDequeueResponse([idl.ItemOutcome()] * 2, [], reason="paused")
+    _, client, held = begun(paused)
+    part, deadline = client.combined.part(held, ["t"]), time.monotonic() + LATER
+    taken = client.combined.ask(part, held, {"t": 1}, deadline, lease_ms=None)
+    assert (taken.items, taken.items.reason) == ([], "paused")
+
+
 def test_without_acks_it_is_a_dequeue(begun):
     peer, client, _ = begun()
     assert client.ack_and_dequeue([], {"t": 1}).items[0].payload == b"2"

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from foqs.idl import idl
-from tests.client.peer import Act
+from tests.client.peer import Act, script
 from tests.support import forked
 
 APP = textwrap.dedent(
@@ -51,6 +51,26 @@ def test_json_lines_in_ids_out_and_back(foqs, peer):
     (other,) = lines(foqs("dequeue", "u", "--ack"))
     assert other["payload_base64"] == "/w=="
     assert peer.items == {}
+
+
+def test_an_empty_dequeue_says_why_if_the_host_does(new_peer, foqs):
+    reasons = ["paused", "throttled: api", None]
+    peer = new_peer(script("Dequeue", *(idl.DequeueResponse([], reason=reason) for reason in reasons)))
+    shown = [foqs("dequeue", "t", "--ns", "shop", address=peer.address) for _ in reasons]
+    assert [(done.stdout, done.returncode) for done in shown] == [(b"", 0)] * 3
+    assert [done.stderr for done in shown] == [
+        b"foqs: no items: topic t is paused (foqs topic resume t --ns shop)\n",
+        b"foqs: no items: throttled: api\n",
+        b"",
+    ]
+
+
+def test_items_before_an_empty_dequeue_are_all_it_says(new_peer, foqs):
+    """The topic is paused while the command takes items."""
+    item = idl.Item(1, 2, 1, "default", "t", 0, b"x", delivery=1, deliver_after_ms=0, enqueued_at_ms=0)
+    peer = new_peer(script("Dequeue", idl.DequeueResponse([item]), idl.DequeueResponse([], reason="paused")))
+    done = foqs("dequeue", "t", "--count", "5", address=peer.address)
+    assert (len(lines(done)), done.stderr, done.returncode) == (1, b"", 0)
 
 
 def test_raw_lines_are_payloads(foqs, peer):

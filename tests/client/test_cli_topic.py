@@ -41,6 +41,9 @@ def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: C
     assert client.settings().entries == {"topic.mail": '{"paused": true}'}
     item_id = client.enqueue("mail", b"x")
     assert list(client.dequeue("mail")) == []
+    found = foqs("dequeue", "mail", "--ns", client.namespace, "--address", client.address)
+    why = f"foqs: no items: topic mail is paused (foqs topic resume mail --ns {client.namespace})\n"
+    assert (found.stdout, found.stderr, found.returncode) == ("", why, 0)
     assert client.topic_stats("mail")[:4] == (1, 0, 0, True)
     assert run("resume", "mail").returncode == 0
     assert client.settings().entries == {}, "it has no policy of its own any more"

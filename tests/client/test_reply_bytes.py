@@ -84,6 +84,7 @@ def test_a_damaged_reply_reads_as_with_the_codec(method: RemoteMethod, data: st.
         (methods.DEQUEUE, idl.DequeueResponse([ITEM, ITEM])),
         (methods.DEQUEUE, idl.DequeueResponse([], doubtful=[1])),
         (methods.DEQUEUE, idl.DequeueResponse([], news_version=1)),
+        (methods.DEQUEUE, idl.DequeueResponse([], reason="paused")),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", metadata=b"m")])),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", expires_at_ms=1)])),
     ],

@@ -1,0 +1,20 @@
+"""The commands that errors name can be pasted into a shell."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from foqs.policies.remedy import topic_command
+
+
+@pytest.mark.parametrize("ns", ["default", "shop", "my shop", "a'b", "--help"])
+@pytest.mark.parametrize("topic", ["mail", "two words", "ma*", "$(rm)"])
+def test_names_are_one_word_for_a_shell(ns: str, topic: str) -> None:
+    words = shlex.split(topic_command("open", ns, topic))
+    assert words == ["foqs", "topic", "open", topic, *([] if ns == "default" else ["--ns", ns])]
+
+
+def test_a_field_stands_behind_the_topic() -> None:
+    assert topic_command("policy", "shop", "mail", "max_stored=N") == "foqs topic policy mail max_stored=N --ns shop"

@@ -7,16 +7,18 @@ from typing import Any
 
 from foqs.errors import Unavailable
 from foqs.limits import Limits
+from foqs.policies.remedy import topic_command
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE
 
 _CLOSED_RETRY_MS = 1_000
 
 
-def refuse_when_closed(topic: str, policy: TopicPolicy) -> None:
+def refuse_when_closed(ns: str, topic: str, policy: TopicPolicy) -> None:
     """Raises Unavailable: the topic takes no items."""
     if policy.closed:
-        raise Unavailable(f"the topic {topic} is closed: its policy lets nothing be enqueued", _CLOSED_RETRY_MS)
+        way_out = topic_command("open", ns, topic)
+        raise Unavailable(f"the topic {topic} is closed to enqueues until `{way_out}`", _CLOSED_RETRY_MS)
 
 
 def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:

@@ -224,7 +224,7 @@ class Intake:
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
         """Take down what the policy means for the topic's items. Raises Unavailable."""
-        topic_rules.refuse_when_closed(topic, policy)
+        topic_rules.refuse_when_closed(self._ns, topic, policy)
         if policy.fills:
             self._filling[topic] = policy
         if policy.max_stored is not None:

@@ -10,6 +10,7 @@ the quota just when hosts do not agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
+from foqs.policies.remedy import topic_command
 from foqs.quota import Bounded, Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
@@ -32,7 +34,6 @@ ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
 BEAT_MS = 500
 _MOST_LEASES = 100_000
-_USED_UP = "the namespace's quota is used up"
 _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
@@ -128,8 +129,9 @@ class QuotaClient:
                 admit(0, Overloaded("too many namespaces and topics with a quota are in use", RETRY_MS))
                 return
             self.begin()
-            used_up = f"the topic {key[1]} has all items that its policy allows" if key[1] else _USED_UP
-            lease = self._leases[key] = TokenLease(quota, Allowance(now_ms, self._numbers), used_up)
+            allowance = Allowance(now_ms, self._numbers)
+            lease = self._leases[key] = TokenLease(quota, allowance, partial(_used_up, key))
+        lease.quota = quota
         charge, allowance = Charge(items, admit), lease.allowance
         if lease.can_serve(items, now_ms):
             lease.serve(charge, now_ms)
@@ -192,6 +194,14 @@ class QuotaClient:
         self._forwarder.slots()
         self.coordinator.tend()
         self._later(BEAT_MS, self._beat)
+
+
+def _used_up(key: Bounded, quota: Quota) -> str:
+    ns, topic = key
+    if not topic:
+        return "the namespace's quota is used up"
+    way_out = topic_command("policy", ns, topic, "max_stored=N")
+    return f"the topic {topic} is full (max_stored {quota.stored_items}): ack items, or raise the bound, `{way_out}`"
 
 
 def _stored_nothing(outcome: int | FoqsError) -> bool:

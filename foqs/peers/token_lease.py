@@ -41,14 +41,14 @@ class Charge:
 class TokenLease:
     """Charges are served in the order in which they arrive."""
 
-    __slots__ = ("_no_more_until_ms", "_quota", "_used_up", "allowance", "waiting")
+    __slots__ = ("_no_more_until_ms", "_used_up", "allowance", "quota", "waiting")
 
-    def __init__(self, quota: Quota, allowance: Allowance, used_up: str) -> None:
-        """`used_up`: the message to items that are refused."""
+    def __init__(self, quota: Quota, allowance: Allowance, used_up: Callable[[Quota], str]) -> None:
+        """`used_up` returns the message to items that are refused. `quota` may be replaced: a topic's bound changes."""
         self._used_up = used_up
         self.allowance = allowance
         self.waiting: deque[Charge] = deque()
-        self._quota = quota
+        self.quota = quota
         self._no_more_until_ms = 0
 
     @property
@@ -66,8 +66,8 @@ class TokenLease:
         lacking = charge.count - taken
         error = None
         if lacking:
-            retry_after_ms = max(1, self._no_more_until_ms - now_ms, self._quota.ms_for(lacking))
-            error = Overloaded(self._used_up, retry_after_ms)
+            retry_after_ms = max(1, self._no_more_until_ms - now_ms, self.quota.ms_for(lacking))
+            error = Overloaded(self._used_up(self.quota), retry_after_ms)
         charge.end(taken, error)
 
     def ask(self, now_ms: int, *, ahead: bool, spare: bool) -> Ask:
@@ -87,7 +87,7 @@ class TokenLease:
         allowance.answered(ask.number, grant, now_ms)
         if grant is None:
             self._no_more_until_ms = now_ms + RETRY_MS
-        elif grant.retry_after_ms > self._quota.ms_for(ask.wanted - grant.granted):
+        elif grant.retry_after_ms > self.quota.ms_for(ask.wanted - grant.granted):
             self._no_more_until_ms = now_ms + grant.retry_after_ms
         else:
             self._no_more_until_ms = 0

@@ -116,7 +116,7 @@ def test_a_closed_topic_takes_no_items_and_delivers_those_it_has() -> None:
     apply(host, "t", closed=True)
     response = host.ask("Enqueue", ns="n", items=[spec("t", b"x"), spec("u", b"x"), spec("t", b"y", dedup_key="k")])
     assert kinds(response) == [Unavailable, None, Unavailable]
-    assert messages(response)[0] == "the topic t is closed: its policy lets nothing be enqueued"
+    assert messages(response)[0] == "the topic t is closed to enqueues until `foqs topic open t --ns n`"
     assert [item.id for item in take(host).items] == ids
     apply(host, "t", closed=False)
     assert kinds(host.ask("Enqueue", ns="n", items=[spec("t", b"x")])) == [None]

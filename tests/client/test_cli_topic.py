@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from subprocess import CompletedProcess
 
 import pytest
 
 from foqs.cli.topic import changed
-from foqs.client import Client, Unavailable
+from foqs.client import Client, FoqsError, Overloaded, Unavailable
 from tests.api.hosts import HostProcess, dev, foqs
 
 Run = Callable[..., "CompletedProcess[str]"]
@@ -65,10 +67,26 @@ def test_a_topic_of_a_paused_prefix_is_resumed_alone(run: Run, client: Client) -
 
 def test_a_closed_topic_refuses_enqueues_until_it_is_opened(run: Run, client: Client) -> None:
     run("close", "mail")
-    with pytest.raises(Unavailable, match="the topic mail is closed"):
+    with pytest.raises(Unavailable, match=r"the topic mail is closed to enqueues until `foqs (.*)`") as refused:
         client.enqueue("mail", b"x", timeout_ms=200)
-    run("open", "mail")
+    follow(refused, client)
     client.enqueue("mail", b"x")
+
+
+def test_a_full_topic_names_its_bound_and_the_way_out(run: Run, client: Client) -> None:
+    run("policy", "mail", "max_stored=1")
+    client.enqueue("mail", b"x")
+    with pytest.raises(Overloaded, match=r"the topic mail is full \(max_stored 1\): .*`foqs (.*)`") as refused:
+        client.enqueue("mail", b"x", timeout_ms=200)
+    follow(refused, client)
+    client.enqueue("mail", b"x")
+
+
+def follow(refused: pytest.ExceptionInfo[FoqsError], client: Client) -> None:
+    """Run the command that an error names."""
+    (command,) = re.findall("`foqs (.*)`", str(refused.value))
+    done = foqs(*shlex.split(command.replace("=N", "=2")), "--address", client.address)
+    assert done.returncode == 0, done.stderr
 
 
 def test_fields_of_a_policy_are_changed_one_by_one(run: Run, client: Client) -> None:

@@ -18,7 +18,10 @@ from tests.support.one_host import OneHost, kinds, messages, put, refused, routi
 
 pytestmark = pytest.mark.memory
 
-FULL = "the topic t has all items that its policy allows"
+
+def full(bound: int) -> str:
+    way_out = "`foqs topic policy t max_stored=N --ns n`"
+    return f"the topic t is full (max_stored {bound}): ack items, or raise the bound, {way_out}"
 
 
 def apply(host: OneHost, **most: int | None) -> None:
@@ -45,7 +48,7 @@ def test_no_more_items_are_stored_than_the_bound(host: OneHost) -> None:
     apply(host, t=3)
     answer = enqueue(host, *[spec("t", b"x")] * 5).answer
     assert kinds(answer) == [None] * 3 + [Overloaded] * 2
-    assert messages(answer)[3:] == [FULL] * 2
+    assert messages(answer)[3:] == [full(3)] * 2
     assert answer.outcomes[3].error.retry_after_ms == 1_000
     host.wait(2_000)
     assert stored(enqueue(host, spec("t", b"x")).answer) == [False]
@@ -106,7 +109,7 @@ def test_a_namespace_may_have_a_quota_as_well() -> None:
     apply(host, t=2)
     host.wait(1_000)
     answer = enqueue(host, *[spec(topic, b"x") for topic in "ttutu"]).answer
-    assert messages(answer) == [None, None, None, FULL, "the namespace's quota is used up"]
+    assert messages(answer) == [None, None, None, full(2), "the namespace's quota is used up"]
 
 
 def test_another_bound_counts_from_the_next_enqueue(host: OneHost) -> None:
@@ -114,7 +117,7 @@ def test_another_bound_counts_from_the_next_enqueue(host: OneHost) -> None:
     put(host, b"x")
     apply(host, t=3)
     host.wait(2_000)
-    assert stored(enqueue(host, *[spec("t", b"x")] * 3).answer) == [True, True, False]
+    assert messages(enqueue(host, *[spec("t", b"x")] * 3).answer) == [None, None, full(3)]
     apply(host)
     assert stored(enqueue(host, *[spec("t", b"x")] * 3).answer) == [True] * 3
 

@@ -132,13 +132,16 @@ def import_(
 
 def change(
     client: Client, decide: Callable[[Mapping[str, str]], tuple[Mapping[str, str], Collection[str]]]
-) -> SettingsChange:
+) -> SettingsChange | None:
     """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
-    called again. Raises Conflict, and other errors of a host."""
+    called again. None: it returned neither. Raises Conflict, and other errors of a host."""
     for left in reversed(range(TRIES)):
         before: Settings = client.settings()
+        put, removed = decide(before.entries)
+        if not (put or removed):
+            return None
         try:
-            return client.put_settings(*decide(before.entries), expected_version=before.version)
+            return client.put_settings(put, removed, expected_version=before.version)
         except Conflict:
             if not left:
                 raise
@@ -146,8 +149,11 @@ def change(
     raise AssertionError
 
 
-def report(change: SettingsChange) -> None:
+def report(change: SettingsChange | None) -> None:
     """Print the version, the hosts that act on it, and those that may not."""
+    if change is None:
+        print("nothing to change")
+        return
     print(f"version {change.version} is in effect on {' '.join(change.applied) or 'no host yet'}")
     if change.missing:
         print(f"not confirmed, may act on an older version: {' '.join(change.missing)}")

@@ -15,10 +15,20 @@ from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.tables import plain_table
+from foqs.shardmgr.change import name
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _OUT = object()
 """In place of a value: the field is taken out."""
+_OBJECTS = {"retry": '{"kind": "exponential"}', "dead": '{"topic": "failed", "ttl_ms": 604800000}'}
+"""Fields whose values are objects, with an example of each."""
+_SAID = {
+    ("paused", True): ("paused", "already paused"),
+    ("paused", False): ("resumed", "not paused"),
+    ("closed", True): ("closed", "already closed"),
+    ("closed", False): ("open", "already open"),
+}
+"""(field, its new value): the state of a topic that had the other value, and of one that had this value already."""
 Changed = tuple[Mapping[str, str], Collection[str]]
 
 app = commands(
@@ -116,17 +126,23 @@ def changed(entries: Mapping[str, str], topic: str, fields: Mapping[str, Any]) -
     value is `_OUT`."""
     key = f"topic.{topic}"
     own: dict[str, Any] = json.loads(entries.get(key, "{}"))
-    own = {name: value for name, value in (own | dict(fields)).items() if value is not _OUT}
+    own = {field: value for field, value in (own | dict(fields)).items() if value is not _OUT}
     if own:
         return {key: json.dumps(own, ensure_ascii=False)}, ()
     return {}, [key] if key in entries else ()
 
 
 def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None:
-    """Set a field that is true or false. Where it is false without an entry of the topic, it is taken out."""
+    """Set a field that is true or false. Where it is false without an entry of the topic, it is taken out.
+
+    A value that the topic has already is written again: so a repeated command asks the hosts that did not confirm."""
     from foqs.policies.layers import NamespacePolicies
 
+    already = False
+
     def decide(entries: Mapping[str, str]) -> Changed:
+        nonlocal already
+        already = getattr(NamespacePolicies(entries).of(topic), field) is on
         put, removed = changed(entries, topic, {field: _OUT})
         rest = {key: value for key, value in (dict(entries) | dict(put)).items() if key not in removed}
         if not on and not getattr(NamespacePolicies(rest).of(topic), field):
@@ -134,29 +150,41 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
         return changed(entries, topic, {field: on})
 
     with connection.client() as client:
-        settings.report(settings.change(client, decide))
+        done = settings.change(client, decide)
+    print(_said(topic, _SAID[field, on][already]))
+    settings.report(done)
+
+
+def _said(topic: str, state: str) -> str:
+    if topic.endswith("*"):
+        return f"topics {name(topic)} are {state}, except where a longer name's policy says otherwise"
+    return f"{name(topic)} is {state}"
 
 
 def _field(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
+    field, found, value = text.partition("=")
     if not found:
         fail(f"{text}: this is not FIELD=JSON", 2)
     if not value:
-        return name, _OUT
+        return field, _OUT
+    read: Any
     try:
-        return name, json.loads(value)
+        read = json.loads(value)
     except ValueError:
-        return name, value  # delivery=at_most_once
+        read = value  # delivery=at_most_once
+    if field in _OBJECTS and not (read is None or isinstance(read, dict)):
+        fail(f"{text}: {field} is a JSON object, or null; for example: '{field}={_OBJECTS[field]}'", 2)
+    return field, read
 
 
 def _show(topic: str, connection: Connection) -> None:
     with connection.client() as client:
         found = client.topic_stats(topic)
     if not sys.stdout.isatty():
-        for name, value in found.policy.items():
-            print(json.dumps({"field": name, "value": value, "from": found.policy_layers.get(name)}))
+        for field, value in found.policy.items():
+            print(json.dumps({"field": field, "value": value, "from": found.policy_layers.get(field)}))
         return
     table = plain_table("field", "value", "from", folded=("value",))
-    for name, value in found.policy.items():
-        table.add_row(name, json.dumps(value, ensure_ascii=False), found.policy_layers.get(name, "built in"))
+    for field, value in found.policy.items():
+        table.add_row(field, json.dumps(value, ensure_ascii=False), found.policy_layers.get(field, "built in"))
     Console(markup=False, highlight=False, emoji=False).print(table)

@@ -39,7 +39,8 @@ def run(client: Client) -> Run:
 
 def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: Client) -> None:
     done = run("pause", "mail")
-    assert (done.stdout, done.stderr, done.returncode) == (f"version 1 is in effect on {client.address}\n", "", 0)
+    said = f"mail is paused\nversion 1 is in effect on {client.address}\n"
+    assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
     assert client.settings().entries == {"topic.mail": '{"paused": true}'}
     item_id = client.enqueue("mail", b"x")
     assert list(client.dequeue("mail")) == []
@@ -54,10 +55,38 @@ def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: C
     client.ack(item)
 
 
+@pytest.mark.parametrize(
+    ("verbs", "states"),
+    [
+        (("pause", "pause", "resume", "resume"), ("paused", "already paused", "resumed", "not paused")),
+        (("close", "close", "open", "open"), ("closed", "already closed", "open", "already open")),
+    ],
+)
+def test_the_commands_say_what_they_changed(
+    run: Run, client: Client, verbs: tuple[str, ...], states: tuple[str, ...]
+) -> None:
+    shown = [run(verb, "mail") for verb in verbs]
+    assert [done.stdout.splitlines()[0] for done in shown] == [f"mail is {state}" for state in states]
+    # A repeated command asks the hosts once more, and the last one finds no policy that it could change.
+    assert [done.stdout.splitlines()[1] for done in shown] == [
+        *(f"version {version} is in effect on {client.address}" for version in (1, 2, 3)),
+        "nothing to change",
+    ]
+    assert [(done.stderr, done.returncode) for done in shown] == [("", 0)] * 4
+
+
+def test_fields_that_a_policy_does_not_have_change_nothing(run: Run, client: Client) -> None:
+    done = run("policy", "mail", "max_attempts=")
+    assert (done.stdout, done.stderr, done.returncode) == ("nothing to change\n", "", 0)
+    assert client.settings().version == 0
+
+
 def test_a_topic_of_a_paused_prefix_is_resumed_alone(run: Run, client: Client) -> None:
-    run("pause", "*")
-    run("policy", "mail", "priority=3")
-    run("resume", "mail")
+    said = run("pause", "*").stdout.splitlines()[0]
+    assert said == "topics * are paused, except where a longer name's policy says otherwise"
+    assert run("pause", "mail").stdout.startswith("mail is already paused\n")
+    run("policy", "mail", "paused=", "priority=3")
+    assert run("resume", "mail").stdout.startswith("mail is resumed\n")
     assert json.loads(client.settings().entries["topic.mail"]) == {"priority": 3, "paused": False}
     assert (client.topic_stats("mail").paused, client.topic_stats("other").paused) == (False, True)
     run("resume", "*")
@@ -121,6 +150,9 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
     ("args", "status", "why"),
     [
         (["policy", "mail", "max_attempts"], 2, "max_attempts: this is not FIELD=JSON"),
+        (["policy", "mail", "retry=exponential"], 2, """for example: 'retry={"kind": "exponential"}'"""),
+        (["policy", "mail", 'retry="linear"'], 2, """for example: 'retry={"kind": "exponential"}'"""),
+        (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
         (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
         (["policy", "mail", "fair={}"], 1, "topic.mail: fair: this version of foqs does not have it"),
@@ -133,6 +165,13 @@ def test_wrong_commands_change_nothing(run: Run, client: Client, args: list[str]
     assert (done.returncode, done.stdout) == (status, "")
     assert why in done.stderr
     assert client.settings().version == 0
+
+
+@pytest.mark.parametrize("field", ["retry", "dead"])
+def test_the_example_of_a_field_is_a_valid_policy(run: Run, client: Client, field: str) -> None:
+    (example,) = re.findall(r"for example: (.*)", run("policy", "mail", f"{field}=x").stderr)
+    done = run("policy", "mail", *shlex.split(example))
+    assert (done.returncode, list(json.loads(client.settings().entries["topic.mail"]))) == (0, [field])
 
 
 def test_an_entry_without_fields_is_removed() -> None:

@@ -14,13 +14,13 @@ from rich.table import Table
 from foqs.cli.change import purge_items
 from foqs.cli.confirm import confirm_by_name
 from foqs.cli.connection import Connection, write_line
-from foqs.cli.dead_filter import Cause, DeadFilter, shown_fingerprint
+from foqs.cli.dead_filter import Cause, DeadFilter, shown_cause, shown_fingerprint
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
 from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import Client, FailureCause, FailureGroup, ItemState, OutcomeUnknown, Redriven
+from foqs.client import Client, FailureGroup, ItemState, OutcomeUnknown, Redriven
 from foqs.policies.topic_policy import DEAD_SUFFIX
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -169,7 +169,7 @@ def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
     )  # fmt: skip
     for group in groups:
         table.add_row(
-            _cause(group),
+            shown_cause(group.cause),
             shown_fingerprint(group.fingerprint),
             f"{group.count:,}",
             duration(now_ms - group.first_died_at_ms),
@@ -182,7 +182,7 @@ def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
 
 def _json(group: FailureGroup) -> dict[str, str | int]:
     return {
-        "cause": _cause(group),
+        "cause": shown_cause(group.cause),
         "fingerprint": shown_fingerprint(group.fingerprint),
         "count": group.count,
         "first_died_at_ms": group.first_died_at_ms,
@@ -190,10 +190,6 @@ def _json(group: FailureGroup) -> dict[str, str | int]:
         "sample_id": str(group.sample_id),
         "sample_reason": group.sample_reason,
     }
-
-
-def _cause(group: FailureGroup) -> str:
-    return group.cause.name.lower() if isinstance(group.cause, FailureCause) else str(group.cause)
 
 
 def _range(total: Total) -> str:

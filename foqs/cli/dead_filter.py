@@ -66,6 +66,18 @@ class DeadFilter:
         return stored.FailureFilter(wanted.fingerprint, wanted.cause, reason).matches(row)
 
 
+def shown_cause(number: int) -> str:
+    """Return the name of a FailureCause, or the number of one that a newer host gave.
+
+    >>> shown_cause(FailureCause.EXPIRED), shown_cause(99)
+    ('expired', '99')
+    """
+    try:
+        return FailureCause(number).name.lower()
+    except ValueError:
+        return str(number)
+
+
 def shown_fingerprint(number: int) -> str:
     """Return 16 hexadecimal digits.
 

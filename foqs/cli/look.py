@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli.connection import Connection, write_line
+from foqs.cli.dead_filter import shown_cause
 from foqs.cli.errors import fail
 from foqs.cli.tables import duration, plain_table, preview
 from foqs.client import ActiveTopic, Item, ItemState
@@ -104,7 +105,8 @@ def items(
 ) -> None:
     """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
 
-    In a table, "next" is the time until a delayed item is ready, or until a lease ends. `foqs enqueue --copy` and
+    In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an item
+    is a dead letter. `foqs enqueue --copy` and
     `foqs delete -` read the JSON lines.
     """
     wanted = None if state is None else state.number
@@ -130,10 +132,12 @@ def items(
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:
+    """Return a row for each item. There is a column of failures if one of the items has a failure."""
+    dead = any(one.failure is not None for one in items)
+    headers = ("id", "state", "next", "priority", "attempt", "age", "payload", *(("failure",) if dead else ()))
     table = plain_table(
-        "id", "state", "next", "priority", "attempt", "age", "payload",
-        numbers=("id", "next", "priority", "attempt", "age"), rest="payload",
-    )  # fmt: skip
+        *headers, numbers=("id", "next", "priority", "attempt", "age"), folded=("failure",), rest="payload"
+    )
     for one in items:
         state = state_of(one)
         due_ms = {"delayed": one.deliver_after_ms, "leased": one.lease_expires_at_ms}.get(state)
@@ -145,8 +149,16 @@ def items_table(items: list[Item], now_ms: int) -> Table:
             str(one.attempt),
             duration(now_ms - one.enqueued_at_ms),
             preview(one.payload),
+            *((_failure(one),) if dead else ()),
         )
     return table
+
+
+def _failure(item: Item) -> str:
+    if item.failure is None:
+        return "-"
+    cause, reason = shown_cause(item.failure.cause or 0), preview((item.failure.reason or "").encode())
+    return f"{cause}: {reason}" if reason else cause
 
 
 def item(

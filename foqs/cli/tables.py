@@ -18,7 +18,7 @@ def plain_table(
     """Return a table without lines.
 
     `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal, and is
-    cut at its edge.
+    cut at its edge; folded columns beside it are twice as wide.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
     for header in headers:
@@ -26,7 +26,9 @@ def plain_table(
             table.add_column(header, no_wrap=True, ratio=1, overflow="ellipsis")
         else:
             justify: Literal["left", "right"] = "right" if header in numbers else "left"
-            table.add_column(header, justify=justify, no_wrap=header not in folded, overflow="fold")
+            fold = header in folded
+            ratio = 2 if fold and rest is not None else None
+            table.add_column(header, justify=justify, no_wrap=not fold, ratio=ratio, overflow="fold")
     return table
 
 

@@ -53,6 +53,7 @@ def test_the_groups_of_dead_letters(client: Client, run: Run, wire: Wire) -> Non
     )
     (item,) = [one for one in lines(run("items", DEAD)) if int(one["id"]) == ids[2]]
     assert (item["failure"]["reason"], item["failure"]["fingerprint"]) == ("no route", second["fingerprint"])
+    assert "rejected:" in in_terminal(client, "items", DEAD)[1]
 
 
 def test_a_canary_a_group_and_all(client: Client, run: Run, wire: Wire) -> None:

@@ -12,14 +12,15 @@ from rich.table import Table
 from foqs.cli.look import items_table, topics_table
 from foqs.cli.tables import duration, preview
 from foqs.client import ActiveTopic, Item, ItemState
+from foqs.idl import idl
 
 NOW_MS = 10_000_000
 LARGEST_ID = (1 << 63) - 1
 
 
-def lines(table: Table) -> list[str]:
+def lines(table: Table, width: int = 80) -> list[str]:
     shown = io.StringIO()
-    Console(file=shown, width=80, markup=False, highlight=False, emoji=False).print(table)
+    Console(file=shown, width=width, markup=False, highlight=False, emoji=False).print(table)
     return [line.rstrip() for line in shown.getvalue().splitlines()]
 
 
@@ -74,6 +75,31 @@ def test_the_widest_item_is_one_line_of_a_terminal() -> None:
     assert row.startswith(f"{LARGEST_ID}  delayed")
     assert f" {-(1 << 31)} " in row
     assert row.endswith("xx…")
+
+
+def failure(cause: int, reason: str | None) -> Any:
+    return idl.Failure(topic="t", cause=cause, reason=reason)
+
+
+def test_dead_letters_have_a_column_of_failures() -> None:
+    found = [
+        item(failure=failure(1, "E: no\n\x1b[31m")),
+        item(failure=failure(2, "")),
+        item(failure=failure(99, None)),
+        item(),
+    ]
+    header, *rows = [line.split(maxsplit=7) for line in lines(items_table(found, NOW_MS), width=120)]
+    assert header[-1] == "failure"
+    assert [row[-1] for row in rows] == ["failed: E: no ·[31m", "expired", "99", "-"]
+
+
+def test_a_long_reason_goes_on_in_the_next_line() -> None:
+    reason = " ".join(f"word{n}" for n in range(10))
+    wide = item(id=LARGEST_ID, priority=-(1 << 31), payload=b"x" * 500, failure=failure(3, reason))
+    _, row, *rest = lines(items_table([wide], NOW_MS))
+    assert all(len(line) <= 80 for line in (row, *rest))
+    assert row.startswith(f"{LARGEST_ID}  ready") and "…" in row
+    assert " ".join([row.split("…")[1], *rest]).split() == ["rejected:", *reason.split()]
 
 
 def test_topics_with_counts_by_state() -> None:

@@ -100,7 +100,8 @@ def test_a_pause_holds_on_all_hosts_that_confirmed(new_cluster: NewCluster) -> N
             way.hold()
             said = foqs("topic", "pause", "mail", "--ns", "shop", "--address", address(cluster, "a")).stdout
             paused_ms = time() * 1_000
-            confirmed, missing = said.splitlines()
+            paused, confirmed, missing = said.splitlines()
+            assert paused == "mail is paused"
             assert confirmed.endswith(f"in effect on {' '.join(sorted(address(cluster, name) for name in 'ab'))}")
             assert missing == f"not confirmed, may act on an older version: {address(cluster, 'c')}"
             _pass(QUIET_S)

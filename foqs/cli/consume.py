@@ -120,6 +120,12 @@ def nack(
 
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
     """
+    options = (("--release", release), ("--failed", failed), ("--reject", reject))
+    ends = [option for option, given in options if given]
+    if len(ends) > 1:
+        fail(f"{' and '.join(ends)} exclude each other: give one of them", 2)
+    if delay_ms and (release or reject):
+        fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
     with connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:

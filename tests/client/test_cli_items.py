@@ -113,6 +113,33 @@ def test_nack_and_release_by_arguments(foqs, peer):
     assert [(n.delay_ms, n.release, n.reason) for n in peer.nacked] == [(5, None, "busy"), (None, True, None)]
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--failed", "--reject"], b"foqs: --failed and --reject exclude each other: give one of them\n"),
+        (["--release", "--failed"], b"foqs: --release and --failed exclude each other: give one of them\n"),
+        (["--reject", "--release"], b"foqs: --release and --reject exclude each other: give one of them\n"),
+        (["--reject", "--delay-ms", "5"], b"foqs: --delay-ms does not go with --reject: the item has no delay then\n"),
+        (
+            ["--release", "--delay-ms", "5"],
+            b"foqs: --delay-ms does not go with --release: the item has no delay then\n",
+        ),
+    ],
+)
+def test_a_contradictory_nack_is_not_sent(foqs, peer, options, why):
+    done = foqs("nack", "1", "1", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", why)
+    assert peer.connections == 0
+
+
+def test_a_failure_may_have_a_delay(foqs, peer):
+    foqs("enqueue", "--raw", "t", stdin="x\ny\n")
+    first, second = lines(foqs("dequeue", "t", "--count", "2"))
+    assert foqs("nack", first["id"], first["lease"], "--failed", "--delay-ms", "5").returncode == 0
+    assert foqs("nack", second["id"], second["lease"], "--reject", "--delay-ms", "0").returncode == 0
+    assert [(n.delay_ms, n.failed, n.reject) for n in peer.nacked] == [(5, True, None), (0, None, True)]
+
+
 def test_topics_and_item(foqs):
     foqs("enqueue", "--raw", "t", stdin="x\n")
     assert lines(foqs("topics"))[0]["topic"] == "t"

@@ -145,6 +145,7 @@ class Worker:
         self._error: BaseException | None = None
         self._turn = 0
         self._handlers: list[threading.Thread] = []
+        self._busy: set[Held] = set()  # what the threads of the handlers work on
 
     # ------------------------------------------------------------------------------------- life
 
@@ -309,9 +310,8 @@ class Worker:
         for thread in self._handlers:
             while thread.is_alive() and (left := self._stop_by - monotonic()) > 0:
                 thread.join(min(left, 0.1))  # a second `stop` may have shortened the grace
-        unfinished = sum(thread.is_alive() for thread in self._handlers)
-        if unfinished:
-            log.warning("%d handlers did not end within the grace; their leases will run out", unfinished)
+        if unfinished := len(self._busy):  # a thread that is alive without an item ends at once
+            log.warning("handlers that did not end within the grace: %d; their leases will run out", unfinished)
         self._settler.close(max(self._stop_by, monotonic() + 1.0))
         self._leases.abandon()
 
@@ -319,18 +319,20 @@ class Worker:
 
     def _work(self, call: Call) -> None:
         while (held := self._queue.get()) is not None:
+            self._busy.add(held)
             if self._room.low:
                 with self._leases.change:
                     self._leases.change.notify_all()
             if self._stopping.is_set():
                 self._does.release(held)
-                continue
-            if held.waits:
-                self._begun.report(held)
-            if held.usable(monotonic()):
-                self._does.run(call, held)
             else:
-                self._outcomes.lost(held)
+                if held.waits:
+                    self._begun.report(held)
+                if held.usable(monotonic()):
+                    self._does.run(call, held)
+                else:
+                    self._outcomes.lost(held)
+            self._busy.discard(held)
 
 
 def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 
-from foqs.client import Forbidden, Invalid, Worker
+from foqs.client import Forbidden, Invalid, ItemSpec, Worker
 from tests.client.peer import LATER, Act, eventually, refused
 
 
@@ -35,6 +35,25 @@ def test_a_failure_while_it_stops_does_not_prolong_the_grace(new_peer, client_of
     with pytest.raises(Forbidden):
         worker.join(LATER * 1000)
     assert monotonic() - began < worker.grace_ms / 1000 / 2
+
+
+@pytest.mark.parametrize(("items", "shown"), [(0, []), (2, [2])], ids=["idle", "busy"])
+def test_the_end_of_the_grace_warns_of_work_that_is_cut_off(peer, client_of, gate, caplog, items, shown):
+    client = client_of(peer)
+    client.enqueue_many([ItemSpec("t", b"x")] * items)
+    begun = []
+
+    def stuck(item):
+        begun.append(item)
+        gate.wait(LATER)
+
+    worker = Worker(client, "t", stuck, concurrency=32, wait_ms=10)
+    worker.start()
+    eventually(lambda: len(begun) == items and len(peer.named("Dequeue")) >= 2)
+    worker.stop()
+    worker.stop(grace_ms=0)  # as the second SIGTERM does
+    assert worker.join(LATER * 1000)
+    assert [record.args[0] for record in caplog.records if "within the grace" in str(record.msg)] == shown
 
 
 def test_a_worker_that_cannot_begin_leaves_no_thread(peer, client_of):

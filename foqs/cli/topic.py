@@ -47,7 +47,7 @@ def pause(topic: Topic, *, connection: Connection) -> None:
     """Deliver no more items of the topic.
 
     Enqueues go on, and leases end as usual. The hosts that the command names deliver no item of the topic from now on.
-    A host that did not confirm may.
+    A host that did not confirm may: repeat the command to ask it again.
     """
     _switch(topic, connection, "paused", on=True)
 

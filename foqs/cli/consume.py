@@ -12,7 +12,7 @@ import typer
 from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.written import write_items
-from foqs.client import FoqsError, Lease, Nack
+from foqs.client import FoqsError, Items, Lease, Nack
 from foqs.client.json_lines import lease_of_line
 from foqs.ids import parse_id
 from foqs.policies.remedy import topic_command
@@ -66,17 +66,21 @@ def dequeue(
             count -= len(found)
             total += len(found)
             wait_ms = 0
-    if not total and found.reason is not None:
-        print(f"foqs: no items: {_why(found.reason, topic, connection.namespace)}", file=sys.stderr)
+    if not total:
+        say_why_empty(found, topic, connection.namespace)
     if failed:
         fail(f"{len(failed)} items could not be acked: {failed[0].message}")
 
 
-def _why(reason: str, topic: str, namespace: str) -> str:
-    """Return the reason of an empty dequeue as a sentence; one that this version does not know as the host gave it."""
-    if reason == "paused":
-        return f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
-    return name(reason)
+def say_why_empty(found: Items, topic: str, namespace: str) -> None:
+    """Print why a dequeue found no items, if the host said so. A reason that this version does not know is printed as
+    the host gave it."""
+    if found.reason is None:
+        return
+    why = name(found.reason)
+    if found.reason == "paused":
+        why = f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
+    print(f"foqs: no items: {why}", file=sys.stderr)
 
 
 def ack(

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from foqs.cli.connection import BATCH_ITEMS, Connection
+from foqs.cli.consume import say_why_empty
 from foqs.cli.errors import fail
 from foqs.cli.progress import counting
-from foqs.client import Client, Duplicate, FoqsError, Item, ItemSpec, NotFound, StaleLease
+from foqs.client import Client, Duplicate, FoqsError, Item, Items, ItemSpec, NotFound, StaleLease
 from foqs.client.copies import copy_key, is_there, job_of, store_copies, ttl_left_ms
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -67,6 +68,8 @@ def move(
             moving.close()
             for line in moving.said():
                 print(line, flush=True)
+    if not (moving.moved or moving.left):
+        say_why_empty(moving.last, source, connection.namespace)
     if moving.left:
         first = f"; the first error: {moving.errors[0]}" if moving.errors else ""
         fail(f"{counted(moving.left, 'item')} not moved{first}")
@@ -82,6 +85,7 @@ class Move:
     failed    items that stay, because their copy is not known to be stored
     doubtful  ids of at-most-once items whose copy may be stored: they cannot stay
     errors    the first error of each batch that failed
+    last      the answer to the last dequeue
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Move:
         self.moved = self.consumed = self.shared = self.unsettled = self.failed = 0
         self.doubtful: list[int] = []
         self.errors: list[FoqsError] = []
+        self.last = Items()
 
     @property
     def left(self) -> int:
@@ -105,7 +110,7 @@ class Move:
         """Move up to `count` items, or all that are ready. Ends at the first batch that fails."""
         while (count is None or count > 0) and not self.errors:
             most = BATCH_ITEMS if count is None else min(count, BATCH_ITEMS)
-            leased = self._client.dequeue(
+            leased = self.last = self._client.dequeue(
                 self._source, most, lease_ms=self._lease_ms, wait_ms=WAIT_MS, max_bytes=BATCH_BYTES
             )
             items = [item for item in leased if item.id not in self._held]

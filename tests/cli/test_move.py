@@ -53,6 +53,18 @@ def payloads(client: Client, topic: str) -> list[bytes]:
 # ------------------------------------------------------------------------------------------- on a whole host
 
 
+def test_a_paused_topic_gives_no_items_and_says_so(client: Client) -> None:
+    client.enqueue("a", b"x")
+    client.put_settings({"topic.a": '{"paused": true}'})
+    done = foqs("move", "a", "b", "--ns", client.namespace, env={"FOQS_ADDRESS": client.address})
+    why = f"foqs: no items: topic a is paused (foqs topic resume a --ns {client.namespace})\n"
+    assert (done.stdout, done.stderr, done.returncode) == ("0 items moved from a to b\n", why, 0)
+    client.put_settings({}, ["topic.a"])
+    assert run(client, "a", "b") == "1 item moved from a to b\n"
+    done = foqs("move", "a", "b", "--ns", client.namespace, env={"FOQS_ADDRESS": client.address})
+    assert (done.stdout, done.stderr) == ("0 items moved from a to b\n", "")
+
+
 def test_items_move_with_all_that_describes_the_work(client: Client) -> None:
     fields: dict[str, Any] = {
         "metadata": b"m",

@@ -77,22 +77,33 @@ def enqueue(
         return spec_of_line(line, topic=topic or "", priority=priority, delay_ms=delay_ms)
 
     failed = total = 0
-    with connection.client() as client, Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer:
-        waiting: deque[tuple[int, Future[int]]] = deque()
-        with reading(sys.stdin.buffer) as advance:
-            for number, line in stdin_lines("payloads" if raw else "items as JSON"):
-                advance(len(line))
-                if not raw and not line.strip():
-                    continue
-                total += 1
-                waiting.append((number, _submit(producer, spec, line)))
-                while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
-                    failed += _write_outcome(*waiting.popleft())
-            producer.flush()
-            while waiting:
-                failed += _write_outcome(*waiting.popleft())
+    first_error = ""
+    waiting: deque[tuple[int, Future[int]]] = deque()
+
+    def write_oldest() -> None:
+        nonlocal failed, first_error
+        if (error := _write_outcome(*waiting.popleft())) is not None:
+            failed += 1
+            first_error = first_error or error
+
+    with (
+        connection.client() as client,
+        Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
+        reading(sys.stdin.buffer) as advance,
+    ):
+        for number, line in stdin_lines("payloads" if raw else "items as JSON"):
+            advance(len(line))
+            if not raw and not line.strip():
+                continue
+            total += 1
+            waiting.append((number, _submit(producer, spec, line)))
+            while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
+                write_oldest()
+        producer.flush()
+        while waiting:
+            write_oldest()
     if failed:
-        fail(f"{failed} of {total} items were not enqueued")
+        fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
 
 
 def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:
@@ -104,12 +115,13 @@ def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) 
         return future
 
 
-def _write_outcome(number: int, future: Future[int]) -> bool:
-    """Write the outcome of line `number`. True if it failed."""
+def _write_outcome(number: int, future: Future[int]) -> str | None:
+    """Write the outcome of line `number`. Return the error of a line that failed."""
     try:
         item_id = future.result()
         write_line({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
     except FoqsError as error:
-        write_line({"error": error.code.name, "message": f"line {number}: {error.message}"})
-        return True
-    return False
+        message = f"line {number}: {error.message}"
+        write_line({"error": error.code.name, "message": message})
+        return message
+    return None

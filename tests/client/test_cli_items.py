@@ -83,7 +83,8 @@ def test_bad_lines_fail_alone_and_the_command_says_so(foqs, peer):
     assert done.returncode == 1
     assert [list(line) for line in lines(done)] == [["id"], ["error", "message"], ["id"]]
     assert "line 2" in lines(done)[1]["message"]
-    assert done.stderr == b"foqs: 1 of 3 items were not enqueued\n"
+    why = lines(done)[1]["message"].encode()
+    assert done.stderr == b"foqs: 1 of 3 items were not enqueued; the first error: " + why + b"\n"
 
 
 def test_the_error_of_a_number_out_of_range_names_line_and_range(foqs, peer):

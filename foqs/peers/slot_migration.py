@@ -11,7 +11,7 @@ older than the record that its shard obeyed last waits for a newer one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from foqs.buffers.pending_dedup import Copy, Give
@@ -26,7 +26,7 @@ from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
-from foqs.shardmgr.slots import bits_of, has
+from foqs.shardmgr.slots import bits_of, by_shard, lacking, together
 
 AGAIN_MS = 200
 """After a question that failed, or a record that was not written."""
@@ -98,19 +98,16 @@ class SlotMigration:
         """Give the shards of this host the slots that the record says they have. Call it also when a slot is missing:
         the shard may have given it away for a move that was called off at the same time."""
         slots = self._routing().slots
-        staying: dict[int, list[int]] = {}
-        for slot, number in enumerate(slots.shards):
-            if slot not in slots.moves:
-                staying.setdefault(number, []).append(slot)
+        there, moving = by_shard(slots.shards), bits_of(slots.moves)
         for shard in self._engine.serving:
             if shard.state is ShardState.SERVING:
-                self._adopt(shard, staying.get(shard.number, ()), slots.stamp)
+                new = lacking(there.get(shard.number, b""), shard.keys.last.bits, moving)
+                self._adopt(shard, new, slots.stamp)
 
-    def _adopt(self, shard: Shard, slots: Iterable[int], stamp: int) -> None:
+    def _adopt(self, shard: Shard, new: bytes, stamp: int) -> None:
         last = shard.keys.last
-        new = [slot for slot in slots if not has(last.bits, slot)]
         if new and stamp >= last.stamp:
-            shard.keys.wanted = Holding(stamp, bits_of(new, last.bits))
+            shard.keys.wanted = Holding(stamp, together(new, last.bits))
             self._engine.touch(shard)
 
     # ------------------------------------------------------------------------------------- rows of slots that come here

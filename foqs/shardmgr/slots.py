@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from foqs.dedup import SLOTS
 from foqs.shardmgr.facts import Facts, ShardUse, SlotMove, Slots
@@ -30,6 +31,31 @@ def without(slot: int, bits: bytes) -> bytes:
 
 def has(bits: bytes, slot: int) -> bool:
     return slot >> 3 < len(bits) and bool(bits[slot >> 3] >> (slot & 7) & 1)
+
+
+@lru_cache(maxsize=8)
+def by_shard(slots: tuple[int, ...]) -> Mapping[int, bytes]:
+    """Return the bits of each shard in the shards of a record: the reverse of `slots_of`."""
+    found: dict[int, list[int]] = {}
+    for slot, shard in enumerate(slots):
+        found.setdefault(shard, []).append(slot)
+    return {shard: bits_of(its) for shard, its in found.items()}
+
+
+def lacking(bits: bytes, *others: bytes) -> bytes:
+    """Return the slots of `bits` that none of `others` has, as bits: empty if there are none."""
+    left = _number(bits)
+    for each in others:
+        left &= ~_number(each)
+    return left.to_bytes(SLOTS // 8, "little") if left else b""
+
+
+def together(bits: bytes, also: bytes) -> bytes:
+    return (_number(bits) | _number(also)).to_bytes(SLOTS // 8, "little")
+
+
+def _number(bits: bytes) -> int:
+    return int.from_bytes(bits, "little")
 
 
 def slots_of(shards: Mapping[int, bytes]) -> tuple[int, ...]:

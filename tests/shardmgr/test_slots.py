@@ -5,7 +5,20 @@ from hypothesis import strategies as st
 
 from foqs.dedup import DIGEST_BYTES, SLOTS, behind, bounds_of, digest_of, slot_of
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse, SlotMove, Slots
-from foqs.shardmgr.slots import MOVES_AT_ONCE, arrived, bits_of, has, missing, planned, shared_out, slots_of, without
+from foqs.shardmgr.slots import (
+    MOVES_AT_ONCE,
+    arrived,
+    bits_of,
+    by_shard,
+    has,
+    lacking,
+    missing,
+    planned,
+    shared_out,
+    slots_of,
+    together,
+    without,
+)
 
 SHARDS = st.sets(st.integers(1, 50), min_size=1, max_size=12)
 
@@ -31,6 +44,7 @@ def test_no_slot_moves_while_its_shard_exists(before: set[int], after: set[int],
 def test_what_shards_remember_is_what_they_were_given(slots: list[int]) -> None:
     held = {shard: bits_of(at for at, one in enumerate(slots) if one == shard) for shard in (1, 2, 3)}
     assert list(slots_of(held)) == slots
+    assert {n: bits for n, bits in by_shard(tuple(slots)).items() if n} == {n: held[n] for n in set(slots) - {0}}
     given_ = missing(held)
     assert sorted(at for part in given_.values() for at in part) == [at for at, one in enumerate(slots) if not one]
     for shard, part in given_.items():
@@ -65,6 +79,17 @@ def test_a_slot_has_the_digests_within_its_bounds(slot: int) -> None:
 def test_a_slot_is_taken_out(slots: set[int], slot: int) -> None:
     bits = without(slot, bits_of(slots))
     assert {each for each in range(SLOTS) if has(bits, each)} == slots - {slot}
+
+
+_SOME = st.sets(st.integers(0, SLOTS - 1)) | st.just(set(range(SLOTS)))
+
+
+@given(_SOME, _SOME, _SOME)
+def test_slots_as_sets(some: set[int], others: set[int], more: set[int]) -> None:
+    bits, *rest = (bits_of(each) if each else b"" for each in (some, others, more))
+    left = some - others - more
+    assert lacking(bits, *rest) == (bits_of(left) if left else b"")
+    assert together(bits, rest[0]) == bits_of(some | others)
 
 
 USES = st.dictionaries(st.integers(1, 12), st.sampled_from(ShardUse), max_size=8)

@@ -32,3 +32,25 @@ def test_the_first_failing_seed_is_named() -> None:
     with pytest.raises(KeyError) as failure:
         seeds.run(simulate, range(5))
     assert (ran, failure.value.__notes__) == ([0, 1, 2], ["seed 2"])
+
+
+def test_a_seed_that_fails_is_found_whatever_was_known() -> None:
+    ran: list[int] = []
+
+    def simulate(seed: int) -> None:
+        ran.append(seed)
+        if seed == 3:
+            raise KeyError("x")
+
+    assert seeds.finds(simulate, 9, known=3)
+    assert seeds.finds(simulate, 9, known=7)
+    assert not seeds.finds(simulate, 3)
+    assert ran == [3, 7, 0, 1, 2, 3, 0, 1, 2]
+
+
+def test_what_is_broken_itself_finds_nothing() -> None:
+    def simulate(_: int) -> None:
+        raise AttributeError("x")
+
+    with pytest.raises(AttributeError):
+        seeds.finds(simulate, 9)

@@ -45,7 +45,7 @@ class Neighbour:
     def _run(self) -> None:
         try:
             with Wire(self._address, ns="neighbour") as wire:
-                while not self._stop.wait(0.002):
+                while not self._stop.wait(0.02):
                     began = time.monotonic()
                     ids = wire.put("secret", *(SECRET * n for n in range(1, 6)))
                     items = wire.dequeue("secret", 10, wait_ms=20_000)

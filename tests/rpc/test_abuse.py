@@ -15,6 +15,7 @@ from tests.rpc.serving import PATIENCE_S, Peer, Served, decoded, enqueue_of, fra
 
 SECRET = b"THE-NEIGHBOUR'S-PAYLOAD"
 COUNT = 10_000
+_PAUSE_S = 0.005  # without one, the neighbour alone keeps a processor busy
 
 
 class Neighbour:
@@ -33,7 +34,7 @@ class Neighbour:
     def _run(self) -> None:
         try:
             with self._served.peer() as peer:
-                while not self._stop.is_set():
+                while not self._stop.wait(_PAUSE_S):
                     sizes = [len(SECRET) * n for n in range(1, 20)]
                     request = idl.EnqueueRequest("n", [idl.ItemSpec("t", SECRET * n) for n in range(1, 20)])
                     assert [outcome.id for outcome in peer.call("Enqueue", request).outcomes] == sizes

@@ -3,6 +3,7 @@
 `server` tests are skipped, with the reason, where a server cannot be had; with CI set they fail.
 """
 
+import gc
 import itertools
 import os
 import shutil
@@ -39,6 +40,8 @@ settings.register_profile("any machine", settings(deadline=None))
 settings.register_profile("quick", settings(deadline=None, max_examples=30))
 settings.load_profile("any machine")
 
+gc.disable()  # until all tests are collected: almost nothing is garbage before
+
 Server = DatabaseServer | ContainerServer
 NewServer = Callable[..., Server]
 NewShardUrl = Callable[[], str]
@@ -71,7 +74,10 @@ _PROCESS_TESTS = (
     "tests/lab/",
     "tests/api/",
     "tests/client/test_cli_items.py",
+    "tests/client/test_cli_topic.py",
     "tests/client/test_end_to_end.py",
+    "tests/client/test_failing_work.py",
+    "tests/client/test_settings.py",
 )
 # Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
 _THREAD_TESTS = (
@@ -108,6 +114,13 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("process")
         if path.startswith(_THREAD_TESTS):
             item.add_marker("threads")
+
+
+def pytest_collection_finish() -> None:
+    """Objects of pytest and of modules stay to the end: no collection of a test looks through them again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

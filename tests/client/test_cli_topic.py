@@ -174,6 +174,7 @@ def test_the_example_of_a_field_is_a_valid_policy(run: Run, client: Client, fiel
     assert (done.returncode, list(json.loads(client.settings().entries["topic.mail"]))) == (0, [field])
 
 
+@pytest.mark.memory
 def test_an_entry_without_fields_is_removed() -> None:
     assert changed({}, "t", {"priority": 1}) == ({"topic.t": '{"priority": 1}'}, ())
     assert changed({"topic.t": '{"a": 1}'}, "t", {"priority": None}) == ({"topic.t": '{"a": 1, "priority": null}'}, ())

@@ -188,6 +188,7 @@ class Racing:
         return SettingsChange(self.puts + 1, ("h1:1",), ("h2:1",))
 
 
+@pytest.mark.memory
 def test_a_conflict_is_repeated_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_PAUSE_S", 0.0)
     racing = Racing(command.TRIES - 1)
@@ -198,6 +199,7 @@ def test_a_conflict_is_repeated_some_times(monkeypatch: pytest.MonkeyPatch) -> N
     assert racing.puts == command.TRIES
 
 
+@pytest.mark.memory
 def test_hosts_that_did_not_confirm_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     command.report(SettingsChange(3, ("h1:1", "h2:1"), ("h3:1",)))
     command.report(SettingsChange(4, (), ("h1:1",)))

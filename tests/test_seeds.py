@@ -48,7 +48,7 @@ def test_a_seed_that_fails_is_found_whatever_was_known() -> None:
     assert ran == [3, 7, 0, 1, 2, 3, 0, 1, 2]
 
 
-def test_what_is_broken_itself_finds_nothing() -> None:
+def test_a_broken_mutant_finds_nothing() -> None:
     def simulate(_: int) -> None:
         raise AttributeError("x")
 

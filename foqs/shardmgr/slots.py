@@ -42,10 +42,10 @@ def by_shard(slots: tuple[int, ...]) -> Mapping[int, bytes]:
     return {shard: bits_of(its) for shard, its in found.items()}
 
 
-def lacking(bits: bytes, *others: bytes) -> bytes:
-    """Return the slots of `bits` that none of `others` has, as bits: empty if there are none."""
+def lacking(bits: bytes, *also: bytes) -> bytes:
+    """Return the bits of the slots that are in `bits` and in none of `also`; empty without such slots."""
     left = _number(bits)
-    for each in others:
+    for each in also:
         left &= ~_number(each)
     return left.to_bytes(SLOTS // 8, "little") if left else b""
 

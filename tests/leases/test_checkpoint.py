@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from foqs.leases.checkpoint import NEVER_MS, RETRY_MS, Checkpoint
+from tests.support.examples import examples
 
 LIMIT = 3
 
@@ -85,5 +86,5 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
         assert not {i: at for i, at in self.rows.items() if at <= self.now - 1_000}
 
 
-ScanWithCheckpoint.TestCase.settings = settings(max_examples=200, stateful_step_count=50)
+ScanWithCheckpoint.TestCase.settings = settings(max_examples=examples(2), stateful_step_count=50)
 TestScanWithCheckpoint = ScanWithCheckpoint.TestCase

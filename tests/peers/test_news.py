@@ -15,6 +15,7 @@ from foqs.peers import ready_publisher
 from foqs.peers.active_topics import Gathering
 from foqs.peers.ready_publisher import AGAIN_MS, MOST_NEWS, News, ReadyPublisher, WatchCall
 from foqs.peers.ready_subscriber import ReadySubscriber
+from tests.support.examples import examples
 
 T, U = ("n", "t"), ("n", "u")
 
@@ -307,7 +308,7 @@ class Lossy:
 _STEPS = ("put", "take", "come", "first arrives", "last arrives", "first is lost")
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=examples(10))
 @given(st.lists(st.sampled_from(_STEPS), max_size=20))
 def test_other_hosts_know_ready_topics_in_any_message_order(steps: list[str]) -> None:
     net = Lossy()

@@ -10,6 +10,7 @@ from foqs.item import Item
 from foqs.item_states import Phase
 from foqs.prefetch.window import Window
 from foqs.rows import Key
+from tests.support.examples import examples
 from tests.support.lanes import lone_lane
 
 CAPACITY = 6
@@ -110,5 +111,5 @@ class WindowAndPages(RuleBasedStateMachine):
         assert [entry[:3] for entry in self.window.entries] == covered
 
 
-WindowAndPages.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+WindowAndPages.TestCase.settings = settings(max_examples=examples(1.5), stateful_step_count=60)
 TestWindowAndPages = WindowAndPages.TestCase

@@ -204,7 +204,8 @@ class Served:
         """Returns when the server has looked at its time-outs since."""
         now = self.loop.time() + seconds
         self.loop.time = lambda: now
-        self.until(lambda: self.server.now == now)
+        # With pauses: the loop's own timers go by the machine's clock, and the look may be a second away.
+        self.wait(wait_until_on_loop(lambda: self.server.now == now))
 
     def say_goodbye(self) -> None:
         """As when the server stops. On the loop, so before anything more is read."""

@@ -14,6 +14,7 @@ from foqs.wire.errors import Malformed
 from foqs.wire.request_decoder import RequestDecoder
 from foqs.wire.struct_writer import encode_struct
 from tests.rpc.serving import i32, message
+from tests.support.examples import examples
 
 i64s = st.integers(-(2**63), 2**63 - 1)
 whole = st.builds(idl.AckItem, id=i64s, lease=i64s)
@@ -73,7 +74,7 @@ def test_fields_in_another_order_or_of_a_newer_contract_are_read(decoder: Reques
 
 
 @given(acks=st.lists(whole, min_size=1, max_size=3), data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 def test_changed_elements_are_read_as_the_codec_reads_them(
     decoder: RequestDecoder, acks: list[Any], data: st.DataObject
 ) -> None:

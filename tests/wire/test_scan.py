@@ -18,6 +18,7 @@ from foqs.wire.protocol import MIN_BYTES
 from foqs.wire.request_decoder import RequestDecoder, UnknownCall
 from foqs.wire.scan import MAX_DEPTH, scan
 from tests.rpc.serving import enqueue_of, i32, message
+from tests.support.examples import examples
 
 LIMITS = Limits()
 ITEM = b"\x0f\0\2\x0c" + i32(1)  # the field `items`, one struct follows
@@ -49,6 +50,7 @@ specs = struct_of(
     ttl_ms=i64s,
     delivery=st.integers(0, 9),
 )
+
 nacks = struct_of(idl.NackItem, id=i64s, lease=i64s, delay_ms=i64s, metadata=blobs, release=st.booleans(), reason=texts)
 acks = st.builds(idl.AckItem, id=i64s, lease=i64s) | struct_of(idl.AckItem, id=i64s, lease=i64s)
 requests = st.one_of(
@@ -92,7 +94,7 @@ def decode(decoder: RequestDecoder, frame: bytes) -> Any:
 
 
 @given(request=requests)
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 def test_all_that_can_be_encoded_is_decoded_either_way(decoder: RequestDecoder, request: Any) -> None:
     frame = message(method_of(request), request)
     called, _, start = decoder.head(frame)
@@ -110,7 +112,6 @@ def test_all_that_can_be_encoded_is_decoded_either_way(decoder: RequestDecoder, 
 
 
 @given(request=requests, more=st.binary(min_size=1, max_size=12))
-@settings(max_examples=100)
 def test_every_truncation_and_every_surplus_is_malformed(decoder: RequestDecoder, request: Any, more: bytes) -> None:
     frame = message(method_of(request), request)
     for size in range(len(frame)):
@@ -123,7 +124,7 @@ def test_every_truncation_and_every_surplus_is_malformed(decoder: RequestDecoder
 
 
 @given(request=requests, data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 def test_a_changed_frame_is_decoded_or_refused(decoder: RequestDecoder, request: Any, data: st.DataObject) -> None:
     frame = bytearray(message(method_of(request), request))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -135,7 +136,7 @@ def test_a_changed_frame_is_decoded_or_refused(decoder: RequestDecoder, request:
 
 
 @given(content=st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=examples(5))
 def test_what_the_scan_lets_through_the_codec_reads_to_the_end(decoder: RequestDecoder, content: bytes) -> None:
     frame = enqueue_of(content)
     try:

@@ -18,6 +18,7 @@ from foqs.wire.errors import Malformed
 from foqs.wire.request_decoder import RequestDecoder
 from foqs.wire.usual_request import READERS
 from tests.rpc.serving import i32, message
+from tests.support.examples import examples
 from tests.wire.test_scan import ITEM, acks, blobs, contexts, enqueue_of, i32s, i64s, method_of, plain, specs, texts
 from tests.wire.test_scan import requests as any_requests
 
@@ -95,7 +96,7 @@ def read(frame: bytes, decoder: RequestDecoder) -> Any:
 
 
 @given(request=usual_requests)
-@settings(max_examples=400)
+@settings(max_examples=examples(4))
 def test_a_usual_request_is_read_without_the_codec(decoder: RequestDecoder, request: Any) -> None:
     frame = message(method_of(request), request)
     made = read(frame, decoder)
@@ -106,13 +107,13 @@ def test_a_usual_request_is_read_without_the_codec(decoder: RequestDecoder, requ
 
 
 @given(request=unusual_requests)
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 def test_any_request_is_read_as_the_codec_reads_it(decoder: RequestDecoder, request: Any) -> None:
     same_by_each_way(decoder, message(method_of(request), request))
 
 
 @given(request=usual_requests, data=st.data())
-@settings(max_examples=600)
+@settings(max_examples=examples(6))
 def test_a_changed_frame_gives_the_codecs_request_or_error(
     decoder: RequestDecoder, request: Any, data: st.DataObject
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_changed_frame_gives_the_codecs_request_or_error(
 
 
 @given(request=usual_requests, more=st.binary(min_size=1, max_size=4))
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 def test_a_cut_or_longer_frame_gives_the_codecs_error(decoder: RequestDecoder, request: Any, more: bytes) -> None:
     frame = message(method_of(request), request)
     start = decoder.head(frame)[2]

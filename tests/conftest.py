@@ -3,6 +3,7 @@
 `server` tests are skipped, with the reason, where a server cannot be had; with CI set they fail.
 """
 
+import functools
 import gc
 import itertools
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from pymysql.connections import Connection
 
 from foqs.lab.servers import (
     DEFAULT_SETTINGS,
@@ -135,6 +137,17 @@ def forked_hosts() -> Iterator[None]:
     """Fork the hosts of clusters and of crash tests, as tests/api/hosts.py does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "_spawn", forked.spawning(process._spawn))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """PyMySQL loads the system's certificates for each connection without TLS options, which takes 30 ms of processor
+    time, and then verifies none."""
+    create = Connection._create_ssl_ctx
+    shared = functools.cache(lambda: create(None, {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "_create_ssl_ctx", lambda self, given: create(self, given) if given else shared())
         yield
 
 

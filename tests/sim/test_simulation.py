@@ -83,9 +83,12 @@ def test_runs_do_check_something() -> None:
     assert set(causes) == {"ack", "nack", "delete", "ttl", "dropped"}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_hosts_with_wrong_clocks_end_nothing_early(seed: int) -> None:
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=10))
+def test_hosts_with_wrong_clocks_end_nothing_early(batch: Iterable[int]) -> None:
     """Each host starts with its machine's clock right, or two hours ahead or behind the databases'."""
-    run = simulate(seed, "skew")
-    for member in run.members:
+    seeds.run(_serves_by_the_databases_clock, batch)
+
+
+def _serves_by_the_databases_clock(seed: int) -> None:
+    for member in simulate(seed, "skew").members:
         assert abs(member.skew_ms) <= member.engine.config.host.clock_jump_ms or not member.served

@@ -24,6 +24,7 @@ from foqs.errors import Code
 from foqs.idl import idl
 from tests.client.peer import Act, encode_reply, eventually, failed, refused, script
 
+pytestmark = pytest.mark.slow  # they wait for real deadlines
 LOST = [Act.CLOSE_AFTER, Act.CLOSE_BEFORE, Act.HALF, Act.SILENT, Act.IGNORE, Act.JUNK, Act.WRONG_NUMBER]
 SHORT_MS = 1_500
 """Long enough for a request and its answer, and waited for where there is no answer."""

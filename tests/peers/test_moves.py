@@ -12,6 +12,7 @@ from tests.client.peer import Act, Peer, failed, script
 from tests.peers.nodes import Cluster, Member
 from tests.peers.test_life import held_at
 
+pytestmark = pytest.mark.slow  # they wait for real deadlines
 Locked = Callable[[int], AbstractContextManager[None]]
 
 

@@ -23,6 +23,7 @@ from tests.api.wire import Delivery, spec
 from tests.client.peer import Act, Peer, script
 from tests.peers.nodes import PATIENCE_S, Cluster
 
+pytestmark = pytest.mark.slow  # they wait for real deadlines
 Locked = Callable[[int], AbstractContextManager[None]]
 
 

@@ -12,6 +12,7 @@ from foqs.limits import Limits
 from foqs.rpc.connection import BEHIND_BYTES
 from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
 
+pytestmark = pytest.mark.slow  # they wait for real deadlines
 Serve = Callable[..., Served]
 MB = 1 << 20
 

@@ -16,6 +16,7 @@ from foqs.limits import Limits
 from foqs.wire.protocol import SMALL_BYTES
 from tests.rpc.serving import Peer, Served, framed, message
 
+pytestmark = pytest.mark.slow  # they wait for real deadlines
 Serve = Callable[..., Served]
 MB = 1 << 20
 HEAD = struct.pack(">I", 16_000_000)

@@ -29,6 +29,9 @@ _RETRY_MS = 100
 _SCRATCH_BYTES = 64 * 1024
 _SEQIDS = 0x7FFF_FFFF
 _INTRODUCTION = 0  # its sequence number
+_SILENT_S = 1.0
+"""A call without an answer for this long says something of the other connections to its peer. Without this bound,
+callers with very short timeouts would make hosts connect again all the time."""
 
 
 class PeerCaller:
@@ -232,8 +235,9 @@ class PeerCaller:
     def _late(self, asked: PeerCall) -> None:
         if asked.connection is not None:
             # The cause may have silenced idle connections too, except those that answered after the call began.
-            for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
-                connection.fail("a call to the peer took too long")
+            if self._loop.time() - asked.begun_s >= _SILENT_S:
+                for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
+                    connection.fail("a call to the peer took too long")
             asked.connection.fail("it took too long")
         else:
             asked.peer.waiting.remove(asked)

@@ -170,6 +170,8 @@ def _field(text: str) -> tuple[str, Any]:
     read: Any
     try:
         read = json.loads(value)
+    except RecursionError:
+        fail(f"{field}: the JSON is too deep", 2)
     except ValueError:
         read = value  # delivery=at_most_once
     if field in _OBJECTS and not (read is None or isinstance(read, dict)):

@@ -15,7 +15,8 @@ def topic_command(action: str, ns: str, topic: str, field: str = "") -> str:
     >>> topic_command("policy", "my shop", "mail", "max_stored=N")
     "foqs topic policy mail max_stored=N --ns 'my shop'"
     """
-    words = ["foqs", "topic", action, quote(topic), *([field] if field else [])]
-    if ns != _DEFAULT_NAMESPACE:
-        words += ["--ns", quote(ns)]
-    return " ".join(words)
+    options = [] if ns == _DEFAULT_NAMESPACE else ["--ns", quote(ns)]
+    names = [quote(topic), *([field] if field else [])]
+    # Without "--", a topic that begins with "-" would be an option.
+    words = [*options, "--", *names] if topic.startswith("-") else [*names, *options]
+    return " ".join(["foqs", "topic", action, *words])

@@ -152,6 +152,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
         (["policy", "mail", "max_attempts"], 2, "max_attempts: this is not FIELD=JSON"),
         (["policy", "mail", "retry=exponential"], 2, """for example: 'retry={"kind": "exponential"}'"""),
         (["policy", "mail", 'retry="linear"'], 2, """for example: 'retry={"kind": "exponential"}'"""),
+        (["policy", "mail", "retry=" + "[" * 50_000], 2, "retry: the JSON is too deep"),
         (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
         (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),

@@ -16,5 +16,10 @@ def test_names_are_one_word_for_a_shell(ns: str, topic: str) -> None:
     assert words == ["foqs", "topic", "open", topic, *([] if ns == "default" else ["--ns", ns])]
 
 
+def test_a_topic_that_looks_like_an_option_is_none() -> None:
+    assert topic_command("open", "default", "-x") == "foqs topic open -- -x"
+    assert topic_command("open", "shop", "--help") == "foqs topic open --ns shop -- --help"
+
+
 def test_a_field_stands_behind_the_topic() -> None:
     assert topic_command("policy", "shop", "mail", "max_stored=N") == "foqs topic policy mail max_stored=N --ns shop"

@@ -106,8 +106,7 @@ def items(
     """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
 
     In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an item
-    is a dead letter. `foqs enqueue --copy` and
-    `foqs delete -` read the JSON lines.
+    is a dead letter. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
     """
     wanted = None if state is None else state.number
     in_table = sys.stdout.isatty() and not as_json

@@ -182,10 +182,9 @@ class Client(DeadLetterCalls, LeaseMethods, Looks, SettingsMethods):
         first.
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why, for
-        example "paused". `lease_ms`: how long the leases
-        last; default each item's own, else the server's. `max_bytes` bounds payloads, metadata and headers
-        together. `worker` names the caller to operators. `begins`: how many of the items, the first ones, are begun at
-        once; the rest counts as not begun (see `begun_many`). Default: all.
+        example "paused". `lease_ms`: how long the leases last; default each item's own, else the server's. `max_bytes`
+        bounds payloads, metadata and headers together. `worker` names the caller to operators. `begins`: how many of
+        the items, the first ones, are begun at once; the rest counts as not begun (see `begun_many`). Default: all.
         """
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000

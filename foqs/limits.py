@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 _DAY_MS = 86_400_000
+THROTTLE_KEYS = 8
+THROTTLE_KEYS_BYTES = 512
+"""Of an item's throttle keys together, with one byte between two: the width of the column."""
+MOST_WEIGHT = 1_000
+"""Of a tenant; the least is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Limits:
     token_bytes: int = 4096
     context_bytes: int = 128
     worker_bytes: int = 128
+    throttle_keys: int = THROTTLE_KEYS
+    throttle_keys_bytes: int = THROTTLE_KEYS_BYTES
     list_items: int = 1_000
     active_topics: int = 10_000
 

@@ -555,7 +555,7 @@ struct GetServerInfoResponse {
   /**
    * payload_bytes, metadata_bytes, headers_bytes, name_bytes, request_items, frame_bytes,
    * lease_min_ms, lease_max_ms, lease_default_ms, delay_max_ms, ttl_max_ms, wait_max_ms, timeout_max_ms,
-   * dedup_window_ms, worker_bytes, settings_bytes, settings_value_bytes
+   * dedup_window_ms, worker_bytes, throttle_keys, throttle_keys_bytes, settings_bytes, settings_value_bytes
    */
   2: map<string, i64> limits,
   /** By shard that this host serves: rows changed since the shard was opened. */

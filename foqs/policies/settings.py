@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from foqs.errors import Conflict, Invalid
 from foqs.policies import topic_policy
+from foqs.policies.names import name_error
 
 TOPIC = "topic."
 _LATER = ("throttle.", "weight.", "script.")
@@ -103,7 +104,7 @@ def _shown(key: str) -> str:
 
 
 def _policy_errors(name: str, value: str) -> list[str]:
-    error = None if name == "*" else topic_policy.name_error(name.removesuffix("*"))
+    error = None if name == "*" else name_error(name.removesuffix("*"))
     errors = [] if error is None else [error]
     try:
         topic_policy.parse(value)

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foqs.errors import Invalid
+from foqs.policies.names import NAME_BYTES, name_error
 from foqs.policies.retry import RetryKind, RetryRule
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 _DAY_MS = 86_400_000
 _LONGEST_MS = 366 * _DAY_MS
 _MINUTE_MS = 60_000
-NAME_BYTES = 255
 DEAD_SUFFIX = ".dlq"
 _MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
@@ -40,19 +40,6 @@ _KINDS = {
 _VALUE_CHARACTERS = 60
 
 Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
-
-
-def name_error(name: str) -> str | None:
-    """Return the error of a name that no topic may have."""
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        return "the name is not UTF-8"
-    if not 1 <= size <= NAME_BYTES:
-        return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
-        return "a name has no control characters"
-    return None
 
 
 def _name(name: str) -> str:

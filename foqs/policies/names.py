@@ -1,0 +1,41 @@
+"""What names of topics, fairness keys and throttle keys may be, the same in settings and in items."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from foqs.limits import THROTTLE_KEYS, THROTTLE_KEYS_BYTES
+
+NAME_BYTES = 255
+
+
+def name_error(name: str) -> str | None:
+    """Return the error of a name that no topic or key may have."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "the name is not UTF-8"
+    if not 1 <= size <= NAME_BYTES:
+        return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
+    if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return "a name has no control characters"
+    return None
+
+
+def throttle_key_error(key: str) -> str | None:
+    """Return the error of a text that is no throttle key. A * at the end is for patterns of the settings."""
+    return "a throttle key does not end in *" if key.endswith("*") else name_error(key)
+
+
+def throttles_error(
+    keys: Collection[str], most: int = THROTTLE_KEYS, most_bytes: int = THROTTLE_KEYS_BYTES
+) -> str | None:
+    """Return the error of keys, each valid, that are no throttle set. `most_bytes`: with one byte between two keys."""
+    if len(keys) > most:
+        return f"there are {len(keys)} keys, more than {most}"
+    if len(set(keys)) < len(keys):
+        return "a key stands in it more than once"
+    size = sum(len(key.encode()) + 1 for key in keys) - 1
+    if size > most_bytes:
+        return f"the keys have {size} bytes with one between two keys, more than {most_bytes}"
+    return None

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from foqs.errors import FoqsError
+from foqs.fairness.keys import LaneKey
 from foqs.item_states import Phase, Place, Step, To, WrongStep, check
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane
@@ -46,12 +47,12 @@ class Cause(IntEnum):
 
 
 class Move(NamedTuple):
-    """Where a change to MOVED takes its item: another topic of the same namespace, in the same shard.
+    """Where a change to MOVED takes its item: a lane of another topic of the same namespace, in the same shard.
 
     `failure` is the row that goes with it, whose lane is set when the transaction is built; None: a row that the item
     has is removed."""
 
-    topic: tuple[str, str]
+    lane: LaneKey
     deliver_after_ms: int
     expires_at_ms: int
     failure: FailureRow | None

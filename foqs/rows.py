@@ -84,12 +84,15 @@ class NewItem:
 
 
 class LaneRow(NamedTuple):
-    """Names are bytes (a collation would make `A` equal `a`); `fairness` is b'' for now."""
+    """Names are bytes (a collation would make `A` equal `a`). `throttles`: the keys, as `fairness/keys.py` packs them.
+    `weight`: of the last stored item that had one, 0 without."""
 
     lane: int
     ns: bytes
     topic: bytes
     fairness: bytes
+    throttles: bytes = b""
+    weight: int = 0
 
 
 class SettingRow(NamedTuple):
@@ -146,7 +149,8 @@ class Body(NamedTuple):
 
 
 class FailureRow(NamedTuple):
-    """Why a dead letter is where it is. `lane` has it now; `topic` and `fairness` name the lane that it came from.
+    """Why a dead letter is where it is. `lane` has it now; `topic`, `fairness` and `throttles` name the lane that it
+    came from.
 
     `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
     """
@@ -160,6 +164,7 @@ class FailureRow(NamedTuple):
     topic: bytes
     fairness: bytes
     reason: bytes
+    throttles: bytes = b""
 
 
 class Found(NamedTuple):
@@ -286,6 +291,7 @@ class Batch:
     """
 
     lanes_new: list[LaneRow] = field(default_factory=list)
+    weights: list[tuple[int, int]] = field(default_factory=list)  # lane, weight
     dedup_gone: tuple[int, int] | None = None  # all that expire in this range, both ends included
     dedup_new: list[DedupRow] = field(default_factory=list)  # RowRejected if a row with one of the digests is there
     dedup_again: list[DedupRow] = field(default_factory=list)  # the same, in place of rows that expired
@@ -333,6 +339,7 @@ class Batch:
         `indexed_to`: the items of another part may stay unindexed."""
         return Batch(
             lanes_new=self.lanes_new if lanes else [],
+            weights=self.weights if lanes else [],
             lanes_gone=self.lanes_gone if lanes else [],
             inserts=[item for item in self.inserts if item.id in ids],
             ready_gone=[row for row in self.ready_gone if row[3] in ids],

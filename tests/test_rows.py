@@ -9,7 +9,7 @@ import pytest
 
 from foqs.rows import Batch, DedupRow, FailureCause, FailureRow, LaneRow, NewItem, ReadyRow, TimerRow
 
-KEPT_BY = {"lanes_new", "lanes_gone", "dedup_copied"}
+KEPT_BY = {"lanes_new", "weights", "lanes_gone", "dedup_copied"}
 """Lists of rows that belong to no item: `only` keeps them as its caller says, or always."""
 
 
@@ -57,7 +57,7 @@ def test_the_items_of_a_batch(name: str) -> None:
 
 def test_lanes_go_with_one_part() -> None:
     lane = LaneRow(1, b"ns", b"topic", b"")
-    batch = Batch(lanes_new=[lane], lanes_gone=[2])
+    batch = Batch(lanes_new=[lane], weights=[(1, 4)], lanes_gone=[2])
     kept, left = batch.only(set(), lanes=True), batch.only(set(), lanes=False)
-    assert (kept.lanes_new, kept.lanes_gone) == ([lane], [2])
-    assert (left.lanes_new, left.lanes_gone) == ([], [])
+    assert (kept.lanes_new, kept.weights, kept.lanes_gone) == ([lane], [(1, 4)], [2])
+    assert (left.lanes_new, left.weights, left.lanes_gone) == ([], [], [])

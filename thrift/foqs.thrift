@@ -165,7 +165,23 @@ struct ItemSpec {
    * enqueue may be repeated after OUTCOME_UNKNOWN. Default: none.
    */
   11: optional string dedup_key,
-  // 12: fairness_key   13: throttle_keys   14-20: retry and dead-letter policy
+  /**
+   * The tenant inside the topic: tenants with ready items share its deliveries by weight. 1 to 255 bytes, no control
+   * characters. Default: the tenant without a name.
+   */
+  12: optional string fairness_key,
+  /**
+   * Rate limits that the item waits for: it is delivered when each of these keys that has a throttle in the settings
+   * has a token. At most 8, none twice, each as fairness_key and without "*" at its end, together at most 512 bytes with
+   * one between two keys. Made for keys that many items share: each set of keys is a lane of its own. Default: none.
+   */
+  13: optional list<string> throttle_keys,
+  /**
+   * The tenant's share against other tenants, 1 to 1,000: that of its last stored item that has one counts, on each
+   * shard. Weights in the settings come first. Default: no change; 1 at first.
+   */
+  14: optional i32 weight,
+  // 15: rules   16-20: retry and dead-letter policy
 }
 
 struct EnqueueRequest {
@@ -222,7 +238,9 @@ struct DequeueRequest {
 struct Failure {
   /** The topic that the item came from. */
   1: string topic,
-  // 2: fairness_key   3: throttle_keys
+  /** The fairness key and the throttle keys that it had there, and has again after a redrive. */
+  2: string fairness_key,
+  3: list<string> throttle_keys,
   /** Deliveries in that topic. */
   4: i32 attempts,
   5: FailureCause cause,
@@ -258,7 +276,11 @@ struct Item {
   14: optional i64 expires_at_ms,
   /** The item's state; only in ListItems. */
   15: optional ItemState state,
-  // 16: dedup_key   17: fairness_key   18: throttle_keys   19: result   20: ended_at_ms   22: ledger
+  // 16: dedup_key
+  /** As enqueued; unset where there are none. */
+  17: optional string fairness_key,
+  18: optional list<string> throttle_keys,
+  // 19: result   20: ended_at_ms   22: ledger
   /** Of an item in a dead-letter topic; only in GetItem and ListItems. */
   21: optional Failure failure,
 }

@@ -13,7 +13,6 @@ from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
@@ -95,9 +94,9 @@ class ItemLife:
     ) -> None:  # fmt: skip
         """Store the items that all of `charges` admit."""
         for key, quota in charges:
-            lane = lane_key(key) if key[1] else None
-            if indices := taken.places(lane):
-                keep = partial(taken.keep, key=lane)
+            topic = key if key[1] else None
+            if indices := taken.places(topic):
+                keep = partial(taken.keep, key=topic)
                 store = partial(self._charge, waiting, taken, request, deadline_ms, charges)
                 self._quotas.charge(key, quota, indices, keep, waiting, deadline_ms, store)
                 return
@@ -112,7 +111,7 @@ class ItemLife:
         if not taken.items or forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
             return
         timeout_ms = max(1, deadline_ms - now_ms)
-        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms)
+        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, taken.weights)
 
     def dequeue(self, call: Call) -> None:
         validation.refuse_when_draining(self._engine.draining)

@@ -20,6 +20,7 @@ from foqs.engine.inspect import (
 )
 from foqs.engine.pending import LookCall
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
@@ -86,7 +87,7 @@ class Lookups:
         delayed = not leased and item.place is Place.TIMER
         state = idl.ItemState.LEASED if leased else idl.ItemState.DELAYED if delayed else idl.ItemState.READY
         until_ms = item.lease_expires_at_ms if leased else 0
-        shown = responses.shown(item.lane.topic.key, found.body, item.attempt, state, until_ms, found.failure)
+        shown = responses.shown(item.lane.key, found.body, item.attempt, state, until_ms, found.failure)
         call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:
@@ -100,7 +101,7 @@ class Lookups:
         state, cursor, only = request.state or 0, request.cursor, request.shard
 
         def reply(items: list[Listed], cursor: str | None) -> None:
-            call.reply(idl.ListItemsResponse([responses.shown(key, *item) for item in items], cursor))
+            call.reply(idl.ListItemsResponse([responses.shown(lane_key(key), *item) for item in items], cursor))
 
         listing = Listing(self._engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
         self._engine.list(listing, self._now_ms(), timeout_ms)

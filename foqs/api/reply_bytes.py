@@ -12,6 +12,7 @@ from itertools import repeat
 from struct import Struct
 
 from foqs.errors import FoqsError
+from foqs.fairness.keys import LaneKey, is_plain, tenancy_of
 from foqs.item import Item
 from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
 
@@ -29,6 +30,7 @@ _middle = Struct(">3si3sI").pack
 _tail = Struct(">3si3sq3sq3sqB").pack
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
+_FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
 
 
@@ -51,7 +53,7 @@ def items_response(outcomes: Sequence[FoqsError | None]) -> bytes | None:
 def dequeue_response(items: Sequence[Item]) -> bytes | None:
     """Return the DequeueResponse of leased items whose bodies are in memory."""
     parts = [_LIST_FIELD, _count(len(items))]
-    lane, names = None, b""
+    lane, names, tenancy = None, b"", b""
     for item in items:
         body = item.body
         assert body is not None
@@ -60,6 +62,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
+            tenancy = b"" if is_plain(lane.key) else _tenancy(lane.key)
         payload = body.payload
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
@@ -71,6 +74,8 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
                 _EXPIRES_AT, item.lease_expires_at_ms, 0,
             ),
         )  # fmt: skip
+        if tenancy:
+            parts[-1] = parts[-1][: -len(_STOP)] + tenancy
     parts.append(_STOP)
     return b"".join(parts)
 
@@ -84,6 +89,16 @@ def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
 def _names(ns: str, topic: str) -> bytes:
     """Return the fields `ns` and `topic` of an item."""
     return _text(_NS, ns) + _text(_TOPIC, topic)
+
+
+@lru_cache(_NAMES_KEPT)
+def _tenancy(lane: LaneKey) -> bytes:
+    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end."""
+    fairness, throttles = tenancy_of(lane)
+    made = _text(_FAIRNESS, fairness) if fairness else b""
+    if throttles:
+        made += _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles])
+    return made + _STOP
 
 
 def _text(head: bytes, value: str) -> bytes:

@@ -8,6 +8,7 @@ from foqs.api.validation import headers_of
 from foqs.counters import Counters
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, wire_code
+from foqs.fairness.keys import LaneKey, is_plain, tenancy_of, topic_key, unpack_throttles
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.rows import Body, FailureRow, NewItem
@@ -76,7 +77,7 @@ def leased(item: Item) -> Any:
     """Return the item as its consumer gets it. Its body is in memory."""
     body = item.body
     assert body is not None
-    made = _with_body(item.lane.topic.key, body)
+    made = _with_body(item.lane.key, body)
     made.lease = item.lease
     made.attempt = item.attempt
     made.deliver_after_ms = item.deliver_after_ms
@@ -85,7 +86,7 @@ def leased(item: Item) -> Any:
 
 
 def shown(
-    key: tuple[str, str],
+    lane: LaneKey,
     body: Body,
     attempt: int,
     state: int,
@@ -93,7 +94,7 @@ def shown(
     failure: FailureRow | None,
 ) -> Any:
     """Return an item as an operator gets it: with no lease to ack it."""
-    made = _with_body(key, body)
+    made = _with_body(lane, body)
     made.lease = 0
     made.attempt = attempt
     made.deliver_after_ms = body.deliver_after_ms
@@ -102,6 +103,8 @@ def shown(
     if failure is not None:
         made.failure = idl.Failure(
             topic=failure.topic.decode(),
+            fairness_key=failure.fairness.decode(),
+            throttle_keys=list(unpack_throttles(failure.throttles)),
             attempts=failure.attempts,
             cause=failure.cause,
             reason=failure.reason.decode(),
@@ -111,10 +114,14 @@ def shown(
     return made
 
 
-def _with_body(key: tuple[str, str], body: Body | NewItem) -> Any:
+def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
     made = _Item()
     made.id = body.id
-    made.ns, made.topic = key
+    made.ns, made.topic = topic_key(lane)
+    if not is_plain(lane):
+        fairness, throttles = tenancy_of(lane)
+        made.fairness_key = fairness or None
+        made.throttle_keys = list(throttles) or None
     made.priority = body.priority
     made.payload = body.payload
     made.delivery = body.delivery

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from foqs.api import topic_rules
+from foqs.api.tenancy import tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.limits import Limits
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
@@ -108,8 +109,8 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "bounded", "errors", "indices", "items",
-        "keyed", "keys", "sizes",
+        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_tenants", "bounded", "errors", "indices",
+        "items", "keyed", "keys", "sizes", "weights",
     )  # fmt: skip
 
     def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
@@ -121,6 +122,8 @@ class Intake:
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
         self._keys: dict[str, LaneKey] = {}
+        self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain
+        self.weights: dict[LaneKey, int] | None = None  # as in `Chunk`
         self.items: list[NewItem] = []
         self.keys: list[LaneKey] = []
         self.indices: list[int] = []
@@ -161,12 +164,12 @@ class Intake:
         self.indices, self.sizes = list(range(count)), sizes
         return True
 
-    def places(self, key: LaneKey | None = None) -> list[int]:
+    def places(self, key: TopicKey | None = None) -> list[int]:
         """Return the indices of the items, with keys or without; with `key` those of one topic."""
-        plain = [at for at, one in zip(self.indices, self.keys, strict=True) if key is None or one == key]
-        return sorted([*plain, *(one.at for one in self.keyed if key is None or one.lane == key)])
+        plain = [at for at, one in zip(self.indices, self.keys, strict=True) if key is None or topic_key(one) == key]
+        return sorted([*plain, *(one.at for one in self.keyed if key is None or topic_key(one.lane) == key)])
 
-    def keep(self, count: int, key: LaneKey | None = None) -> None:
+    def keep(self, count: int, key: TopicKey | None = None) -> None:
         """Drop all but the first `count` items; with `key` those of one topic."""
         dropped = set(self.places(key)[count:])
         kept = [at for at, index in enumerate(self.indices) if index not in dropped]
@@ -207,20 +210,30 @@ class Intake:
         if spec.ttl_ms is not None:
             expires_at_ms = now_ms + within(spec.ttl_ms, "ttl_ms", 1, limits.ttl_max_ms, 0)
         after_ms = due_ms or now_ms
-        dedup = None
-        if spec.dedup_key is not None:
-            dedup_key = name(spec.dedup_key, "dedup_key", limits)
-            dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
+        if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
+            key = self._tenant(key, spec)
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
-        if dedup is not None:
-            self.keyed.append(Keyed(index, dedup, item, key, size))
+        if spec.dedup_key is not None:
+            dedup_key = name(spec.dedup_key, "dedup_key", limits)
+            dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
+            self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0))
             return
         self.items.append(item)
         self.keys.append(key)
         self.indices.append(index)
         self.sizes.append(size)
+
+    def _tenant(self, plain: LaneKey, spec: Any) -> LaneKey:
+        """Return the lane of an item with a tenant, throttle keys or a weight, which is noted."""
+        fairness, throttles, weight = tenancy(spec, self._limits)
+        key = lane_key(topic_key(plain), fairness, throttles)
+        key = self._tenants.setdefault(key, key)
+        if weight:
+            self.weights = self.weights or {}
+            self.weights[key] = weight
+        return key
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
         """Take down what the policy means for the topic's items. Raises Unavailable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from foqs.dedup import Dedup
@@ -25,9 +25,10 @@ class TakesIds(Protocol):
 class Chunk:
     """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 
-    A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots."""
+    A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
+    `weights`: those of the request's items, by lane; None if no item has one."""
 
-    __slots__ = ("dedup", "in_flight", "indices", "items", "keys", "request", "size_bytes")
+    __slots__ = ("dedup", "in_flight", "indices", "items", "keys", "request", "size_bytes", "weights")
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Chunk:
         keys: Sequence[LaneKey],
         size_bytes: int,
         dedup: list[Dedup] | None = None,
+        weights: Mapping[LaneKey, int] | None = None,
     ) -> None:
         self.request = request
         self.indices = indices
@@ -44,13 +46,14 @@ class Chunk:
         self.keys = keys
         self.size_bytes = size_bytes
         self.dedup = dedup
+        self.weights = weights
         self.in_flight = False  # part of a transaction whose outcome is not known yet
 
     def part(self, at: Sequence[int]) -> Chunk:
         """The items with those indices in the chunk; `size_bytes` stays that of the whole chunk."""
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
-        part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup)
+        part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
         part.in_flight = self.in_flight
         return part
 

@@ -26,17 +26,19 @@ class TakesOutcomes(Protocol):
 
 
 class Keyed:
-    """An item with a key; `at` is its index in the request. `waits`: requests with the same key that arrived while the
-    item was pending, with the index and the content of their item."""
+    """An item with a key; `at` is its index in the request, `weight` the one that it brings for its lane, or 0.
+    `waits`: requests with the same key that arrived while the item was pending, with the index and the content of their
+    item."""
 
-    __slots__ = ("at", "dedup", "item", "lane", "size_bytes", "waits")
+    __slots__ = ("at", "dedup", "item", "lane", "size_bytes", "waits", "weight")
 
-    def __init__(self, at: int, dedup: Dedup, item: NewItem, lane: LaneKey, size_bytes: int) -> None:
+    def __init__(self, at: int, dedup: Dedup, item: NewItem, lane: LaneKey, size_bytes: int, weight: int = 0) -> None:
         self.at = at
         self.dedup = dedup
         self.item = item
         self.lane = lane
         self.size_bytes = size_bytes
+        self.weight = weight
         self.waits: list[tuple[TakesOutcomes, int, int]] | None = None
 
 

@@ -103,6 +103,7 @@ class ShardBatch:
     changes: list[Change] = field(default_factory=list)
     indexed: list[Item] = field(default_factory=list)  # they get their rows in `ready`, and stay as they are otherwise
     lanes_new: dict[Lane[Item], None] = field(default_factory=dict)
+    weights: dict[Lane[Item], int] = field(default_factory=dict)  # of lanes whose weight changes
     lanes_filled: list[Lane[Item]] = field(default_factory=list)  # they had a row and no item
     lanes_gone: dict[Lane[Item], None] = field(default_factory=dict)
     pages: list[PageRead] = field(default_factory=list)

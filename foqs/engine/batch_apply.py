@@ -86,8 +86,8 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
         chunk.part([i for i, item in enumerate(chunk.items) if item.id not in known]) for chunk in batch.chunks
     ]
     if result.committed:
-        part.lanes_new, part.lanes_gone = batch.lanes_new, batch.lanes_gone
-        batch.lanes_new, batch.lanes_gone = {}, {}
+        part.lanes_new, part.weights, part.lanes_gone = batch.lanes_new, batch.weights, batch.lanes_gone
+        batch.lanes_new, batch.weights, batch.lanes_gone = {}, {}, {}
     _apply_transaction(shard, part, result, now_ms)
 
 
@@ -99,7 +99,7 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
     if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
         shard.counters.transaction_rows += batch.rows
         shard.rows_changed += batch.rows
-        if batch.lanes_new or batch.lanes_gone:
+        if batch.lanes_new or batch.weights or batch.lanes_gone:
             _lanes_committed(shard, batch)
         for chunk in batch.chunks:
             _stored(shard, chunk)
@@ -123,6 +123,8 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
 def _lanes_committed(shard: Shard, batch: ShardBatch) -> None:
     for lane in batch.lanes_new:
         lane.stored = True
+    for lane, weight in batch.weights.items():
+        lane.weight = weight
     for lane in batch.lanes_gone:
         shard.forget_lane(lane)
 

@@ -11,7 +11,8 @@ from foqs.buffers.shard_batch import ShardBatch
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import dedup, item_end, pages, slot_rows
 from foqs.engine.shard import Shard
-from foqs.fairness.keys import lane_key
+from foqs.errors import Unavailable
+from foqs.fairness.keys import is_plain, pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
@@ -28,6 +29,7 @@ _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""
 _TAIL_SHARE = 0.5
 """With more of the byte budget in use, new items get their rows at once: windows may soon have to give back memory."""
+_NOT_MIGRATED = "the shard's database keeps no tenants and no throttle keys until it is migrated: foqs shards migrate"
 _LANES_SHARE = 0.9
 """Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
@@ -166,6 +168,9 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         shard.chunk_rows -= len(chunk.items)
         if chunk.request.done:
             continue  # it timed out before it was sent
+        if not tail.opened and not all(map(is_plain, chunk.keys)):
+            chunk.request.refused(chunk.indices, Unavailable(_NOT_MIGRATED))
+            continue
         if len(shard.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard, chunk, batch):
             shard.returned.append(chunk)
             continue
@@ -180,6 +185,8 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item_key is not key:
                 key = item_key
                 lane = _stored_lane(shard, shard.lane(key), batch, transaction)
+                if chunk.weights is not None:
+                    _weigh(lane, chunk.weights.get(key, 0), shard, batch)
                 window = lane.window
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
@@ -203,6 +210,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         if chunk.dedup is not None:
             transaction.dedup_new += dedup.rows_of(shard, chunk, now_ms)
     shard.next_number = number
+    transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
     batch.rows = len(transaction.inserts)
     batch.size_bytes = shard.max_batch_bytes - room_bytes
 
@@ -221,8 +229,16 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
     if not lane.stored and lane not in batch.lanes_new:
         batch.lanes_new[lane] = None
         ns, topic = lane.topic.key
-        transaction.lanes_new.append(LaneRow(lane.number, ns.encode(), topic.encode(), b""))
+        fairness, throttles = tenancy_of(lane.key)
+        names = (ns.encode(), topic.encode(), fairness.encode(), pack_throttles(throttles))
+        transaction.lanes_new.append(LaneRow(lane.number, *names))
     return lane
+
+
+def _weigh(lane: Lane[Item], weight: int, shard: Shard, batch: ShardBatch) -> None:
+    """Change the weight of the lane if an item brings another one. (Schema version 1 keeps none.)"""
+    if weight and weight != batch.weights.get(lane, lane.weight) and shard.tail.opened:
+        batch.weights[lane] = weight
 
 
 def _make_room(shard: Shard, chunk: Chunk, batch: ShardBatch) -> bool:
@@ -253,7 +269,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
             continue  # superseded or withdrawn
         change.item.send(change)
         if change.move is not None:
-            change.target = _stored_lane(shard, shard.lane(lane_key(change.move.topic)), batch, transaction)
+            change.target = _stored_lane(shard, shard.lane(change.move.lane), batch, transaction)
         emit(change, transaction)
         batch.changes.append(change)
         room -= 1

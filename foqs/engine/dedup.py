@@ -81,6 +81,7 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
             [one.lane for one in part],
             size,
             [one.dedup for one in part],
+            {one.lane: one.weight for one in part if one.weight} or None,
         )
         shard.chunks.append(chunk)
         shard.chunk_rows += len(part)

@@ -7,7 +7,7 @@ callback. The node runs it on an event loop, the simulation on a fake clock.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from foqs.budget import Budget
@@ -127,14 +127,14 @@ class Engine(State):
 
     def enqueue(
         self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
-        sizes: Sequence[int], now_ms: int, timeout_ms: int,
+        sizes: Sequence[int], now_ms: int, timeout_ms: int, weights: Mapping[LaneKey, int] | None = None,
     ) -> None:  # fmt: skip
-        """Store `items` (all checked); `sizes` are the bytes of each body."""
+        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` as in `Chunk`."""
         until_ms = now_ms + timeout_ms
         self.deadlines.push(until_ms, call)
         if until_ms < self.timer_ms:
             self.alarm(until_ms)
-        enqueue.place_all(self, call, indices, items, keys, sizes, now_ms)
+        enqueue.place_all(self, call, indices, items, keys, sizes, weights, now_ms)
 
     def stores(self, now_ms: int) -> bool:
         """Whether a shard can take items now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foqs.buffers.inserts import Chunk
 from foqs.engine.pending import EnqueueCall
@@ -35,17 +35,19 @@ def place_all(
     items: list[NewItem],
     keys: Sequence[LaneKey],
     sizes: Sequence[int],
+    weights: Mapping[LaneKey, int] | None,
     now_ms: int,
 ) -> None:
-    """Cut `items` into chunks that fit a transaction and places each. `sizes` are the bytes of each body."""
+    """Cut `items` into chunks that fit a transaction and places each. `sizes` are the bytes of each body, `weights` as
+    in `Chunk`."""
     if len(items) == 1:
-        chunk = Chunk(call, indices, items, keys, sizes[0])
+        chunk = Chunk(call, indices, items, keys, sizes[0], None, weights)
         call.chunks.append(chunk)
         place(state, chunk, now_ms)
         return
     most_bytes = min([shard.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
     for start, end, size in cut(sizes, most_bytes):
-        chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size)
+        chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size, None, weights)
         call.chunks.append(chunk)
         place(state, chunk, now_ms)
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from foqs.engine.shard import Shard
+from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item, Move, Waits
 from foqs.item_states import To
 from foqs.policies.fingerprint import fingerprint
@@ -90,6 +91,7 @@ def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:
 
 def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended, now_ms: int) -> Move:
     ns, topic = item.lane.topic.key
+    fairness, throttles = tenancy_of(item.lane.key)
     assert policy.dead_topic is not None, "the item has somewhere to go"
     failure = FailureRow(
         lane=0,
@@ -99,11 +101,12 @@ def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended
         attempts=attempt,
         died_at_ms=now_ms,
         topic=topic.encode(),
-        fairness=b"",
+        fairness=fairness.encode(),
         reason=_cut(ended.reason),
+        throttles=pack_throttles(throttles),
     )
     expires_at_ms = now_ms + policy.dead_ttl_ms if policy.dead_ttl_ms is not None else 0
-    return Move((ns, policy.dead_topic), now_ms, expires_at_ms, failure)
+    return Move(lane_key((ns, policy.dead_topic)), now_ms, expires_at_ms, failure)
 
 
 def _cut(reason: str) -> bytes:

@@ -14,7 +14,7 @@ from foqs.engine.pending import ItemsCall, change_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
 from foqs.item import Cause, Change, Item, Move, from_ready
 from foqs.item_states import Phase, Place, To
 from foqs.policies.filter import FailureFilter
@@ -154,10 +154,12 @@ class RedrivePage:
         state.touch(shard)
 
     def _move(self, row: DeadRow, now_ms: int) -> Move:
-        ns, origin = self._ask.key[0], row.failure.topic.decode()
+        ns, failure = self._ask.key[0], row.failure
+        origin, tenant, throttles = failure.topic.decode(), failure.fairness.decode(), failure.throttles
         ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
         expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        return Move((ns, self._ask.to_topic or origin), now_ms, expires_at_ms, None)
+        lane = lane_key((ns, self._ask.to_topic or origin), tenant, unpack_throttles(throttles))
+        return Move(lane, now_ms, expires_at_ms, None)
 
     def _moved(self, groups: list[GroupKey], outcomes: list[FoqsError | None]) -> None:
         outcome = self._outcome

@@ -10,7 +10,7 @@ from foqs.budget import Budget
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key
 from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item
 from foqs.item_states import Phase, Place, To
@@ -65,14 +65,14 @@ class ShardMemory:
     def lane(self, key: LaneKey) -> Lane[Item]:
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.add_lane(topic_key(key), None)
+            lane = self.add_lane(key, None)
         return lane
 
-    def add_lane(self, names: TopicKey, number: int | None) -> Lane[Item]:
+    def add_lane(self, key: LaneKey, number: int | None) -> Lane[Item]:
         """Add a lane that is not in `lanes`."""
-        topic = self.topics.of(names)
-        key = lane_key(topic.key)
-        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(names[0]))
+        topic = self.topics.of(topic_key(key))
+        key = lane_key(topic.key, *tenancy_of(key))  # with the topic's own names
+        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(topic.key[0]))
         topic.attach(lane)
         return lane
 

@@ -14,7 +14,7 @@ from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.fairness.keys import LaneKey
+from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.item import Change, Item
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
@@ -56,7 +56,10 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
     for row in opened.lanes:
-        lane = shard.lane_numbers[row.lane] = shard.add_lane((row.ns.decode(), row.topic.decode()), row.lane)
+        topic = (row.ns.decode(), row.topic.decode())
+        names = lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles))
+        lane = shard.lane_numbers[row.lane] = shard.add_lane(names, row.lane)
+        lane.weight = row.weight
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
     for number in opened.dead:

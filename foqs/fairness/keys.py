@@ -10,13 +10,39 @@ TopicKey = tuple[str, str]
 LaneKey = NewType("LaneKey", object)
 """Names a lane inside a shard. It is a type of its own, so that the type checker finds it in the place of a topic."""
 
+THROTTLES_BYTES = 512
+"""The keys of a throttle set take at most this many bytes, with one between two keys."""
+_BETWEEN = b"\0"
 
-def lane_key(key: TopicKey) -> LaneKey:
-    """Return the key of a topic's plain lane. It is the same tuple: a second one would take 72 bytes a topic."""
-    lane: Any = key
+
+def lane_key(key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = ()) -> LaneKey:
+    """Return the key of the lane with this fairness key and throttle set, which is in order. That of a topic's plain
+    lane is the same tuple as `key`: a second one would take 72 bytes a topic."""
+    lane: Any = (*key, fairness, throttles) if fairness or throttles else key
     return lane  # type: ignore[no-any-return]
 
 
 def topic_key(key: LaneKey) -> TopicKey:
     topic: Any = key
-    return topic  # type: ignore[no-any-return]
+    return topic if len(topic) == 2 else topic[:2]  # type: ignore[no-any-return]
+
+
+def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
+    """Return the fairness key and the throttle set of a lane."""
+    lane: Any = key
+    return ("", ()) if len(lane) == 2 else lane[2:]
+
+
+def is_plain(key: LaneKey) -> bool:
+    """Whether the lane has neither a fairness key nor throttle keys."""
+    lane: Any = key
+    return len(lane) == 2
+
+
+def pack_throttles(throttles: tuple[str, ...]) -> bytes:
+    """Return the throttle set as it is stored. No key has a control character."""
+    return _BETWEEN.join([key.encode() for key in throttles])
+
+
+def unpack_throttles(stored: bytes) -> tuple[str, ...]:
+    return tuple([key.decode() for key in stored.split(_BETWEEN)]) if stored else ()

@@ -20,6 +20,7 @@ _MAX_BUCKETS = 1024
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
     `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
+    `weight`: of its last stored item that had one, 0 without.
     What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Lane(Generic[T]):
         "tenure",
         "topic",
         "total",
+        "weight",
         "window",
     )
 
@@ -54,6 +56,7 @@ class Lane(Generic[T]):
         self.ready = 0
         self.total = 0
         self.leased = 0
+        self.weight = 0
         self.dead = False
         self.empty_since_ms = 0
         # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.

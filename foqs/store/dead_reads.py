@@ -18,8 +18,8 @@ from foqs.store.tables import FAILURE_OF_ITEM
 
 _LAST_ID = (1 << 63) - 1
 _ORDER = ("f.fingerprint", "f.id")
-_FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason"
-_FAILURE_COLUMNS = 9
+_FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
+_FAILURE_COLUMNS = 10
 
 
 class DeadReads:
@@ -93,7 +93,7 @@ class DeadReads:
 
 
 def _dead_row(row: Sequence[Any]) -> DeadRow:
-    numbers, texts = row[: _FAILURE_COLUMNS - 3], row[_FAILURE_COLUMNS - 3 : _FAILURE_COLUMNS]
+    numbers, texts = row[: _FAILURE_COLUMNS - 4], row[_FAILURE_COLUMNS - 4 : _FAILURE_COLUMNS]
     failure = FailureRow(*numbers, *map(bytes, texts))
     priority, deliver_after_ms, expires_at_ms, headers, *rest = row[_FAILURE_COLUMNS:]
     ready, timer = None, None

@@ -23,7 +23,7 @@ def read_opened(
     link = Link(database)
     try:
         (now,), read_ns = link.fetch(queries.clock(dialect)), time.monotonic_ns()
-        lanes = [LaneRow(*one) for one in link.fetch(queries.LANES)]
+        lanes = [LaneRow(*one) for one in link.fetch(queries.LANES if row.has_tail else queries.LANES_BEFORE)]
         backlog = [Backlog(*one) for one in link.fetch(queries.BACKLOG)]
         timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)}
         rows = Counter({lane: count for lane, (count, _) in timers.items()})

@@ -20,7 +20,7 @@ from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import DEAD_VERSION, OLDEST_READER, SCHEMA_VERSION, TAIL_VERSION
+from foqs.store.tables import DEAD_VERSION, OLDEST_READER, SCHEMA_VERSION, TAIL_VERSION, TENANTS_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -219,8 +219,8 @@ def _index_tail(link: Link, dialect: Dialect) -> None:
 
 def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
     """Closes the shard in order for the owner of `epoch`, if it still is: every item has its row then, hosts of older
-    versions may serve it if it has no dead letters, and the next owner knows. Raises the driver's errors, with a
-    transaction left open."""
+    versions may serve it if it has no dead letters and no tenants, and the next owner knows. Raises the driver's
+    errors, with a transaction left open."""
     link.execute(dialect.begin)
     rows = link.fetch(f"SELECT epoch, version FROM shard WHERE one = 1{dialect.for_update}")
     if _epoch(rows) == epoch:
@@ -230,7 +230,11 @@ def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
             tail = ", indexed_to = 0"
             if rows[0][1] <= SCHEMA_VERSION:  # a later version may have other reasons to refuse hosts
                 dead = "EXISTS (SELECT 1 FROM failure)"
-                tail += f", min_reader = CASE WHEN {dead} THEN {DEAD_VERSION} ELSE {OLDEST_READER} END"
+                tenants = "EXISTS (SELECT 1 FROM lane WHERE fairness <> '' OR throttles <> '')"
+                tail += (
+                    f", min_reader = CASE WHEN {dead} THEN {DEAD_VERSION} "
+                    f"WHEN {tenants} THEN {TENANTS_VERSION} ELSE {OLDEST_READER} END"
+                )
         link.execute(f"UPDATE shard SET owner = ''{tail} WHERE one = 1")
     link.execute("COMMIT")
 

@@ -20,7 +20,9 @@ _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
 BACKLOG = f"SELECT lane, deliver_after >> {BACKLOG_SHIFT}, COUNT(*) FROM ready GROUP BY 1, 2"
 TIMERS = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
-LANES = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
+LANES = "SELECT lane, ns, topic, fairness, throttles, weight FROM lane ORDER BY lane"
+LANES_BEFORE = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
+"""In a database of schema version 1."""
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"
@@ -122,7 +124,7 @@ def timer_of_lane(dialect: Dialect, lane: int, leased: bool, after: tuple[int, i
 
 def failures(dialect: Dialect, ids: Sequence[int]) -> str:
     return (
-        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason "
+        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles "
         f"FROM {dialect.forced('failure', index=FAILURE_OF_ITEM)} WHERE id IN ({','.join(map(str, ids))})"
     )
 

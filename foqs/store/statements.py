@@ -30,7 +30,7 @@ _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason)"
-_LANE = "lane(lane, ns, topic, fairness)"
+_LANE, _PLAIN_LANE = "lane(lane, ns, topic, fairness, throttles)", "lane(lane, ns, topic, fairness)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
 _TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
@@ -93,8 +93,8 @@ def writes(
     `before_inserts` gets those before the new items, which are left out then.
     """
     made: list[Statement] = []
-    if batch.lanes_new:
-        _insert(made, _LANE, [_lane(row) for row in batch.lanes_new])
+    if batch.lanes_new or batch.weights:
+        _write_lanes(made, batch, dialect)
     if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
         _insert_keys(made, batch)
     if before_inserts is not None:
@@ -245,13 +245,31 @@ def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]]) -> S
     )
 
 
+def _write_lanes(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
+    """Lanes without throttle keys are written as older hosts do: a database of schema version 1 has no column more."""
+    plain = [f"({_lane(row)})" for row in batch.lanes_new if not row.throttles]
+    if plain:
+        _insert(made, _PLAIN_LANE, plain)
+    throttled = [f"({_lane(row)},x'{row.throttles.hex()}')" for row in batch.lanes_new if row.throttles]
+    if throttled:
+        _insert(made, _LANE, throttled)
+    made += [_weigh(dialect, piece) for piece in _pieces(batch.weights, _CASE_ROWS)]
+
+
 def _lane(row: LaneRow) -> str:
-    return f"({row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}')"
+    return f"{row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}'"
+
+
+def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:
+    cases = " ".join([f"WHEN {lane:d} THEN {weight:d}" for lane, weight in weights])
+    lanes = ",".join([f"{lane:d}" for lane, _ in weights])
+    text = f"UPDATE {dialect.forced('lane')} SET weight = CASE lane {cases} END WHERE lane IN ({lanes})"
+    return Statement(text, None)
 
 
 def _failure(row: FailureRow) -> str:
     numbers = f"{row.lane:d},{row.fingerprint:d},{row.id:d},{row.cause:d},{row.attempts:d},{row.died_at_ms:d}"
-    return f"({numbers},x'{row.topic.hex()}',x'{row.fairness.hex()}',x'',x'{row.reason.hex()}')"
+    return f"({numbers},x'{row.topic.hex()}',x'{row.fairness.hex()}',x'{row.throttles.hex()}',x'{row.reason.hex()}')"
 
 
 def _dedup(row: DedupRow) -> str:

@@ -30,6 +30,9 @@ versions do not find unindexed items."""
 DEAD_VERSION = 2
 """The version that added `failure`. `shard.min_reader` stays there while the table has rows: hosts of older versions
 would leave the row of an item behind that they remove."""
+TENANTS_VERSION = 2
+"""The version whose hosts know lanes with a fairness key or throttle keys. `shard.min_reader` stays there while the
+shard has any: hosts of older versions would take them for the topic's only lane."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"

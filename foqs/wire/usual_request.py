@@ -34,6 +34,8 @@ _SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIS
 _NS_OF_ACKS = field_head(STRING, 2)
 _TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
 _DELIVERY, _COUNT, _CONTEXT = field_head(I32, 10), field_head(I32, 2), field_head(STRUCT, 15)
+_FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
+_THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
 
 _first_text = Struct(">6sI").unpack_from
@@ -41,10 +43,13 @@ _first_list = Struct(">7sI").unpack_from
 _list = Struct(">4sI").unpack_from
 _list_with_text = Struct(">4sI3sI").unpack_from
 _text = Struct(">3sI").unpack_from
+_size = Struct(">I").unpack_from
 _i32 = Struct(">3si").unpack_from
 _i64 = Struct(">3sq").unpack_from
 _last_i32 = Struct(">3siB").unpack_from
 
+_MOST_THROTTLES = 8
+"""An item with more of them is refused: the codec reads it."""
 _MISFITS = (StructError, IndexError, KeyError, ValueError)
 """The end of the data, a field that is not expected, a string that is not UTF-8."""
 
@@ -93,8 +98,10 @@ def enqueue_request(frame: bytes, start: int, most: int) -> Any:
             at += 11
         delivery_, spec.delivery, stop = _last_i32(frame, at)
         at += 8
-        if delivery_ != _DELIVERY or stop != STOP:
+        if delivery_ != _DELIVERY:
             return None
+        if stop != STOP:
+            at = _tenancy(spec, frame, at - 1)
         if count == 1:
             request.items = [spec]
         else:
@@ -104,6 +111,31 @@ def enqueue_request(frame: bytes, start: int, most: int) -> Any:
         return _whole(request, frame, at)
     except _MISFITS:
         return None
+
+
+def _tenancy(spec: Any, frame: bytes, at: int) -> int:
+    """Read what an item may have behind its delivery: a tenant, throttle keys and a weight. Return where the item
+    ends. Raises an error of `_MISFITS`."""
+    if frame.startswith(_FAIRNESS, at):
+        _, size = _text(frame, at)
+        spec.fairness_key = frame[at + 7 : at + 7 + size].decode()
+        at += 7 + size
+    if frame.startswith(_THROTTLES, at):
+        _, count = _list(frame, at)
+        at += 8
+        spec.throttle_keys = keys = []
+        for _ in range(min(count, _MOST_THROTTLES)):
+            (size,) = _size(frame, at)
+            keys.append(frame[at + 4 : at + 4 + size].decode())
+            at += 4 + size
+        if count != len(keys):
+            raise ValueError("more throttle keys than an item may have")
+    if frame.startswith(_WEIGHT, at):
+        spec.weight = _i32(frame, at)[1]
+        at += 7
+    if frame[at] != STOP:
+        raise ValueError("an item of another form")
+    return at + 1
 
 
 def _more_items(items: SpecColumns, frame: bytes, at: int, beginning: bytes, ending: bytes, count: int) -> int:

@@ -128,9 +128,12 @@ class MemoryDatabase:
             observer(epoch, batch)
         _rule(epoch == self.epoch, "epoch {} changed rows of epoch {}", epoch, self.epoch)
         for lane in batch.lanes_new:
-            names = [other[1:] for other in self.lanes.values()]
-            _rule(lane.lane not in self.lanes and lane[1:] not in names, "lane {} exists", lane)
+            names = [other[1:5] for other in self.lanes.values()]
+            _rule(lane.lane not in self.lanes and lane[1:5] not in names, "lane {} exists", lane)
             self.lanes[lane.lane] = lane
+        for number, weight in batch.weights:
+            _rule(number in self.lanes, "lane {} gets a weight but is not there", number)
+            self.lanes[number] = self.lanes[number]._replace(weight=weight)
         for item in batch.inserts:
             self._insert(item)
         for _, priority, deliver_after_ms, item_id in batch.ready_gone:

@@ -107,7 +107,7 @@ def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row:
 def _look_at_lanes(made: Checkup, link: Link) -> None:
     # Of `timer`, which has no index by lane, a host says the same when it opens the shard.
     referred = [lane for (lane,) in link.fetch(queries.READY_LANES)]
-    if missing := orphans((row[0] for row in link.fetch(queries.LANES)), referred):
+    if missing := orphans((row[0] for row in link.fetch(queries.LANE_NUMBERS)), referred):
         made.findings.append(Finding(words(missing, "ready"), REMEDY))
 
 

@@ -230,7 +230,7 @@ def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
             tail = ", indexed_to = 0"
             if rows[0][1] <= SCHEMA_VERSION:  # a later version may have other reasons to refuse hosts
                 dead = "EXISTS (SELECT 1 FROM failure)"
-                tenants = "EXISTS (SELECT 1 FROM lane WHERE fairness <> '' OR throttles <> '')"
+                tenants = "EXISTS (SELECT 1 FROM lane WHERE fairness <> x'' OR throttles <> x'')"
                 tail += (
                     f", min_reader = CASE WHEN {dead} THEN {DEAD_VERSION} "
                     f"WHEN {tenants} THEN {TENANTS_VERSION} ELSE {OLDEST_READER} END"

@@ -23,6 +23,7 @@ TIMERS = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lan
 LANES = "SELECT lane, ns, topic, fairness, throttles, weight FROM lane ORDER BY lane"
 LANES_BEFORE = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
 """In a database of schema version 1."""
+LANE_NUMBERS = "SELECT lane FROM lane"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"

@@ -140,6 +140,8 @@ class RowContract:
             LaneRow(8, long + b"1", long + b"\0", b""),
             LaneRow(9, long + b"2", long + b"\0", b""),
             LaneRow(10, b"a", b"t", b"key"),
+            LaneRow(11, b"a", b"t", b"key", b"k" * 255 + b"\0" + b"\xff" * 256),
+            LaneRow(12, b"a", b"t", b"", b"k"),
         ]
         store.commit(Batch(lanes_new=lanes, next_number=1))
         store.commit(Batch(lanes_gone=[3, 9], next_number=1))
@@ -148,6 +150,19 @@ class RowContract:
         opened = again.open("owner", take_over=False)
         again.close()
         assert sorted(opened.lanes) == [LANE, *[lane for lane in lanes if lane.lane not in (3, 9)]]
+
+    def test_weights_of_lanes(self, shard: Shard, store: ShardStore) -> None:
+        lanes = [LaneRow(number, b"n", b"t", b"%d" % number) for number in range(2, 250)]
+        weights = {lane.lane: lane.lane % 7 + 1 for lane in lanes if lane.lane % 3}
+        store.commit(Batch(lanes_new=lanes, weights=list(weights.items()), next_number=1))
+        store.commit(Batch(weights=[(2, 1_000)], next_number=1))
+        weights[2] = 1_000
+        store.close()
+        again = shard.store()
+        opened = again.open("owner", take_over=False)
+        again.close()
+        expected = [LANE, *[lane._replace(weight=weights.get(lane.lane, 0)) for lane in lanes]]
+        assert sorted(opened.lanes) == expected
 
     def test_a_megabyte(self, store: ShardStore) -> None:
         large = random.Random(1).randbytes(1 << 20)

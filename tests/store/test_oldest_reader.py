@@ -6,7 +6,7 @@ import pytest
 
 from foqs.rows import Batch
 from foqs.store.link import Database
-from foqs.store.tables import DEAD_VERSION, SCHEMA_VERSION, TAIL_VERSION
+from foqs.store.tables import DEAD_VERSION, SCHEMA_VERSION, TAIL_VERSION, TENANTS_VERSION
 from tests.store.asking import run
 from tests.store.contract import LANE, insert, ready_key
 from tests.store.dead_contract import dead_letters
@@ -49,12 +49,39 @@ def test_dead_letters_keep_older_hosts_away(shard: AnyShard) -> None:
     assert reader_of(shard) == 1
 
 
+@pytest.mark.parametrize("names", [{"fairness": b"tenant"}, {"throttles": b"key"}])
+def test_tenants_keep_older_hosts_away(shard: AnyShard, names: dict[str, bytes]) -> None:
+    """They would take each of the topic's lanes for its only one."""
+    store = shard.store()
+    store.open("owner", take_over=False)
+    tenant = LANE._replace(lane=2, **names)
+    store.commit(Batch(lanes_new=[LANE, tenant], next_number=1))
+    store.close(clean=True)
+    assert reader_of(shard) == TENANTS_VERSION
+    store = shard.store()
+    assert sorted(store.open("owner", take_over=False).lanes) == [LANE, tenant]
+    store.commit(Batch(lanes_gone=[2], next_number=1))
+    store.close(clean=True)
+    assert reader_of(shard) == 1
+
+
 def test_a_shard_of_version_1_has_no_tail(shard: AnyShard) -> None:
     """Its owner names no column that the database lacks."""
-    run(shard.url, "UPDATE shard SET version = 1", "ALTER TABLE shard DROP COLUMN indexed_to")
+    lane_columns = (
+        "DROP INDEX lane_of_names",
+        "ALTER TABLE lane DROP COLUMN throttles",
+        "ALTER TABLE lane DROP COLUMN weight",
+    )
+    if isinstance(shard, ServerShard):
+        lane_columns = ("ALTER TABLE lane DROP INDEX lane_of_names, DROP COLUMN throttles, DROP COLUMN weight",)
+    run(shard.url, "UPDATE shard SET version = 1", "ALTER TABLE shard DROP COLUMN indexed_to", *lane_columns)
     store = shard.store()
     opened = store.open("owner", take_over=False)
     insert(store, new_item(), next_number=opened.next_number + 1)
+    store.commit(Batch(lanes_new=[LANE, LANE._replace(lane=2, topic=b"new")], next_number=opened.next_number + 1))
+    store.close()
+    store = shard.store()
+    assert len(store.open("owner", take_over=False).lanes) == 2
     assert (opened.tail, reader_of(shard)) == (False, 1)
     store.close(clean=True)
     assert reader_of(shard) == 1

@@ -1,0 +1,106 @@
+"""Lanes of tenants and throttle sets: each has its own order, its row and its weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.buffers.inserts import Chunk
+from foqs.engine.pending import EnqueueCall
+from foqs.errors import Unavailable
+from foqs.fairness.keys import LaneKey, lane_key, pack_throttles, tenancy_of, topic_key, unpack_throttles
+from foqs.rows import NewItem
+from tests.engine.laboratory import Laboratory
+
+TOPIC = ("ns", "topic")
+A, B = lane_key(TOPIC, "a"), lane_key(TOPIC, "b")
+THROTTLED = lane_key(TOPIC, "a", ("api", "customer:7"))
+
+
+def put(lab: Laboratory, keys: list[LaneKey], weights: dict[LaneKey, int] | None = None) -> list[Any]:
+    """Enqueue an item for each key in one request."""
+    answers: list[Any] = []
+    items = [lab.item(str(at).encode()) for at in range(len(keys))]
+    call = EnqueueCall(len(keys), answers.extend)
+    lab.engine.enqueue(call, range(len(keys)), items, keys, [1] * len(keys), lab.now_ms, 5_000, weights)
+    lab.settle()
+    return answers
+
+
+def weights_of(lab: Laboratory) -> dict[tuple[bytes, bytes], int]:
+    return {(row.fairness, row.throttles): row.weight for row in lab.dbs[1].lanes.values()}
+
+
+@pytest.mark.parametrize("key", [lane_key(TOPIC), A, lane_key(TOPIC, "", ("k",)), THROTTLED])
+def test_names(key: LaneKey) -> None:
+    fairness, throttles = tenancy_of(key)
+    assert topic_key(key) == TOPIC
+    assert unpack_throttles(pack_throttles(throttles)) == throttles
+    assert lane_key(topic_key(key), fairness, throttles) == key
+
+
+def test_a_plain_lane_is_named_by_its_topic() -> None:
+    assert lane_key(TOPIC) is TOPIC
+
+
+def test_each_tenant_and_throttle_set_has_a_lane() -> None:
+    lab = Laboratory(1)
+    put(lab, [A, B, THROTTLED, lane_key(TOPIC), A])
+    names = {(row.fairness, row.throttles) for row in lab.dbs[1].lanes.values()}
+    assert names == {(b"a", b""), (b"b", b""), (b"a", b"api\0customer:7"), (b"", b"")}
+    assert {key: lane.total for key, lane in lab.engine.shards[1].lanes.items()} == {
+        A: 2, B: 1, THROTTLED: 1, lane_key(TOPIC): 1,
+    }  # fmt: skip
+
+
+def test_lanes_and_weights_are_there_after_a_restart() -> None:
+    lab = Laboratory(1)
+    put(lab, [A, B, THROTTLED], {A: 4})
+    lab.reopen()
+    lanes = lab.engine.shards[1].lanes
+    assert {key: (lane.total, lane.weight) for key, lane in lanes.items()} == {A: (1, 4), B: (1, 0), THROTTLED: (1, 0)}
+
+
+def test_the_last_stored_weight_wins() -> None:
+    lab = Laboratory(1)
+    put(lab, [A, B], {A: 4, B: 2})
+    put(lab, [A, B], {B: 9})
+    put(lab, [A, B])
+    assert weights_of(lab) == {(b"a", b""): 4, (b"b", b""): 9}
+
+
+def test_an_equal_weight_is_not_written_again() -> None:
+    lab = Laboratory(1)
+    put(lab, [A], {A: 4})
+    batches: list[Any] = []
+    lab.dbs[1].observers.append(lambda epoch, batch: batches.append(batch.weights))
+    put(lab, [A], {A: 4})
+    put(lab, [A], {A: 5})
+    assert batches == [[], [(1, 5)]]
+
+
+def test_a_weight_whose_transaction_failed_is_written_again() -> None:
+    lab = Laboratory(1)
+    put(lab, [A], {A: 4})
+    lab.faults[1].commits.append("busy")
+    put(lab, [A], {A: 5})
+    lab.go_on(5_000)
+    assert weights_of(lab) == {(b"a", b""): 5}
+    assert lab.engine.shards[1].lanes[A].weight == 5
+
+
+def test_a_shard_that_is_not_migrated_takes_plain_items_only() -> None:
+    lab = Laboratory(1)
+    lab.engine.shards[1].tail.opened = False
+    (error,) = put(lab, [A])
+    assert isinstance(error, Unavailable)
+    assert "foqs shards migrate" in error.message
+    assert isinstance(put(lab, [lane_key(TOPIC)], {lane_key(TOPIC): 3})[0], int)
+    assert weights_of(lab) == {(b"", b""): 0}
+
+
+def test_a_part_of_a_chunk_keeps_the_weights() -> None:
+    items = [NewItem(b"", None, None, 0, 0, 0, 0, 0, 0, 1)] * 2
+    chunk = Chunk(EnqueueCall(2, print), [0, 1], items, [A, B], 2, None, {A: 4})
+    assert chunk.part([1]).weights == {A: 4}

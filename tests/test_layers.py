@@ -23,6 +23,7 @@ PURE = frozenset(
         "foqs.shardmgr",
         "foqs.quotas",
         "foqs.policies",
+        "foqs.throttles",
     }
 )
 GUARDED = PURE | {"foqs.engine", "foqs.peers", "foqs.wire"}
@@ -38,6 +39,7 @@ MAY_IMPORT = {
     "foqs.shardmgr": VALUES | PURE,
     "foqs.quotas": VALUES | PURE,
     "foqs.policies": VALUES | PURE,
+    "foqs.throttles": VALUES | PURE,
     "foqs.store": VALUES | PURE | {"foqs.store"},
     "foqs.wire": VALUES | WIRE,
     "foqs.rpc": VALUES | PURE | WIRE | {"foqs.rpc"},

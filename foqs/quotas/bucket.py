@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from foqs.quota import Quota
+from foqs.quota import NANO, Quota
 
 TTL_MS = 1_500
 """How long tokens are good for, unless the host asks again. A new coordinator grants nothing for this time."""
@@ -44,21 +44,38 @@ class _Holding(NamedTuple):
 
 
 class Bucket:
-    """`now_ms` may come from any clock that never goes back. Tokens are counted in thousandths, exactly.
+    """`now_ms` may come from any clock that never goes back. Tokens are counted in billionths, exactly.
 
-    Invariant: `level` + `out` <= burst, where `out` is at least what hosts may spend still."""
+    Invariant: `level` + `out` <= burst, where `out` is at least what hosts may spend still. After a smaller burst came
+    into force, the level is 0 until `out` has room for it."""
 
-    __slots__ = ("_at_ms", "_burst", "_holders", "_level", "_per_second", "granted", "out")
+    __slots__ = ("_at_ms", "_burst", "_holders", "_level", "_nano_per_ms", "granted", "out")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
         """`empty_at_ms`: when there was none, here or with any host."""
-        self._per_second = quota.per_second
+        self._nano_per_ms = quota.nano_per_ms
         self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
-        self._level = 0 if quota.per_second is not None else _UNBOUNDED * 1_000
+        self._level = 0 if quota.per_second is not None else _UNBOUNDED * NANO
         self._at_ms = empty_at_ms
         self._holders: dict[str, _Holding] = {}  # whose tokens end first comes first
         self.out = 0
         self.granted = 0  # in total, less those given back
+
+    def update(self, quota: Quota, now_ms: int) -> None:
+        """Go by another rate and burst from `now_ms` on. From then on, hosts spend in t seconds at most rate * t more
+        than the new burst, or than what they held at `now_ms` if that is more."""
+        self.advance(now_ms)
+        bounded = self._nano_per_ms is not None
+        self._nano_per_ms = quota.nano_per_ms
+        self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
+        self._level = self._capped(self._level if bounded or quota.per_second is not None else _UNBOUNDED * NANO)
+
+    def ms_until(self, tokens: int) -> int:
+        """How long it takes until so many, of at most the burst, are here, if no host holds or takes any."""
+        if self._nano_per_ms is None:
+            return 0
+        lacking = min(tokens, self._burst) * NANO - self._level
+        return max(0, -(-lacking // max(1, self._nano_per_ms)))
 
     @property
     def spent(self) -> int:
@@ -78,7 +95,7 @@ class Bucket:
         back = min(ask.back, had - held)
         self._hold(holder, ask.number, held, now_ms)
         self.granted -= back
-        self._level = min(self._level + back * 1_000, (self._burst - self.out) * 1_000)
+        self._level = self._capped(self._level + back * NANO)
         return kept
 
     def grant(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
@@ -87,8 +104,8 @@ class Bucket:
         held = self._holders.get(holder)
         if held is None or held.number != number:
             return 0
-        granted = min(wanted, self._level // 1_000)
-        self._level -= granted * 1_000
+        granted = min(wanted, self._level // NANO)
+        self._level -= granted * NANO
         self.granted += granted
         self._hold(holder, number, held.tokens + granted, now_ms)
         return granted
@@ -106,7 +123,7 @@ class Bucket:
     def full(self, now_ms: int) -> bool:
         """Whether no host holds tokens and the bucket is full: a new bucket would fill up to the same state."""
         self.advance(now_ms)
-        return not self._holders and (self._per_second is None or self._level == self._burst * 1_000)
+        return not self._holders and (self._nano_per_ms is None or self._level == self._burst * NANO)
 
     def _hold(self, holder: str, number: int, tokens: int, now_ms: int) -> None:
         before = self._holders.pop(holder, None)
@@ -115,10 +132,12 @@ class Bucket:
 
     def _fill(self, at_ms: int) -> None:
         if at_ms > self._at_ms:
-            if self._per_second is not None:
-                more = self._per_second * (at_ms - self._at_ms)
-                self._level = min(self._level + more, (self._burst - self.out) * 1_000)
+            if self._nano_per_ms is not None:
+                self._level = self._capped(self._level + self._nano_per_ms * (at_ms - self._at_ms))
             self._at_ms = at_ms
 
+    def _capped(self, level: int) -> int:
+        return max(0, min(level, (self._burst - self.out) * NANO))
+
     def __repr__(self) -> str:
-        return f"Bucket({self._level / 1_000} here, {self.out} out)"
+        return f"Bucket({self._level / NANO} here, {self.out} out)"

@@ -20,8 +20,13 @@ from foqs.shardmgr.change import name
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _OUT = object()
 """In place of a value: the field is taken out."""
-_OBJECTS = {"retry": '{"kind": "exponential"}', "dead": '{"topic": "failed", "ttl_ms": 604800000}'}
-"""Fields whose values are objects, with an example of each."""
+_JSON = {
+    "retry": ("object, or null", '{"kind": "exponential"}'),
+    "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
+    "fair": ("object", '{"weights": {"gold:*": 4}}'),
+    "throttles": ("list", '["api"]'),
+}
+"""Fields whose values are objects or lists, with an example of each."""
 _SAID = {
     ("paused", True): ("paused", "already paused"),
     ("paused", False): ("resumed", "not paused"),
@@ -174,8 +179,10 @@ def _field(text: str) -> tuple[str, Any]:
         fail(f"{field}: the JSON is too deep", 2)
     except ValueError:
         read = value  # delivery=at_most_once
-    if field in _OBJECTS and not (read is None or isinstance(read, dict)):
-        fail(f"{text}: {field} is a JSON object, or null; for example: '{field}={_OBJECTS[field]}'", 2)
+    if field in _JSON:
+        kind, example = _JSON[field]
+        if not (read is None or isinstance(read, type(json.loads(example)))):
+            fail(f"{text}: {field} is a JSON {kind}; for example: '{field}={example}'", 2)
     return field, read
 
 

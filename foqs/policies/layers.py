@@ -1,5 +1,7 @@
-"""Which entries of a namespace's settings make the policy of a topic: for each field on its own, the built-in value,
-then `topic.*`, then the longest `prefix*`, then the exact name."""
+"""Which entries of a namespace's settings make the policy of a topic, a throttle or a weight.
+
+A policy: for each field on its own, the built-in value, then `topic.*`, then the longest `prefix*`, then the exact
+name. A throttle or weight: the exact key, else the longest `prefix*`."""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
-from foqs.policies.settings import TOPIC, Settings
+from foqs.policies.fair import parse_weight
+from foqs.policies.patterns import Patterns
+from foqs.policies.settings import THROTTLE, TOPIC, WEIGHT, Settings
+from foqs.policies.throttle_entry import parse_throttle
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
     DEAD_SUFFIX,
@@ -17,11 +22,12 @@ from foqs.policies.topic_policy import (
     effective,
     parse,
 )
+from foqs.throttles.throttle import Throttle
 
 BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
-"""Policies that a namespace remembers; they are made again when needed."""
+"""Policies, and throttles of keys, that a namespace remembers; they are made again when needed."""
 
 
 NO_BOUND = 1 << 62
@@ -29,11 +35,12 @@ NO_BOUND = 1 << 62
 
 class Bounds(NamedTuple):
     """What each delivery needs of a topic's policy: `attempts` is NO_BOUND where there is none. Equal ones are one
-    object; `changes` is that of the policies when it was made."""
+    object; `changes` is that of the policies when it was made. `throttles`: keys that the policy adds to all items."""
 
     changes: int
     attempts: int
     exact: bool
+    throttles: tuple[str, ...]
 
 
 class NamespacePolicies:
@@ -41,21 +48,22 @@ class NamespacePolicies:
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `pauses`: some topic may be paused."""
-        self._exact: dict[str, PolicyEntry] = {}
-        prefixes: dict[str, PolicyEntry] = {}
+        topics: dict[str, PolicyEntry] = {}
+        throttles: dict[str, Throttle] = {}
+        weights: dict[str, int] = {}
         for key, text in entries.items():
             if key.startswith(TOPIC):
-                name = key.removeprefix(TOPIC)
-                if name.endswith("*"):
-                    prefixes[name[:-1]] = parse(text)
-                else:
-                    self._exact[name] = parse(text)
-        self.pauses = any(entry.paused for entry in (*self._exact.values(), *prefixes.values()))
-        self._prefixes = prefixes
-        self._lengths = sorted(set(map(len, prefixes)))
-        named = [entry.dead.topic for entry in (*self._exact.values(), *prefixes.values()) if entry.dead is not None]
+                topics[key.removeprefix(TOPIC)] = parse(text)
+            elif key.startswith(THROTTLE):
+                throttles[key.removeprefix(THROTTLE)] = parse_throttle(text).throttle(key)
+            elif key.startswith(WEIGHT):
+                weights[key.removeprefix(WEIGHT)] = parse_weight(text)
+        self._topics, self._throttles, self._weights = Patterns(topics), Patterns(throttles), Patterns(weights)
+        self.pauses = any(entry.paused for entry in topics.values())
+        named = [entry.dead.topic for entry in topics.values() if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)
         self._known: dict[str, TopicPolicy] = {}
+        self._known_throttles: dict[str, Throttle | None] = {}
 
     def of(self, topic: str) -> TopicPolicy:
         policy = self._known.get(topic)
@@ -84,24 +92,34 @@ class NamespacePolicies:
         """Whether the topic takes dead letters."""
         return topic.endswith(DEAD_SUFFIX) or topic in self._dead_topics
 
+    def throttle(self, key: str) -> Throttle | None:
+        """Return the limit on deliveries with a throttle key; None: there is none."""
+        if not self._throttles:
+            return None
+        known = self._known_throttles
+        if key not in known:
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            known[key] = self._throttles.closest(key)
+        return known[key]
+
+    def weight(self, topic: str, fairness_key: str, given: int = 0) -> int:
+        """Return the weight of a tenant: that of the topic's policy, of the settings, the one given with its items (0:
+        none), or 1."""
+        return self.of(topic).fair.weights.closest(fairness_key) or self._weights.closest(fairness_key) or given or 1
+
     def _layers(self, topic: str) -> dict[str, tuple[str, PolicyEntry]]:
         found = dict.fromkeys(PolicyEntry.model_fields, (BUILT_IN, BUILT_IN_ENTRY))
-        for length in self._lengths:  # the longest last, so that it wins
-            prefix = topic[:length]
-            entry = self._prefixes.get(prefix)
-            if entry is not None:
-                found |= dict.fromkeys(entry.model_fields_set, (f"{TOPIC}{prefix}*", entry))
-        exact = self._exact.get(topic)
-        if exact is not None:
-            found |= dict.fromkeys(exact.model_fields_set, (f"{TOPIC}{topic}", exact))
+        for key, entry in self._topics.fitting(topic):
+            found |= dict.fromkeys(entry.model_fields_set, (f"{TOPIC}{key}", entry))
         return found
 
 
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
-    `namespaces` has those with entries for topics, `pausing` those of them in which a topic may be paused: requests of
-    all other namespaces look at nothing else."""
+    `namespaces` has those with policies, throttles or weights, `pausing` those of them in which a topic may be paused:
+    requests of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -109,7 +127,7 @@ class Policies:
         self.pausing: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
         self.changes = 0
-        self._bounds: dict[tuple[int, bool], Bounds] = {}
+        self._bounds: dict[tuple[int, bool, tuple[str, ...]], Bounds] = {}
 
     def apply(self, settings: Settings) -> None:
         """Use the policies of this version from now on."""
@@ -119,7 +137,7 @@ class Policies:
         self.pausing.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
-        if any(key.startswith(TOPIC) for key in settings.entries):
+        if any(key.startswith((TOPIC, THROTTLE, WEIGHT)) for key in settings.entries):
             policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
             if policies.pauses:
                 self.pausing[ns] = policies
@@ -139,13 +157,15 @@ class Policies:
 
     def bounds(self, key: TopicKey) -> Bounds:
         """Return what `of` says about each delivery. Until `changes` changes it stays the same."""
+        made: tuple[int, bool, tuple[str, ...]]
         namespace = self.namespaces.get(key[0])
         if namespace is None:  # most of very many topics: none needs a policy of its own
-            attempts, exact = 0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts, False
+            made = (0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts, False, ())
         else:
             policy = namespace.of(key[1])
-            attempts, exact = policy.max_attempts, policy.exact_attempts
-        bounds = self._bounds.get((attempts, exact))
+            made = (policy.max_attempts, policy.exact_attempts, policy.throttles)
+        bounds = self._bounds.get(made)
         if bounds is None:
-            bounds = self._bounds[attempts, exact] = Bounds(self.changes, attempts or NO_BOUND, exact)
+            attempts, exact, throttles = made
+            bounds = self._bounds[made] = Bounds(self.changes, attempts or NO_BOUND, exact, throttles)
         return bounds

@@ -22,6 +22,11 @@ def name_error(name: str) -> str | None:
     return None
 
 
+def pattern_error(pattern: str) -> str | None:
+    """Return the error of a text that is neither a name nor a `prefix*`."""
+    return None if pattern == "*" else name_error(pattern.removesuffix("*"))
+
+
 def throttle_key_error(key: str) -> str | None:
     """Return the error of a text that is no throttle key. A * at the end is for patterns of the settings."""
     return "a throttle key does not end in *" if key.endswith("*") else name_error(key)

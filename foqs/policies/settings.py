@@ -7,11 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from foqs.errors import Conflict, Invalid
-from foqs.policies import topic_policy
-from foqs.policies.names import name_error
+from foqs.policies.fair import parse_weight
+from foqs.policies.names import pattern_error
+from foqs.policies.throttle_entry import parse_throttle
+from foqs.policies.topic_policy import parse
 
 TOPIC = "topic."
-_LATER = ("throttle.", "weight.", "script.")
+THROTTLE = "throttle."
+WEIGHT = "weight."
+_LATER = ("script.",)
 """Prefixes of keys of features that this version does not have."""
 MOST_BYTES = 900_000
 VALUE_BYTES = 4_096
@@ -56,6 +60,8 @@ class Settings:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
+_CHECKS: Mapping[str, Callable[[str], object]] = {TOPIC: parse, THROTTLE: parse_throttle, WEIGHT: parse_weight}
+"""By prefix of keys that foqs knows: what raises Invalid with every error of a value."""
 Change = Callable[[Settings], Settings]
 
 
@@ -94,20 +100,15 @@ def _errors(key: str, value: str) -> list[str]:
         found.append(f"the value has {value_bytes} bytes, more than {VALUE_BYTES}")
     elif key.startswith(_LATER):
         found.append(f"this version of foqs does not have {key.split('.', maxsplit=1)[0]} settings")
-    elif key.startswith(TOPIC):
-        found += _policy_errors(key.removeprefix(TOPIC), value)
+    elif known := next((prefix for prefix in _CHECKS if key.startswith(prefix)), None):
+        error = pattern_error(key.removeprefix(known))
+        found += [] if error is None else [error]
+        try:
+            _CHECKS[known](value)
+        except Invalid as invalid:
+            found += invalid.message.split("\n")
     return found
 
 
 def _shown(key: str) -> str:
     return key[:_KEY_CHARACTERS] if key.isprintable() else json.dumps(key)[:_KEY_CHARACTERS]
-
-
-def _policy_errors(name: str, value: str) -> list[str]:
-    error = None if name == "*" else name_error(name.removesuffix("*"))
-    errors = [] if error is None else [error]
-    try:
-        topic_policy.parse(value)
-    except Invalid as invalid:
-        errors += invalid.message.split("\n")
-    return errors

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from foqs.errors import Invalid
-from foqs.policies.names import NAME_BYTES, name_error
+from foqs.policies.entries import Entry, checked, read
+from foqs.policies.fair import FairEntry, FairRule
+from foqs.policies.names import NAME_BYTES, name_error, throttle_key_error, throttles_error
 from foqs.policies.retry import RetryKind, RetryRule
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
@@ -20,40 +20,14 @@ _MINUTE_MS = 60_000
 DEAD_SUFFIX = ".dlq"
 _MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
-_LATER = frozenset({"fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"})
+_LATER = frozenset({"per_worker", "refuse_late", "keep", "hooks"})
 """Fields of features that this version does not have."""
 
-_KINDS = {
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a number",
-    "string_type": "a text",
-    "string_unicode": "a text that is UTF-8",
-    "model_type": "an object",
-    "greater_than_equal": "{ge} or more",
-    "less_than_equal": "{le} or less",
-    "literal_error": "{expected}",
-}
-"""What a value must be, by pydantic's type of the error; a value in braces is the error's own."""
-_VALUE_CHARACTERS = 60
-
 Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
+ThrottleKey = Annotated[str, checked(throttle_key_error)]
 
 
-def _name(name: str) -> str:
-    error = name_error(name)
-    if error is not None:
-        raise ValueError(error)
-    return name
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class RetryEntry(_Entry):
+class RetryEntry(Entry):
     kind: Literal["constant", "linear", "exponential"]
     first_ms: Duration = 1_000
     step_ms: Duration = 0
@@ -74,12 +48,12 @@ class RetryEntry(_Entry):
         )  # fmt: skip
 
 
-class DeadEntry(_Entry):
-    topic: Annotated[str, AfterValidator(_name)] | None = None
+class DeadEntry(Entry):
+    topic: Annotated[str, checked(name_error)] | None = None
     ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
 
 
-class PolicyEntry(_Entry):
+class PolicyEntry(Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
     priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
@@ -90,6 +64,8 @@ class PolicyEntry(_Entry):
     paused: bool = False
     closed: bool = False
     max_stored: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
+    fair: FairEntry = FairEntry()
+    throttles: Annotated[list[ThrottleKey], checked(throttles_error)] = Field(default_factory=list)
     retry: RetryEntry | None = RetryEntry(kind="exponential")
     max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] = 25
     max_total_ms: Duration = 0
@@ -105,9 +81,10 @@ BUILT_IN_ENTRY = PolicyEntry()
 class TopicPolicy:
     """The effective policy of a topic. Times are in milliseconds; None means that there is none.
 
-    `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `retry`: delays
-    of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the delivery: 0 means no
-    bound. `dead_topic`: where items go after their last attempt; without one they are removed.
+    `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `throttles`:
+    keys, sorted, that each item has besides its own. `retry`: delays of failed items. `max_attempts`, `max_total_ms`
+    since the enqueue, `stuck_after_ms` since the delivery: 0 means no bound. `dead_topic`: where items go after their
+    last attempt; without one they are removed.
     """
 
     priority: int
@@ -118,6 +95,8 @@ class TopicPolicy:
     paused: bool
     closed: bool
     max_stored: int | None
+    fair: FairRule
+    throttles: tuple[str, ...]
     retry: RetryRule | None
     max_attempts: int
     max_total_ms: int
@@ -136,51 +115,7 @@ class TopicPolicy:
 @lru_cache(maxsize=_MOST_PARSED)
 def parse(text: str) -> PolicyEntry:
     """Raises Invalid with every error of the entry, one a line."""
-    try:
-        value = json.loads(text, object_pairs_hook=_fields)
-    except RecursionError:
-        raise Invalid("not JSON: too deep") from None
-    except UnicodeEncodeError:
-        raise Invalid("the name of a field is not UTF-8") from None
-    except ValueError as error:
-        raise Invalid(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Invalid(f"a topic policy is a JSON object, not {_shown(value)}")
-    errors = [f"{name}: this version of foqs does not have it" for name in sorted(_LATER & value.keys())]
-    try:
-        entry = PolicyEntry.model_validate({name: value[name] for name in value if name not in _LATER})
-    except ValidationError as found:
-        errors += [_line(detail) for detail in found.errors(include_url=False)]
-    if errors:
-        raise Invalid("\n".join(errors))
-    return entry
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    "".join(names).encode()
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{_shown(twice)} stands in an object more than once")
-    return dict(pairs)
-
-
-def _line(detail: Any) -> str:
-    *inside, name = detail["loc"]
-    kind = detail["type"]
-    if kind == "extra_forbidden":
-        return ": ".join([*inside, f"there is no field {_shown(name)}"])
-    where = ".".join([*inside, name])
-    if kind == "missing":
-        return f"{where}: it is missing"
-    if kind == "value_error":
-        return f"{where}: {detail['ctx']['error']}"
-    return f"{where}: it must be {_KINDS[kind].format_map(detail.get('ctx', {}))}, not {_shown(detail['input'])}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "..."
+    return read(PolicyEntry, text, "a topic policy", _LATER)
 
 
 def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> TopicPolicy:
@@ -197,6 +132,8 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         paused=one["paused"],
         closed=one["closed"],
         max_stored=one["max_stored"],
+        fair=one["fair"].rule,
+        throttles=tuple(sorted(one["throttles"])),
         retry=one["retry"].rule() if one["retry"] is not None else None,
         max_attempts=0 if dead else one["max_attempts"],
         max_total_ms=0 if dead else one["max_total_ms"],

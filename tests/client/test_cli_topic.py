@@ -156,7 +156,15 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
         (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
         (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
-        (["policy", "mail", "fair={}"], 1, "topic.mail: fair: this version of foqs does not have it"),
+        (["policy", "mail", "hooks={}"], 1, "topic.mail: hooks: this version of foqs does not have it"),
+        (
+            ["policy", "mail", "fair=busy"],
+            2,
+            """fair is a JSON object; for example: 'fair={"weights": {"gold:*": 4}}'""",
+        ),
+        (["policy", "mail", "throttles=api"], 2, """throttles is a JSON list; for example: 'throttles=["api"]'"""),
+        (["policy", "mail", "fair=null"], 1, "topic.mail: fair: it must be an object, not null"),
+        (["policy", "mail", 'throttles=["a*"]'], 1, "topic.mail: throttles.0: a throttle key does not end in *"),
         (["pause", "x" * 256], 1, "a name has 1 to 255 bytes, not 256"),
         (["stats", ""], 1, "topic must have 1 to 255 bytes"),
     ],
@@ -168,7 +176,7 @@ def test_wrong_commands_change_nothing(run: Run, client: Client, args: list[str]
     assert client.settings().version == 0
 
 
-@pytest.mark.parametrize("field", ["retry", "dead"])
+@pytest.mark.parametrize("field", ["retry", "dead", "fair", "throttles"])
 def test_the_example_of_a_field_is_a_valid_policy(run: Run, client: Client, field: str) -> None:
     (example,) = re.findall(r"for example: (.*)", run("policy", "mail", f"{field}=x").stderr)
     done = run("policy", "mail", *shlex.split(example))

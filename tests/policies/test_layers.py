@@ -13,6 +13,7 @@ from foqs.policies import layers
 from foqs.policies.layers import BUILT_IN, NamespacePolicies, Policies
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import PolicyEntry
+from foqs.throttles.throttle import Throttle
 
 
 def entries(**topics: dict[str, Any]) -> dict[str, str]:
@@ -76,7 +77,9 @@ def test_the_policies_of_a_version_replace_those_before() -> None:
 @pytest.mark.parametrize("topic", ["mail", "mail.dlq", "other"])
 def test_the_document_of_a_policy_makes_the_same_policy(topic: str) -> None:
     retry = {"kind": "linear", "step_ms": 7}
-    made = NamespacePolicies(entries(**{"mail": {"retry": retry, "lease_ms": 400}, "*": {"priority": 3, "dead": None}}))
+    fair = {"unit": "bytes", "weights": {"gold:*": 4}}
+    mail = {"retry": retry, "lease_ms": 400, "fair": fair, "throttles": ["b", "a"]}
+    made = NamespacePolicies(entries(**{"mail": mail, "*": {"priority": 3, "dead": None}}))
     document = made.document(topic)
     assert json.loads(document).keys() == PolicyEntry.model_fields.keys()
     assert NamespacePolicies({f"topic.{topic}": document}).of(topic) == made.of(topic)
@@ -86,6 +89,68 @@ def test_the_document_of_a_policy_names_its_dead_letter_topic() -> None:
     built_in = NamespacePolicies({})
     assert json.loads(built_in.document("mail"))["dead"] == {"topic": "mail.dlq", "ttl_ms": None}
     assert json.loads(built_in.document("mail.dlq"))["dead"] is None
+
+
+def test_a_throttle_of_the_exact_key_wins_over_prefixes() -> None:
+    policies = NamespacePolicies(
+        {
+            "throttle.api": '{"per_second": 10, "burst": 20}',
+            "throttle.customer:*": '{"per_second": 1}',
+            "throttle.customer:7": '{"per_second": 0.5, "shadow": true}',
+            "throttle.c*": '{"per_second": 99}',
+            "topic.mail": "{}",
+        }
+    )
+    assert policies.throttle("api") == Throttle(10.0, 20, False, "throttle.api")
+    assert policies.throttle("customer:7") == Throttle(0.5, 1, True, "throttle.customer:7")
+    assert policies.throttle("customer:8") == Throttle(1.0, 1, False, "throttle.customer:*")
+    assert policies.throttle("customer:8") is policies.throttle("customer:9")
+    assert policies.throttle("c") == Throttle(99.0, 99, False, "throttle.c*")
+    assert policies.throttle("other") is policies.throttle("mail") is NamespacePolicies({}).throttle("api") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "weight"),
+    [("acme", 7, 2), ("gold:zenith", 7, 5), ("gold:b", 7, 4), ("iron", 7, 9), ("tin", 7, 7), ("tin", 0, 1), ("", 3, 3)],
+)
+def test_the_weight_of_a_tenant(key: str, given: int, weight: int) -> None:
+    """In order: the policy's exact key and longest prefix, the settings', that of the items, 1."""
+    fair = {"weights": {"acme": 2, "gold:*": 4, "gold:z*": 5}}
+    settings = {"weight.acme": "8", "weight.gold:zenith": "8", "weight.ir*": "9"}
+    policies = NamespacePolicies({**entries(mail={"fair": fair}), **settings})
+    assert policies.weight("mail", key, given) == weight
+
+
+def test_weights_of_the_settings_count_in_all_topics() -> None:
+    policies = NamespacePolicies({**entries(mail={"fair": {"weights": {"a": 2}}}), "weight.*": "3", "weight.a": "4"})
+    assert [policies.weight(topic, key) for topic in ("mail", "other") for key in ("a", "b", "")] == [2, 3, 3, 4, 3, 3]
+
+
+@pytest.mark.parametrize("key", ["throttle.api", "weight.gold:*", "topic.mail"])
+def test_namespaces_with_such_entries_have_policies(key: str) -> None:
+    policies = Policies()
+    value = {"throttle.api": '{"per_second": 10}', "weight.gold:*": "4", "topic.mail": "{}"}[key]
+    policies.apply(Settings("shop").changed({key: value}, ()))
+    policies.apply(Settings("free").changed({"plans/acme": "gold", "throttles": "x"}, ()))
+    assert policies.namespaces.keys() == {"shop"}
+    policies.apply(Settings("shop", 1, {key: value}).changed({"plans/acme": "gold"}, [key]))
+    assert not policies.namespaces
+
+
+def test_bounds_have_the_throttles_of_the_policy() -> None:
+    policies = Policies()
+    policies.apply(Settings("shop").changed(entries(**{"a*": {"throttles": ["y", "x"]}, "ab": {"throttles": []}}), ()))
+    assert policies.bounds(("shop", "a")) == (1, 25, False, ("x", "y"))
+    assert policies.bounds(("shop", "a")) is policies.bounds(("shop", "ac"))
+    assert policies.bounds(("shop", "ab")) is policies.bounds(("other", "a"))
+    assert policies.bounds(("other", "a")) == (1, 25, False, ())
+
+
+def test_throttles_are_remembered_up_to_a_bound(monkeypatch: Any) -> None:
+    monkeypatch.setattr(layers, "_MOST_KNOWN", 3)
+    policies = NamespacePolicies({"throttle.a*": '{"per_second": 1}'})
+    assert [policies.throttle(f"a{n}") is not None for n in range(10)] == [True] * 10
+    assert len(policies._known_throttles) <= 3
 
 
 def test_policies_are_remembered_up_to_a_bound(monkeypatch: Any) -> None:

@@ -35,11 +35,14 @@ def test_a_change_reports_every_error() -> None:
                 "k" * 513: "x",
                 "plans/acme": "x",
                 "script.route": "function on_enqueue() end",
-                "throttle.api": "{}",
+                "throttle.": "{}",
+                "throttle.api": '{"per_second": 0, "timeout_ms": 1, "x": 2}',
+                "throttle.customer:*": "10",
                 "topic.": "{}",
                 "topic.*": '{"paused": 1}',
                 "topic.jobs*": "[]",
-                "weight.gold": "4",
+                "weight.": "0",
+                "weight.gold": "4.0",
                 "\ud800": "x",
             },
             ["plans/acme", "plans/none"],
@@ -52,24 +55,31 @@ def test_a_change_reports_every_error() -> None:
         "big: the value has 4097 bytes, more than 4096",
         "k" * 80 + ": a key has 1 to 512 bytes, not 513",
         "script.route: this version of foqs does not have script settings",
-        "throttle.api: this version of foqs does not have throttle settings",
+        "throttle.: a name has 1 to 255 bytes, not 0",
+        "throttle.: per_second: it is missing",
+        "throttle.api: timeout_ms: this version of foqs does not have it",
+        "throttle.api: per_second: it must be 0.001 or more, not 0",
+        'throttle.api: there is no field "x"',
+        "throttle.customer:*: a throttle is a JSON object, not 10",
         "topic.: a name has 1 to 255 bytes, not 0",
         "topic.*: paused: it must be true or false, not 1",
         "topic.jobs*: a topic policy is a JSON object, not []",
-        "weight.gold: this version of foqs does not have weight settings",
+        "weight.: a name has 1 to 255 bytes, not 0",
+        'weight.: a weight is a whole number from 1 to 1000, not "0"',
+        'weight.gold: a weight is a whole number from 1 to 1000, not "4.0"',
         '"\\ud800": the key or the value is not UTF-8',
     ]
 
 
 @pytest.mark.parametrize("name", ["*", "a*", "a*b", "x" * 255, "x" * 254 + "*", "é" * 127, "a.b c"])
-def test_names_that_topics_may_have(name: str) -> None:
-    assert check({f"topic.{name}": "{}"}) == []
+def test_names_that_topics_and_keys_may_have(name: str) -> None:
+    assert check({f"topic.{name}": "{}", f"throttle.{name}": '{"per_second": 1}', f"weight.{name}": "4"}) == []
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "é" * 128, "x" * 256 + "*"])
-def test_names_that_no_topic_has(name: str) -> None:
-    (error,) = check({f"topic.{name}": "{}"})
-    assert "a name has 1 to 255 bytes" in error
+def test_names_that_no_topic_and_no_key_has(name: str) -> None:
+    errors = check({f"topic.{name}": "{}", f"throttle.{name}": '{"per_second": 1}', f"weight.{name}": "4"})
+    assert [error.split(", not")[0].split(": ")[-1] for error in errors] == ["a name has 1 to 255 bytes"] * 3
 
 
 def test_all_entries_together_have_a_bound() -> None:

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
+from foqs.policies.fair import FairRule
+from foqs.policies.patterns import Patterns
 from foqs.policies.retry import RetryKind, RetryRule
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
@@ -55,6 +57,28 @@ def errors(text: str) -> list[str]:
         ({"dead": {"topic": ""}}, "dead.topic: a name has 1 to 255 bytes, not 0"),
         ({"dead": {"topic": "é" * 128}}, "dead.topic: a name has 1 to 255 bytes, not 256"),
         ({"dead": {"topic": "a\nb"}}, "dead.topic: a name has no control characters"),
+        ({"fair": None}, "fair: it must be an object, not null"),
+        ({"fair": {"unit": "item"}}, "fair.unit: it must be 'items', 'bytes' or 'busy', not \"item\""),
+        ({"fair": {"scope": 1}}, "fair.scope: it must be 'tenant' or 'topic', not 1"),
+        ({"fair": {"balance": "no"}}, 'fair.balance: it must be true or false, not "no"'),
+        ({"fair": {"weights": [1]}}, "fair.weights: it must be an object, not [1]"),
+        ({"fair": {"weights": {"gold:*": 0}}}, 'fair.weights."gold:*": it must be 1 or more, not 0'),
+        ({"fair": {"weights": {"gold": 1_001}}}, "fair.weights.gold: it must be 1000 or less, not 1001"),
+        ({"fair": {"weights": {"[key]": "x"}}}, 'fair.weights."[key]": it must be a whole number, not "x"'),
+        ({"fair": {"weights": {"": 1}}}, 'fair.weights."": a name has 1 to 255 bytes, not 0'),
+        ({"fair": {"weights": {"a\nb": 1}}}, 'fair.weights."a\\nb": a name has no control characters'),
+        ({"fair": {"weigths": {}}}, 'fair: there is no field "weigths"'),
+        ({"throttles": "api"}, 'throttles: it must be a list, not "api"'),
+        ({"throttles": None}, "throttles: it must be a list, not null"),
+        ({"throttles": [1]}, "throttles.0: it must be a text, not 1"),
+        ({"throttles": ["api", ""]}, "throttles.1: a name has 1 to 255 bytes, not 0"),
+        ({"throttles": ["api*"]}, "throttles.0: a throttle key does not end in *"),
+        ({"throttles": ["api", "api"]}, "throttles: a key stands in it more than once"),
+        ({"throttles": list("abcdefghi")}, "throttles: there are 9 keys, more than 8"),
+        (
+            {"throttles": ["x" * 255, "y" * 255, "z"]},
+            "throttles: the keys have 513 bytes with one between two keys, more than 512",
+        ),
         ({"pause": True}, 'there is no field "pause"'),
         ({"a\nb": 1}, 'there is no field "a\\nb"'),
         ({"priority": "x" * 4_000}, f'priority: it must be a whole number, not "{"x" * 59}...'),
@@ -65,7 +89,7 @@ def test_errors_of_a_wrong_entry(value: Any, message: str) -> None:
     assert errors(json.dumps(value)) == [message]
 
 
-@pytest.mark.parametrize("field", ["fair", "throttles", "per_worker", "refuse_late", "keep", "hooks"])
+@pytest.mark.parametrize("field", ["per_worker", "refuse_late", "keep", "hooks"])
 def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
     assert errors(json.dumps({field: {}})) == [f"{field}: this version of foqs does not have it"]
 
@@ -81,9 +105,9 @@ def test_a_field_that_stands_twice_is_refused() -> None:
 
 
 def test_an_entry_reports_every_error() -> None:
-    assert errors('{"x": 1, "fair": {}, "hooks": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
-        "fair: this version of foqs does not have it",
+    assert errors('{"x": 1, "keep": {}, "hooks": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
         "hooks: this version of foqs does not have it",
+        "keep: this version of foqs does not have it",
         "paused: it must be true or false, not 0",
         "retry.kind: it must be 'constant', 'linear' or 'exponential', not \"x\"",
         'retry: there is no field "y"',
@@ -96,11 +120,18 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-fields = st.sampled_from([*PolicyEntry.model_fields, "fair", "other"])
+fields = st.sampled_from([*PolicyEntry.model_fields, "keep", "other"])
 retries = st.dictionaries(st.sampled_from(["kind", "first_ms", "step_ms", "factor", "longest_ms", "jitter"]), values)
 
 
-@given(st.dictionaries(fields, values | retries | st.dictionaries(st.sampled_from(["topic", "ttl_ms"]), values)))
+fairs = st.dictionaries(
+    st.sampled_from(["unit", "scope", "weights", "balance"]),
+    st.dictionaries(st.text(max_size=3) | st.just("[key]"), st.integers(-1, 5) | values) | values,
+)
+graves = st.dictionaries(st.sampled_from(["topic", "ttl_ms"]), values)
+
+
+@given(st.dictionaries(fields, values | retries | fairs | graves))
 def test_any_json_is_an_entry_or_has_errors(value: dict[str, Any]) -> None:
     try:
         entry = parse(json.dumps(value))
@@ -120,6 +151,7 @@ def test_the_built_in_policy() -> None:
     policy = effective("mail", dict.fromkeys(PolicyEntry.model_fields, BUILT_IN_ENTRY), dead=False)
     assert (policy.priority, policy.delay_ms, policy.delivery) == (0, 0, AT_LEAST_ONCE)
     assert (policy.paused, policy.closed, policy.max_stored) == (False, False, None)
+    assert (policy.fair, policy.throttles) == (FairRule("items", "tenant", Patterns({}), balance=True), ())
     assert (policy.max_attempts, policy.dead_topic, policy.dead_ttl_ms) == (25, "mail.dlq", None)
     assert policy.retry == RetryRule(RetryKind.EXPONENTIAL, 1_000, 0, 2.0, 900_000, 0.5)
 
@@ -127,13 +159,16 @@ def test_the_built_in_policy() -> None:
 def test_an_entry_makes_a_policy() -> None:
     entry = parse(
         '{"priority": -3, "delivery": "at_most_once", "retry": {"kind": "linear", "step_ms": 5, "factor": 3},'
-        ' "max_attempts": 2, "max_total_ms": 7, "dead": {"topic": "grave", "ttl_ms": 9}}'
+        ' "max_attempts": 2, "max_total_ms": 7, "dead": {"topic": "grave", "ttl_ms": 9}, "throttles": ["b", "a"],'
+        ' "fair": {"unit": "busy", "scope": "topic", "weights": {"gold:*": 4, "acme": 2}, "balance": false}}'
     )
     layers = dict.fromkeys(PolicyEntry.model_fields, entry)
     policy = effective("mail", layers, dead=False)
     assert (policy.priority, policy.delivery) == (-3, AT_MOST_ONCE)
     assert policy.retry == RetryRule(RetryKind.LINEAR, 1_000, 5, 3.0, 900_000, 0.5)
     assert (policy.max_attempts, policy.max_total_ms, policy.dead_topic, policy.dead_ttl_ms) == (2, 7, "grave", 9)
+    assert policy.throttles == ("a", "b")
+    assert policy.fair == FairRule("busy", "topic", Patterns({"acme": 2, "gold:*": 4}), balance=False)
     grave = effective("grave", layers, dead=True)
     assert (grave.max_attempts, grave.max_total_ms, grave.dead_topic, grave.dead_ttl_ms) == (0, 0, None, None)
 

@@ -1,0 +1,37 @@
+"""Reading a settings value: `what` it is called and the fields of later versions are in its errors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+
+from foqs.errors import Invalid
+from foqs.policies.entries import Entry, checked, read
+
+
+class Box(Entry):
+    name: Annotated[str, checked(lambda name: None if name.isupper() else "it is in lower case")] = "A"
+    count: int = 0
+
+
+def errors(text: str) -> list[str]:
+    with pytest.raises(Invalid) as raised:
+        read(Box, text, "a box", {"lid"})
+    return raised.value.message.split("\n")
+
+
+def test_a_value_is_read() -> None:
+    box = read(Box, '{"count": 3}', "a box", {"lid"})
+    assert (box, box.model_fields_set) == (Box(count=3), {"count"})
+
+
+def test_every_error_is_reported() -> None:
+    assert errors('{"name": "a", "count": "x", "lid": 1, "other": 2}') == [
+        "lid: this version of foqs does not have it",
+        "name: it is in lower case",
+        'count: it must be a whole number, not "x"',
+        'there is no field "other"',
+    ]
+    assert errors("[]") == ["a box is a JSON object, not []"]
+    assert errors('{"count": 1, "count": 1}') == ['not JSON: "count" stands in an object more than once']

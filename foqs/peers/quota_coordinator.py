@@ -82,7 +82,7 @@ class QuotaCoordinator:
         if known is None or known[1:] != (owner, empty_at_ms):
             known = self._tokens[key] = (NamespaceTokens(quota, empty_at_ms), owner, empty_at_ms)
         tokens = known[0]
-        tokens.follow(quota)
+        tokens.follow(quota, now_ms)
         kept = tokens.report(holder, asked, now_ms)
 
         def grant() -> None:

@@ -1,4 +1,5 @@
-"""One host's tokens of a namespace: granted by its coordinator, spent on items, given back when not needed."""
+"""One host's tokens of a namespace, a topic or a throttle key: granted by its coordinator, spent on items, given back
+when not needed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Allowance:
     reports them as held, so that it can take them back. A `term` ends when the held tokens become void."""
 
     __slots__ = (
-        "_dry_until_ms", "_expires_ms", "_numbers", "_pace", "_since_ms", "_used", "asked", "balance",
+        "_dry_until_ms", "_expires_ms", "_numbers", "_pace", "_since_ms", "_spent", "_used", "asked", "balance",
         "pending", "term",
     )  # fmt: skip
 
@@ -34,6 +35,7 @@ class Allowance:
         self._expires_ms = 0
         self._dry_until_ms = 0
         self._used = 0
+        self._spent = 0  # in this term since the last question: the coordinator still counts them as held here
         self._pace = 0.0  # tokens a millisecond, of late
         self._since_ms = now_ms
 
@@ -45,6 +47,28 @@ class Allowance:
         self.pending += taken
         self._used += taken
         return taken
+
+    def spend(self, now_ms: int) -> bool:
+        """Spend one for good, unless it is given back; return False if none is held."""
+        self._end_term(now_ms)
+        if not self.balance:
+            return False
+        self.balance -= 1
+        self._spent += 1
+        self._used += 1
+        return True
+
+    def give_back(self, now_ms: int) -> bool:
+        """Take back a token that was spent after the last question, for an item that was not delivered. The caller must
+        be sure of both: then the coordinator counts the token as held here until the next question. Return False if
+        the term ended: the token is lost."""
+        self._end_term(now_ms)
+        if not self._spent:
+            return False
+        self.balance += 1
+        self._spent -= 1
+        self._used -= 1
+        return True
 
     def settle(self, taken: int, unused: int, term: int, now_ms: int) -> None:
         """Of `taken` tokens of that term, all are settled: `unused` of them stored nothing."""
@@ -63,6 +87,7 @@ class Allowance:
         wanted = max(0, need + aim - self.balance)
         asked = Ask(next(self._numbers), wanted, self.balance + self.pending, back)
         self.asked = (asked, self.term, now_ms)
+        self._spent = 0
         return asked
 
     def answered(self, number: int, grant: Grant | None, now_ms: int) -> None:
@@ -88,8 +113,12 @@ class Allowance:
 
     def covers(self, count: int, now_ms: int) -> bool:
         """Whether so many tokens are held and good."""
+        return self.held(now_ms) >= count
+
+    def held(self, now_ms: int) -> int:
+        """Return how many tokens are held and good."""
         self._end_term(now_ms)
-        return self.balance >= count
+        return self.balance
 
     def dry(self, now_ms: int) -> bool:
         """Whether the coordinator said only just that there is no more."""
@@ -114,11 +143,11 @@ class Allowance:
         return int(self._pace * AHEAD_MS)
 
     def _end_term(self, now_ms: int) -> None:
-        if now_ms >= self._expires_ms and self.balance + self.pending:
+        if now_ms >= self._expires_ms and self.balance + self.pending + self._spent:
             self._void()
 
     def _void(self) -> None:
-        self.balance = self.pending = 0
+        self.balance = self.pending = self._spent = 0
         self.term += 1
 
     def __repr__(self) -> str:

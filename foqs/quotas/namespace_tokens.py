@@ -1,4 +1,5 @@
-"""The tokens of a namespace or a topic at its coordinator: granted by rate and by the number of stored items."""
+"""The tokens of a namespace, a topic or a throttle key at its coordinator: granted by rate and by the number of stored
+items."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ class NamespaceTokens:
         self._bucket = Bucket(quota, empty_at_ms)
         self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
 
-    def follow(self, quota: Quota) -> None:
-        """Go by another bound on stored items."""
-        self._quota = quota
+    def follow(self, quota: Quota, now_ms: int) -> None:
+        """Go by another rate, burst or bound on stored items."""
+        if quota != self._quota:
+            self._quota = quota
+            self._bucket.update(quota, now_ms)
 
     def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
         return self._bucket.report(holder, ask, now_ms)
@@ -46,6 +49,12 @@ class NamespaceTokens:
         if wanted < ask.wanted:
             retry_after_ms = max(retry_after_ms, UNCOUNTED_RETRY_MS if left is None else STORED_RETRY_MS)
         return Grant(granted, kept, retry_after_ms)
+
+    def lend(self, holder: str, ask: Ask, now_ms: int) -> Grant:
+        """Return the answer to a question for tokens of a throttle key, with the time until the next token."""
+        kept = self._bucket.report(holder, ask, now_ms)
+        granted = self._bucket.grant(holder, ask.number, ask.wanted, now_ms)
+        return Grant(granted, kept, self._bucket.ms_until(1) if granted < ask.wanted else 0)
 
     def lacks(self, wanted: int, shards: Collection[int]) -> bool:
         """Whether another count may allow more of `wanted`."""

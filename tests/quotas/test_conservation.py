@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -43,6 +43,7 @@ class Host:
     numbers: Iterator[int]
     asked_ms: int = 0
     open: list[Spent] = field(default_factory=list)
+    since_asked: list[Spent] = field(default_factory=list)  # one token each, spent for good
 
 
 def new_host(name: str, now_ms: int) -> Host:
@@ -50,10 +51,10 @@ def new_host(name: str, now_ms: int) -> Host:
     return Host(name, Allowance(now_ms, numbers), numbers)
 
 
-def worst(spent: list[Spent], quota: Quota) -> float:
-    """Return the most tokens that hosts spent beyond the rate, in any stretch of time."""
+def worst(spent: list[Spent], quota: Quota, since_ms: int) -> float:
+    """Return the most tokens that hosts spent beyond the rate, in any stretch of time since then."""
     assert quota.per_second is not None
-    debt, most, last_ms = 0.0, 0.0, 0
+    debt, most, last_ms = 0.0, 0.0, since_ms
     for one in spent:
         debt = max(0.0, debt - quota.per_second * (one.at_ms - last_ms) / 1_000) + one.stored
         most, last_ms = max(most, debt), one.at_ms
@@ -71,7 +72,8 @@ class Tokens:
         self.hosts: list[Host] = []
         self.under_way: list[Sent] = []
         self.spent: list[Spent] = []
-        self.quota = Quota(rng.choice([10, 100, 1_000]), rng.choice([1, 50, 200]), None)
+        self.quota = self.any_quota()
+        self.since_ms, self.most = 0, self.quota.burst  # of the quota, and the tokens beyond its rate
         self.ends = rng.random() < 0.5  # tokens often end by time
         self.moved()
         for _ in range(rng.randrange(1, 4)):
@@ -79,8 +81,12 @@ class Tokens:
         self.time_passes(4_000)
         steps = [
             (4, self.time_passes), (rng.choice([0, 0, 0.3]), self.moved), (0.1, self.comes), (0.1, self.dies),
-            (6, self.asks), (rng.choice([8, 12]), self.delivered), (3, self.enqueues), (2, self.settles),
+            (6, self.asks), (rng.choice([8, 12]), self.delivered), (rng.choice([0, 0, 0.3]), self.updates),
         ]  # fmt: skip
+        if rng.random() < 0.5:
+            steps += [(3, self.enqueues), (2, self.settles)]
+        else:
+            steps += [(3, self.delivers), (2, self.gives_back)]
         weights = [weight for weight, _ in steps]
         self.script = rng.choices([step for _, step in steps], weights, k=100)
 
@@ -88,7 +94,22 @@ class Tokens:
         for step in self.script:
             step()
             assert all(host.allowance.balance >= 0 and host.allowance.pending >= 0 for host in self.hosts)
-        assert worst(self.spent, self.quota) <= self.quota.burst + 1e-6
+        self.check()
+
+    def any_quota(self) -> Quota:
+        return Quota(self.rng.choice([0.7, 2.5, 10, 100, 1_000]), self.rng.choice([1, 50, 200]), None)
+
+    def check(self) -> None:
+        """Hosts spent no more than the quota allows since it came into force."""
+        assert worst(self.spent, self.quota, self.since_ms) <= self.most + 1e-6
+
+    def updates(self) -> None:
+        """What hosts hold stays good for them: a smaller burst holds when they have spent it."""
+        self.check()
+        self.quota = self.any_quota()
+        self.home.follow(self.quota, self.now)
+        self.since_ms, self.most = self.now, max(self.quota.burst, self.home._bucket.out)
+        self.spent.clear()
 
     def time_passes(self, ms: int | None = None) -> None:
         steps = [1, 5, 250, 500, ANSWER_MS - 1, TTL_MS - 1]
@@ -120,6 +141,7 @@ class Tokens:
         elif allowance.idle():  # the host forgets it and makes a new one
             allowance = host.allowance = Allowance(self.now, host.numbers)
         host.asked_ms = self.now
+        host.since_asked.clear()
         need = rng.choice([0, 1, self.quota.burst // 2, self.quota.burst])
         ask = allowance.ask(need, self.now, ahead=rng.random() < 0.5, spare=rng.random() < 0.5)
         self.under_way.append(Sent(host.name, ask))
@@ -159,6 +181,21 @@ class Tokens:
             unused = self.rng.choice([0, one.taken])
             one.stored -= unused
             one.allowance.settle(one.taken, unused, one.term, self.now)
+
+    def delivers(self) -> None:
+        host = self.rng.choice(self.hosts)
+        for _ in range(self.rng.choice([1, self.quota.burst])):
+            if not host.allowance.spend(self.now):
+                break
+            self.spent.append(Spent(self.now, 1, host.allowance, host.allowance.term, 1))
+            host.since_asked.append(self.spent[-1])
+
+    def gives_back(self) -> None:
+        host = self.rng.choice(self.hosts)
+        if host.since_asked:
+            one = host.since_asked.pop(self.rng.randrange(len(host.since_asked)))
+            one.stored = 0
+            host.allowance.give_back(self.now)
 
 
 BURST = 100
@@ -205,6 +242,41 @@ def test_other_hosts_can_use_returned_tokens_at_once() -> None:
     granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
     assert granted(home, "a", Ask(2, 0, 30, 70), 10_000) == (0, True, 0)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000) == (70, True, 300)
+
+
+def test_a_smaller_burst_grants_nothing_while_more_is_out() -> None:
+    home = NamespaceTokens(QUOTA, 0)
+    assert granted(home, "a", Ask(1, BURST, 0, 0), 10_000).granted == BURST
+    home.follow(Quota(100, 10, None), 10_000)
+    assert granted(home, "b", Ask(1, 1, 0, 0), 10_100).granted == 0
+    assert granted(home, "a", Ask(2, 0, 11, 0), 10_200).kept
+    assert granted(home, "b", Ask(2, 1, 0, 0), 10_300).granted == 0
+    assert granted(home, "a", Ask(3, 0, 5, 0), 10_400).kept
+    assert granted(home, "b", Ask(3, 9, 0, 0), 10_450).granted == 5
+
+
+def test_a_fractional_rate_adds_up_exactly() -> None:
+    """Six a minute, in steps of 7 ms."""
+    home = NamespaceTokens(Quota(0.1, 1, None), 0)
+    grants = [(now, home.lend("a", Ask(now, 1, 0, 0), now)) for now in range(10_500, 200_000, 7)]
+    at = [now for now, grant in grants if grant.granted]
+    assert len(at) == 19 and at[0] == 10_500
+    assert all(later - earlier >= 10_000 for earlier, later in pairwise(at))
+    assert [grant for _, grant in grants[1:3]] == [
+        (0, True, 10_000),
+        (0, True, 9_993),
+    ]  # the first says that it is spent
+
+
+def test_a_token_returns_until_the_next_question_only() -> None:
+    allowance = Allowance(0, count(1))
+    allowance.answered(allowance.ask(2, 0, ahead=False).number, Grant(2, True, 0), 0)
+    assert allowance.spend(1) and allowance.spend(1) and not allowance.spend(1)
+    assert allowance.give_back(2) and allowance.balance == 1
+    allowance.ask(1, 3, ahead=False)
+    assert not allowance.give_back(4)  # the other one counts as spent
+    assert allowance.spend(5)
+    assert not allowance.give_back(TTL_MS)
 
 
 def test_tokens_are_conserved() -> None:

@@ -1,0 +1,162 @@
+"""Parked flows: the fairest wake first, one for each token, and no wake is lost."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.quotas.allowance import Allowance
+from foqs.quotas.bucket import Grant
+from foqs.throttles.parking import Parking
+from foqs.throttles.throttle import Throttle
+from foqs.throttles.throttle_key import AWAKE_MS, ThrottleKey
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 9), st.integers(0, 4))), st.randoms())
+def test_the_fairest_of_the_parked_flows_is_next(steps: list[tuple[str, float, int]], rng: random.Random) -> None:
+    parking, model = Parking[str](), dict[str, tuple[float, int, int]]()
+    for at, (flow, start, items) in enumerate(steps):
+        if flow in model:
+            assert parking.remove(flow)
+            del model[flow]
+        elif rng.random() < 0.3:
+            best = min(model, key=model.__getitem__, default=None)
+            assert parking.pop() == best
+            model.pop(best or "", None)
+        else:
+            assert not parking.remove(flow)
+            parking.add(flow, start, items, at)
+            model[flow] = (start, at, items)
+        assert len(parking) == len(model)
+        assert parking.items == sum(items for _, _, items in model.values())
+    assert [parking.pop() for _ in model] == sorted(model, key=model.__getitem__)
+    assert parking.pop() is None
+
+
+class Rig:
+    """A key, flows "a0", "a1", ... of topics "a", "b", "c"; `wanted` are the topics with consumers."""
+
+    def __init__(self, rate: float = 100, burst: int = 100) -> None:
+        self.now = 1
+        self.key = ThrottleKey[str, str](
+            "shop", "api", Throttle(rate, burst, False, "throttle.api"), 0, Allowance(0, count(1)), 0
+        )
+        self.dead: set[str] = set()
+        self.wanted = set("abc")
+
+    def arrive(self, tokens: int) -> None:
+        ask = self.key.ask(self.key.allowance.held(self.now) + tokens + 1, self.now)
+        assert ask is not None
+        self.key.answered(ask, Grant(tokens, True, 10), self.now, 0)
+
+    def park(self, *flows: str) -> None:
+        for flow in flows:
+            self.key.park(flow[0], flow, float(flow[1:]), 1, self.now)
+
+    def wakes(self) -> list[str]:
+        woken = self.key.wake(self.wanted.__contains__, lambda flow: flow not in self.dead, self.now)
+        return [flow for _, flow in woken]
+
+
+def test_one_flow_wakes_for_each_token_topics_in_turn() -> None:
+    rig = Rig()
+    rig.park("a2", "a1", "a3", "b9", "b8")
+    rig.arrive(3)
+    assert rig.wakes() == ["a1", "b8", "a2"]
+    assert rig.wakes() == []
+    rig.arrive(1)
+    assert rig.wakes() == ["b9"]
+
+
+def test_a_flow_that_parks_elsewhere_passes_its_wake_on() -> None:
+    rig = Rig()
+    rig.park("a1", "a2", "a3")
+    rig.arrive(1)
+    assert rig.wakes() == ["a1"]
+    rig.key.settled("a1")
+    assert rig.wakes() == ["a2"]
+
+
+def test_the_claim_of_a_flow_that_is_not_served_ends() -> None:
+    rig = Rig()
+    rig.park("a1", "a2")
+    rig.arrive(1)
+    assert rig.wakes() == ["a1"]
+    assert rig.key.claims_end_ms() == rig.now + AWAKE_MS
+    rig.now += AWAKE_MS
+    assert rig.wakes() == ["a2"]
+
+
+def test_a_flow_whose_items_ended_takes_no_wake() -> None:
+    rig = Rig()
+    rig.park("a1", "a2")
+    rig.dead = {"a1"}
+    rig.arrive(1)
+    assert rig.wakes() == ["a2"]
+    assert not list(rig.key.parked())
+
+
+def test_a_topic_without_consumers_takes_no_token() -> None:
+    rig = Rig()
+    rig.park("a1", "a2", "b3", "b4")
+    rig.wanted = {"b"}
+    rig.arrive(1)
+    assert rig.wakes() == ["a1", "b3"]  # a1 wakes without a token
+    assert rig.key.awake == 1
+    rig.wanted = {"a"}
+    rig.park("a1")
+    rig.arrive(1)
+    assert rig.wakes() == ["b4", "a1"]
+
+
+def test_tokens_are_asked_for_what_consumers_want() -> None:
+    rig = Rig(rate=10, burst=4)
+    rig.park("a1", "a2", "b3")
+    assert rig.key.need({"a": 1, "b": 5}.__getitem__) == 2
+    rig.park(*[f"c{n}" for n in range(9)])
+    assert rig.key.need(lambda topic: 9) == 4  # the burst
+
+
+@given(st.integers(0, 1 << 32))
+def test_no_wake_is_lost(seed: int) -> None:
+    """Flows are served, end, park again or do nothing. While tokens come and consumers want all topics, each flow with
+    items is served in the end, and no more flows have a claim than there are tokens."""
+    rng, rig = random.Random(seed), Rig(burst=3)
+    flows = [f"{topic}{n}" for topic in "abc" for n in range(rng.randrange(1, 6))]
+    rig.park(*flows)
+    left, awake = set(flows), list[str]()
+    calm_ms = 0
+    while left:
+        calm_ms += 20
+        rig.now += 20
+        rig.wanted = {topic for topic in "abc" if rng.random() < 0.8} if calm_ms < 400 else set("abc")
+        if rng.random() < 0.5:
+            rig.arrive(rng.randrange(3))
+        woken = rig.wakes()
+        assert rig.key.awake <= rig.key.allowance.balance or not woken
+        awake += woken
+        if rng.random() < 0.1:  # the flow that was awake for a sleeping topic may have ended
+            for topic in list(rig.key.asleep):
+                awake += [flow for _, flow in rig.key.probe(topic, lambda flow: flow not in rig.dead)]
+        rng.shuffle(awake)
+        for flow in awake[: rng.randrange(3)]:
+            awake.remove(flow)
+            what = rng.random()
+            if what < 0.5 and rig.key.allowance.held(rig.now):
+                rig.key.spend(rig.now, rig.now)
+                rig.key.settled(flow)
+                left.discard(flow)
+            elif what < 0.6 and calm_ms < 400:
+                rig.dead.add(flow)
+                left.discard(flow)
+            else:
+                rig.park(flow)
+        if rng.random() < 0.1 and calm_ms < 400:
+            rig.dead.add(ended := rng.choice(flows))
+            left.discard(ended)
+            if ended in awake:
+                awake.remove(ended)
+        assert calm_ms < 60_000, left

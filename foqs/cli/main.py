@@ -25,6 +25,7 @@ from foqs.cli import (
     shards,
     spark,
     status,
+    throttle,
     topic,
     up,
 )
@@ -56,6 +57,7 @@ EVERY = (
     hosts,
     settings,
     topic,
+    throttle,
     status,
     up,
     auth,

@@ -18,6 +18,10 @@ from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.tables import plain_table
 from foqs.client import Client, Conflict, Invalid, Settings, SettingsChange
 
+OUT = object()
+"""In place of a value: the field is taken out."""
+Changes = tuple[Mapping[str, str], Collection[str]]
+"""(entries to put, keys to remove)."""
 TRIES = 5
 _PAUSE_S = 0.2
 
@@ -130,9 +134,16 @@ def import_(
             print(f"version {found.version} has these settings already")
 
 
-def change(
-    client: Client, decide: Callable[[Mapping[str, str]], tuple[Mapping[str, str], Collection[str]]]
-) -> SettingsChange | None:
+def with_fields(entries: Mapping[str, str], key: str, fields: Mapping[str, Any]) -> Changes:
+    """Return the changes that give the JSON object at `key` these fields, and take out those whose value is `OUT`."""
+    own: dict[str, Any] = json.loads(entries.get(key, "{}"))
+    own = {field: value for field, value in (own | dict(fields)).items() if value is not OUT}
+    if own:
+        return {key: json.dumps(own, ensure_ascii=False)}, ()
+    return {}, [key] if key in entries else ()
+
+
+def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> SettingsChange | None:
     """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
     called again. None: it returned neither. Raises Conflict, and other errors of a host."""
     for left in reversed(range(TRIES)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +18,6 @@ from foqs.cli.tables import plain_table
 from foqs.shardmgr.change import name
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
-_OUT = object()
-"""In place of a value: the field is taken out."""
 _JSON = {
     "retry": ("object, or null", '{"kind": "exponential"}'),
     "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
@@ -34,7 +32,6 @@ _SAID = {
     ("closed", False): ("open", "already open"),
 }
 """(field, its new value): the state of a topic that had the other value, and of one that had this value already."""
-Changed = tuple[Mapping[str, str], Collection[str]]
 
 app = commands(
     "topic",
@@ -107,7 +104,9 @@ def policy(
         if len(given) < len(fields):
             fail("a field stands in the command more than once", 2)
         with connection.client() as client:
-            settings.report(settings.change(client, lambda entries: changed(entries, topic, given)))
+            settings.report(
+                settings.change(client, lambda entries: settings.with_fields(entries, f"topic.{topic}", given))
+            )
     else:
         _show(topic, connection)
 
@@ -126,33 +125,23 @@ def stats(topic: Topic, *, connection: Connection) -> None:
     print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]}))
 
 
-def changed(entries: Mapping[str, str], topic: str, fields: Mapping[str, Any]) -> Changed:
-    """Return (entries to put, keys to remove) that give the topic's own entry these fields, and take out those whose
-    value is `_OUT`."""
-    key = f"topic.{topic}"
-    own: dict[str, Any] = json.loads(entries.get(key, "{}"))
-    own = {field: value for field, value in (own | dict(fields)).items() if value is not _OUT}
-    if own:
-        return {key: json.dumps(own, ensure_ascii=False)}, ()
-    return {}, [key] if key in entries else ()
-
-
 def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None:
     """Set a field that is true or false. Where it is false without an entry of the topic, it is taken out.
 
     A value that the topic has already is written again: so a repeated command asks the hosts that did not confirm."""
     from foqs.policies.layers import NamespacePolicies
 
+    key = f"topic.{topic}"
     already = False
 
-    def decide(entries: Mapping[str, str]) -> Changed:
+    def decide(entries: Mapping[str, str]) -> settings.Changes:
         nonlocal already
         already = getattr(NamespacePolicies(entries).of(topic), field) is on
-        put, removed = changed(entries, topic, {field: _OUT})
-        rest = {key: value for key, value in (dict(entries) | dict(put)).items() if key not in removed}
+        put, removed = settings.with_fields(entries, key, {field: settings.OUT})
+        rest = {one: value for one, value in (dict(entries) | dict(put)).items() if one not in removed}
         if not on and not getattr(NamespacePolicies(rest).of(topic), field):
             return put, removed
-        return changed(entries, topic, {field: on})
+        return settings.with_fields(entries, key, {field: on})
 
     with connection.client() as client:
         done = settings.change(client, decide)
@@ -171,7 +160,7 @@ def _field(text: str) -> tuple[str, Any]:
     if not found:
         fail(f"{text}: this is not FIELD=JSON", 2)
     if not value:
-        return field, _OUT
+        return field, settings.OUT
     read: Any
     try:
         read = json.loads(value)

@@ -15,8 +15,28 @@ def topic_command(action: str, ns: str, topic: str, field: str = "") -> str:
     >>> topic_command("policy", "my shop", "mail", "max_stored=N")
     "foqs topic policy mail max_stored=N --ns 'my shop'"
     """
+    return _command("topic", action, ns, topic, field)
+
+
+def throttle_command(action: str, ns: str, key: str = "", field: str = "") -> str:
+    """Return the `foqs throttle` command for a key, quoted for a shell.
+
+    >>> throttle_command("list", "shop")
+    'foqs throttle list --ns shop'
+    >>> throttle_command("set", "default", "customer:*", "--per-second N")
+    "foqs throttle set 'customer:*' --per-second N"
+    """
+    return _command("throttle", action, ns, key, field)
+
+
+def _command(group: str, action: str, ns: str, name: str, field: str) -> str:
     options = [] if ns == _DEFAULT_NAMESPACE else ["--ns", quote(ns)]
-    names = [quote(topic), *([field] if field else [])]
-    # Without "--", a topic that begins with "-" would be an option.
-    words = [*options, "--", *names] if topic.startswith("-") else [*names, *options]
-    return " ".join(["foqs", "topic", action, *words])
+    names = [quote(name)] if name else []
+    fields = [field] if field else []
+    if not name.startswith("-"):
+        words = [*names, *fields, *options]
+    elif field.startswith("-"):
+        words = [*fields, *options, "--", *names]
+    else:  # without "--", the name would be an option
+        words = [*options, "--", *names, *fields]
+    return " ".join(["foqs", group, action, *words])

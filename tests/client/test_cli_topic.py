@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from foqs.cli.topic import changed
+from foqs.cli.settings import OUT, with_fields
 from foqs.client import Client, FoqsError, Overloaded, Unavailable
 from tests.api.hosts import HostProcess, dev, foqs
 
@@ -185,7 +185,9 @@ def test_the_example_of_a_field_is_a_valid_policy(run: Run, client: Client, fiel
 
 @pytest.mark.memory
 def test_an_entry_without_fields_is_removed() -> None:
-    assert changed({}, "t", {"priority": 1}) == ({"topic.t": '{"priority": 1}'}, ())
-    assert changed({"topic.t": '{"a": 1}'}, "t", {"priority": None}) == ({"topic.t": '{"a": 1, "priority": null}'}, ())
-    assert changed({"topic.t": "{}"}, "t", {}) == ({}, ["topic.t"])
-    assert changed({}, "t", {}) == ({}, ())
+    assert with_fields({}, "topic.t", {"priority": 1}) == ({"topic.t": '{"priority": 1}'}, ())
+    kept = with_fields({"topic.t": '{"a": 1, "b": 2}'}, "topic.t", {"priority": None, "b": OUT})
+    assert kept == ({"topic.t": '{"a": 1, "priority": null}'}, ())
+    assert with_fields({"topic.t": '{"a": 1}'}, "topic.t", {"a": OUT}) == ({}, ["topic.t"])
+    assert with_fields({"topic.t": "{}"}, "topic.t", {}) == ({}, ["topic.t"])
+    assert with_fields({}, "topic.t", {"a": OUT}) == ({}, ())

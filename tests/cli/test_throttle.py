@@ -1,0 +1,110 @@
+"""`foqs throttle`: set, remove and list, on a real host."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from foqs.client import Client
+from tests.api.hosts import foqs
+from tests.cli.test_items import Run, client, host, in_terminal, lines, run
+
+__all__ = ["client", "host", "run"]  # fixtures
+
+
+def entry(client: Client, key: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(client.settings().entries[f"throttle.{key}"])
+    return found
+
+
+def test_a_throttle_is_made_changed_and_removed(client: Client, run: Run) -> None:
+    done = run("throttle", "set", "api", "--per-second", 10, "--burst", 20)
+    said = f"throttle api: 10 a second, burst 20\nversion 1 is in effect on {client.address}\n"
+    assert (done.stdout, done.stderr) == (said, "")
+    assert client.settings().entries == {"throttle.api": '{"per_second": 10, "burst": 20}'}
+    shown = run("throttle", "set", "api", "--per-second", "2.5", "--shadow").stdout.splitlines()[0]
+    assert shown == "throttle api: 2.5 a second, burst 20, but in shadow: it holds nothing back"
+    assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": True}
+    run("throttle", "set", "api", "--no-shadow")
+    assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": False}
+    done = run("throttle", "remove", "api")
+    assert done.stdout == f"throttle api is removed\nversion 4 is in effect on {client.address}\n"
+    assert client.settings().entries == {}
+
+
+def test_a_pattern_limits_each_key(client: Client, run: Run) -> None:
+    shown = run("throttle", "set", "customer:*", "--per-second", "0.1").stdout.splitlines()[0]
+    assert shown == "throttle customer:*: 0.1 a second, burst 1 for each key"
+    run("throttle", "set", "customer:7", "--per-second", 5000)
+    shown = run("throttle", "remove", "customer:7").stdout.splitlines()[0]
+    assert shown == "throttle customer:7 is removed; the key is under throttle customer:* now"
+    assert run("throttle", "remove", "customer:*").stdout.startswith("throttle customer:* is removed\n")
+
+
+def test_other_settings_and_other_keys_stay(client: Client, run: Run) -> None:
+    client.put_settings({"weight.api": "4", "throttle.ap": '{"per_second": 1}'})
+    run("throttle", "set", "api", "--per-second", 10)
+    run("throttle", "remove", "api")
+    assert client.settings().entries == {"weight.api": "4", "throttle.ap": '{"per_second": 1}'}
+
+
+def test_throttles_are_listed(client: Client, run: Run) -> None:
+    client.put_settings(
+        {"throttle.customer:*": '{"per_second": 0.5}', "throttle.api": '{"per_second": 5000, "shadow": true}'}
+    )
+    assert lines(run("throttle", "list")) == [
+        {"key": "api", "per_second": 5000.0, "burst": 5000, "shadow": True},
+        {"key": "customer:*", "per_second": 0.5, "burst": 1, "shadow": False},
+    ]
+    assert [line["key"] for line in lines(run("throttle", "list", "cust"))] == ["customer:*"]
+    assert lines(run("throttle", "list", "none")) == []
+    status, shown = in_terminal(client, "throttle", "list")
+    assert (status, [line.split() for line in shown.splitlines()]) == (
+        0,
+        [
+            ["key", "per", "second", "burst", "shadow"],
+            ["api", "5,000", "5,000", "yes"],
+            ["customer:*", "0.5", "1", "no"],
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "why"),
+    [
+        (["set", "api"], 2, "nothing to set: give --per-second, --burst, --shadow or --no-shadow"),
+        (["set", "api", "--per-second", "fast"], 2, "--per-second"),
+        (["set", "api", "--per-second", "1", "--burst", "1.5"], 2, "--burst"),
+        (["set", "api", "--burst", "5"], 1, "there is no throttle api yet, and a new one needs a rate"),
+        (["set", "api", "--per-second", "0"], 1, "throttle.api: per_second: it must be 0.001 or more, not 0"),
+        (["set", "api", "--per-second", "nan"], 1, "throttle.api: per_second: it must be a number, not NaN"),
+        (["set", "api", "--per-second", "inf"], 1, "throttle.api: per_second: it must be a number, not Infinity"),
+        (["set", "api", "--per-second", "1e300"], 1, "throttle.api: per_second: it must be 1000000000.0 or less"),
+        (["set", "api", "--per-second", "1", "--burst", "0"], 1, "throttle.api: burst: it must be 1 or more, not 0"),
+        (["set", "", "--per-second", "1"], 1, "throttle.: a name has 1 to 255 bytes, not 0"),
+        (["set", "x" * 256, "--per-second", "1"], 1, "a name has 1 to 255 bytes, not 256"),
+        (["set", "a\nb", "--per-second", "1"], 1, "a name has no control characters"),
+        (["remove", "api"], 1, "there is no throttle api; `foqs throttle list"),
+        (["remove", "a\x1bb"], 1, "there is no throttle 'a\\x1bb'"),
+    ],
+)
+def test_wrong_commands_change_nothing(client: Client, run: Run, args: list[str], status: int, why: str) -> None:
+    done = run("throttle", *args, status=status)
+    assert done.stdout == ""
+    assert why in done.stderr
+    assert client.settings().version == 0
+
+
+@pytest.mark.parametrize("key", ["api", "two words", "-x"])
+def test_the_errors_name_commands_that_work(client: Client, run: Run, key: str) -> None:
+    env = {"FOQS_ADDRESS": client.address}
+    refused = foqs("throttle", "set", "--burst", "5", "--ns", client.namespace, "--", key, env=env)
+    assert refused.returncode == 1
+    (command,) = re.findall("foqs (throttle set .*)", refused.stderr)
+    done = foqs(*shlex.split(command.replace(" N", " 2")), env=env)
+    assert (done.returncode, entry(client, key)) == (0, {"per_second": 2}), done.stderr
+    (command,) = re.findall("`foqs (.*)`", run("throttle", "remove", "other", status=1).stderr)
+    assert key in foqs(*shlex.split(command), env=env).stdout

@@ -1,0 +1,194 @@
+"""How a topic's tenants share the deliveries of several hosts. Pure.
+
+Each host gives its tenants turns by their weights. A tenant whose items are on one host of three would get a third of
+what it is due. So hosts tell each other what they delivered of each tenant, and each of them multiplies the weights of
+its tenants by factors. A factor rises while its tenant receives less, by its weight and on all hosts together, than the
+tenants beside it, and falls while it receives more. That ends when tenants that share a host receive the same, or when
+one that receives more gets nothing there any more: weighted max-min. Hosts that hear nothing return to factors of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import exp, log
+from typing import NamedTuple
+
+BEAT_MS = 500
+"""How often a host tells, and changes its factors."""
+SILENT_MS = 2_000
+"""After this long without a message, what a host told counts no more."""
+_FORGOTTEN_MS = 60_000
+MOST_TOLD = 256
+"""Tenants of a topic that are told, and whose factors may change."""
+
+_EXPONENT = 0.7
+_SMOOTHING = 0.5
+"""The part of the newest measurement in the service that is compared."""
+_DOUBT_ITEMS = 1.0
+"""Differences of less than about an item in a beat move a factor little: at low rates they are chance."""
+_MOST_STEP = log(4)
+_WIDTH = log(4_096)
+"""The largest and the smallest factor on a host differ by at most this."""
+_FADING = 0.8
+_FADED = 0.01
+_MOST_KEPT = 4 * MOST_TOLD
+
+
+class Share(NamedTuple):
+    """A tenant on this host. `served`: what was delivered of it since a time that only matters if it changes, in any
+    unit, never negative. `waits`: it has items that would be delivered if it had its turn."""
+
+    name: str
+    weight: float
+    served: int
+    waits: bool
+
+
+class _Pace:
+    """Service per millisecond between the last two counts."""
+
+    __slots__ = ("at_ms", "changed_ms", "per_ms", "served")
+
+    def __init__(self, served: int, now_ms: int) -> None:
+        self.served = served
+        self.at_ms = self.changed_ms = now_ms
+        self.per_ms = 0.0
+
+    def count(self, served: int, now_ms: int) -> None:
+        if now_ms <= self.at_ms:
+            return  # the next count has it, too
+        if served >= self.served:  # else the counting began anew
+            self.per_ms = (served - self.served) / (now_ms - self.at_ms)
+        if served != self.served:
+            self.changed_ms = now_ms
+        self.served = served
+        self.at_ms = now_ms
+
+
+class _Host:
+    """What another host told: of how many tenants the last time, and when it was heard the last two times."""
+
+    __slots__ = ("before_ms", "heard_ms", "paces", "tenants")
+
+    def __init__(self) -> None:
+        self.before_ms: int | None = None
+        self.heard_ms: int | None = None
+        self.tenants = 0
+        self.paces: dict[str, _Pace] = {}
+
+    def silent(self, limit_ms: int, now_ms: int) -> bool:
+        return self.heard_ms is None or now_ms - self.heard_ms > limit_ms
+
+    def counts(self, now_ms: int) -> bool:
+        """Whether it is known what the host delivers: that takes two messages."""
+        return self.before_ms is not None and not self.silent(SILENT_MS, now_ms)
+
+
+class Balance:
+    """One topic's, on one host. Times are of a clock that never goes back. `factors`: by which the weights of tenants
+    here are multiplied, 1 for those that it lacks."""
+
+    def __init__(self) -> None:
+        self.factors: dict[str, float] = {}
+        self._logs: dict[str, float] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._own: dict[str, _Pace] = {}
+        self._smooth: dict[str, float] = {}
+        self._stepped_ms: int | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no other host tells, and no factor is left."""
+        return not self._hosts and not self._logs
+
+    def contested(self, now_ms: int) -> bool:
+        """Whether another host has two or more tenants: it needs to know what this host delivers, even of one."""
+        return any(host.tenants > 1 and not host.silent(SILENT_MS, now_ms) for host in self._hosts.values())
+
+    def told(self, host: str, shares: Sequence[tuple[str, int]], now_ms: int) -> None:
+        """Another host told of (tenant, served since that host's start). A message that is lost costs nothing: the
+        next one has its service."""
+        known = self._hosts.get(host)
+        if known is None:
+            known = self._hosts[host] = _Host()
+        known.before_ms, known.heard_ms, known.tenants = known.heard_ms, now_ms, len(shares)
+        paces = known.paces
+        for name, served in shares:
+            pace = paces.pop(name, None)
+            if pace is None:
+                pace = _Pace(served, now_ms)
+            else:
+                pace.count(served, now_ms)
+            paces[name] = pace
+        while len(paces) > _MOST_KEPT:
+            del paces[next(iter(paces))]
+
+    def tell(self, shares: Sequence[Share], now_ms: int) -> list[Share]:
+        """Return what to tell other hosts after a step with these: tenants that wait or were served lately."""
+        return [one for one in shares if one.waits or now_ms - self._own[one.name].changed_ms <= SILENT_MS]
+
+    def step(self, shares: Sequence[Share], item: float, now_ms: int) -> None:
+        """Change the factors. `shares`: the tenants here, at most `MOST_TOLD`; `item`: the usual service of one
+        delivery, more than 0, in the unit of `Share.served`."""
+        elapsed_ms = 0 if self._stepped_ms is None else now_ms - self._stepped_ms
+        self._stepped_ms = now_ms
+        self._forget(shares, now_ms)
+        hosts = [host for host in self._hosts.values() if host.counts(now_ms)]
+        paces = {one.name: self._pace(one, hosts, now_ms) for one in shares}
+        compared = [one for one in shares if one.waits and _comparable(one.name, hosts)] if hosts else []
+        if len(compared) < 2 or not elapsed_ms:
+            compared = []
+        logs = self._logs
+        self._fade(logs.keys() - {one.name for one in compared})
+        if compared:
+            mean = sum([paces[one.name] / one.weight for one in compared]) / len(compared)
+            for one in compared:
+                due, got = mean * one.weight * elapsed_ms, paces[one.name] * elapsed_ms
+                change = _EXPONENT * log((due + _DOUBT_ITEMS * item) / (got + _DOUBT_ITEMS * item))
+                logs[one.name] = logs.get(one.name, 0.0) + max(-_MOST_STEP, min(_MOST_STEP, change))
+            # Held from above, so that tenants that receive too little still compete with each other.
+            lowest = max([logs[one.name] for one in compared]) - _WIDTH
+            held = [max(logs[one.name], lowest) for one in compared]
+            middle = sum(held) / len(held)
+            logs.update((one.name, value - middle) for one, value in zip(compared, held, strict=True))
+        self.factors = {name: exp(value) for name, value in logs.items()}
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _pace(self, one: Share, hosts: Sequence[_Host], now_ms: int) -> float:
+        """Return the service of a tenant per millisecond, on all hosts."""
+        own = self._own.get(one.name)
+        if own is None:
+            own = self._own[one.name] = _Pace(one.served, now_ms)
+        else:
+            own.count(one.served, now_ms)
+        newest = own.per_ms
+        for host in hosts:
+            pace = host.paces.get(one.name)
+            if pace is not None and now_ms - pace.at_ms <= SILENT_MS:
+                newest += pace.per_ms
+        before = self._smooth.get(one.name, newest)
+        smooth = self._smooth[one.name] = before + _SMOOTHING * (newest - before)
+        return smooth
+
+    def _fade(self, names: Iterable[str]) -> None:
+        for name in names:
+            faded = self._logs[name] * _FADING
+            if abs(faded) < _FADED:
+                del self._logs[name]
+            else:
+                self._logs[name] = faded
+
+    def _forget(self, shares: Sequence[Share], now_ms: int) -> None:
+        """Forget silent hosts, and tenants that are here no more."""
+        for name in [name for name, host in self._hosts.items() if host.silent(_FORGOTTEN_MS, now_ms)]:
+            del self._hosts[name]
+        here = {one.name for one in shares}
+        for known in (self._own, self._smooth, self._logs):
+            for name in known.keys() - here:
+                del known[name]
+
+
+def _comparable(name: str, hosts: Sequence[_Host]) -> bool:
+    """Whether every host that has the tenant has told of it."""
+    return all(host.tenants < MOST_TOLD or name in host.paces for host in hosts)

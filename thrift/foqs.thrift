@@ -295,7 +295,8 @@ struct DequeueResponse {
   2: optional list<i64> doubtful,
   /** Between hosts, with no items: the host had none ready as of this version (see WatchTopicsResponse). Default: none. */
   3: optional i64 news_version,
-  // 4: retry_after_ms
+  /** Only without items: when the topic that can deliver first may have an item again, in milliseconds. Default: unknown. */
+  4: optional i64 retry_after_ms,
   /** Only without items: "paused" when the policy of one of the topics holds its items back. Default: none. */
   5: optional string reason,
 }
@@ -423,8 +424,8 @@ struct AckAndDequeueResponse {
   3: optional list<i64> doubtful,
   /** Why the dequeue failed, for example because the host shuts down. The outcomes hold all the same. Default: it did not. */
   4: optional ItemError error,
-  // 5: retry_after_ms
-  /** As in DequeueResponse. */
+  /** As in DequeueResponse, like the next field. */
+  5: optional i64 retry_after_ms,
   6: optional string reason,
 }
 
@@ -789,7 +790,8 @@ struct FailureFilter {
   4: optional i64 died_before_ms,
   /** Epoch milliseconds: it died at this time or after. */
   5: optional i64 died_after_ms,
-  // 6: fairness_key
+  /** The fairness key in the topic that it came from; "": items without one. At most 255 bytes. */
+  6: optional string fairness_key,
   /** The item has each of these pairs; at most 4 KiB. */
   7: optional map<string, string> headers,
   /** Of the failure: deliveries in the topic that it came from; 0 or more. */

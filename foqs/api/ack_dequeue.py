@@ -46,8 +46,9 @@ class DequeueAfterAcks:
             errors = [outcome.error for outcome in self.outcomes]
             acked = reply_bytes.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
             return self._call.reply(reply_bytes.ack_and_dequeue_response(acked, response))
-        items, doubtful = response.items, response.doubtful
-        return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, items, doubtful, reason=response.reason))
+        items, doubtful, retry_ms = response.items, response.doubtful, response.retry_after_ms
+        both = idl.AckAndDequeueResponse(self.outcomes, items, doubtful, None, retry_ms, response.reason)
+        return self._call.reply(both)
 
     def fail(self, error: FoqsError) -> bool:
         self.on_lost = None

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
+from foqs.api.tenancy import fairness_key
 from foqs.dead_rows import FailureGroup
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.engine import Engine
@@ -247,6 +248,7 @@ def _filter(given: Any, limits: Limits) -> FailureFilter:
         reason_contains=reason,
         died_before_ms=given.died_before_ms,
         died_from_ms=given.died_after_ms,
+        fairness=None if given.fairness_key is None else fairness_key(given.fairness_key).encode(),
         headers=given.headers or {},
         min_attempts=given.min_attempts,
         max_attempts=given.max_attempts,

@@ -13,11 +13,7 @@ def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
     """Return (fairness key, sorted throttle keys, weight) of an ItemSpec: ('', (), 0) where it sets none of them.
 
     Raises Invalid."""
-    fairness = spec.fairness_key
-    if fairness is None or fairness == "":
-        fairness = ""
-    else:
-        _refuse("fairness_key", name_error(_text(fairness, "fairness_key")))
+    fairness = "" if spec.fairness_key is None else fairness_key(spec.fairness_key)
     throttles: tuple[str, ...] = ()
     if spec.throttle_keys:
         throttles = _throttles(spec.throttle_keys, limits)
@@ -27,6 +23,14 @@ def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
     elif not 1 <= weight <= MOST_WEIGHT:
         raise Invalid(f"weight is {weight}, not in 1..{MOST_WEIGHT}")
     return fairness, throttles, weight
+
+
+def fairness_key(given: object) -> str:
+    """Check a fairness key; "" is none. Raises Invalid."""
+    key = _text(given, "fairness_key")
+    if key:
+        _refuse("fairness_key", name_error(key))
+    return key
 
 
 def _throttles(keys: Any, limits: Limits) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redr
 from foqs.client.items import (
     ActiveTopic,
     Delivery,
+    Failure,
     Item,
     ItemOptions,
     Items,
@@ -61,6 +62,7 @@ __all__ = [
     "Conflict",
     "Delivery",
     "Duplicate",
+    "Failure",
     "FailureCause",
     "FailureFilter",
     "FailureGroup",

@@ -114,8 +114,8 @@ def leased_items(response: Any) -> Items:
     if response.doubtful:
         log.warning("at-most-once items that come later or never: %s", response.doubtful)
     items = Items(response.items or ())
-    if response.reason is not None:
-        items.reason = response.reason
+    if not items:
+        items.reason, items.retry_after_ms = response.reason, response.retry_after_ms
     return items
 
 

@@ -45,6 +45,7 @@ class FailureFilter:
 
     `died_before_ms` (excluded) and `died_after_ms` (included) are Unix epoch milliseconds; `headers`: the item has each
     of these pairs; `min_attempts` and `max_attempts` bound the deliveries in the topic that it came from.
+    `fairness_key` is the one that it had there; "": none.
     """
 
     thrift_spec: ClassVar[Any] = idl.FailureFilter.thrift_spec
@@ -58,6 +59,7 @@ class FailureFilter:
     min_attempts: int | None = None
     max_attempts: int | None = None
     origin_topic: str | None = None
+    fairness_key: str | None = None
 
 
 class Redriven(NamedTuple):

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
+from thriftpy2.thrift import TType
+
+from foqs.errors import Invalid
 from foqs.idl import idl
 
 
@@ -42,6 +45,9 @@ class ItemOptions(TypedDict, total=False):
     metadata          small opaque state that a nack may replace
     headers           fixed text pairs
     delivery          default `Delivery.AT_LEAST_ONCE`
+    fairness_key      the tenant inside the topic: tenants with ready items share its deliveries
+    throttle_keys     keys of rate limits that the item waits for, a sequence of at most 8 texts (docs/fairness.md)
+    weight            share of the tenant against other tenants, 1 to 1,000; the last one stored counts
     dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
                       is then that of the first item, a `Duplicate`. Invalid with another topic or payload
     """
@@ -55,6 +61,9 @@ class ItemOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     delivery: Delivery
     dedup_key: str | None
+    fairness_key: str | None
+    throttle_keys: Sequence[str] | None
+    weight: int | None
 
 
 @dataclass(slots=True)
@@ -78,6 +87,14 @@ class ItemSpec:
     ttl_ms: int | None = None
     delivery: int = Delivery.AT_LEAST_ONCE
     dedup_key: str | None = None
+    fairness_key: str | None = None
+    throttle_keys: Sequence[str] | None = None
+    weight: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid: one text would be sent as a key for each of its characters."""
+        if self.throttle_keys is not None and isinstance(self.throttle_keys, str):
+            raise Invalid("throttle_keys is one text: it must be a sequence of texts")
 
     @property
     def size_bytes(self) -> int:
@@ -90,9 +107,42 @@ class ItemSpec:
                 size += sum(8 + 4 * (len(key) + len(value)) for key, value in self.headers.items())
             if self.dedup_key is not None:
                 size += 4 * len(self.dedup_key)
+            if self.fairness_key is not None:
+                size += 4 * len(self.fairness_key)
+            if self.throttle_keys is not None:
+                size += sum(4 + 4 * len(key) for key in self.throttle_keys)
         except (TypeError, AttributeError):
             return 0  # a value without a length is refused when it is encoded
         return size
+
+
+@dataclass(slots=True)
+class Failure:
+    """What ended the attempts of a dead letter.
+
+    `topic` is where the item came from, with the `fairness_key` ("": none) and the `throttle_keys` that it had
+    there and has again after a redrive. `attempts` are the deliveries there. `cause` is a number of `FailureCause`.
+    Reasons that differ only in numbers and quoted texts have one `fingerprint`. `died_at_ms` is Unix epoch
+    milliseconds.
+    """
+
+    thrift_spec: ClassVar[Any] = {
+        **idl.Failure.thrift_spec,
+        3: (TType.LIST, "_throttle_keys", TType.STRING, False),
+    }
+
+    topic: str = ""
+    fairness_key: str = ""
+    _throttle_keys: Sequence[str] = ()
+    attempts: int = 0
+    cause: int = 0
+    reason: str = ""
+    fingerprint: int = 0
+    died_at_ms: int = 0
+
+    @property
+    def throttle_keys(self) -> tuple[str, ...]:
+        return tuple(self._throttle_keys)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -101,11 +151,15 @@ class Item:
 
     `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
-    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter: it has `topic`
-    (where the item came from), `attempts`, `cause`, `reason`, `fingerprint` and `died_at_ms`.
+    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter. `fairness_key` is
+    "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its failure has them.
     """
 
-    thrift_spec: ClassVar[Any] = idl.Item.thrift_spec
+    thrift_spec: ClassVar[Any] = {
+        **idl.Item.thrift_spec,
+        18: (TType.LIST, "_throttle_keys", TType.STRING, False),
+        21: (TType.STRUCT, "failure", Failure, False),
+    }
 
     id: int = 0
     lease: int = 0
@@ -122,7 +176,13 @@ class Item:
     lease_expires_at_ms: int = 0
     expires_at_ms: int | None = None
     state: int | None = None
-    failure: Any = None
+    failure: Failure | None = None
+    fairness_key: str = ""
+    _throttle_keys: Sequence[str] = ()
+
+    @property
+    def throttle_keys(self) -> tuple[str, ...]:
+        return tuple(self._throttle_keys)
 
     @property
     def at_most_once(self) -> bool:
@@ -136,10 +196,12 @@ class Item:
 
 
 class Items(list[Item]):
-    """The items of a dequeue. `reason`: why there are none, if the host says so, for example "paused" (the policy of a
-    topic holds its items back). None: none is ready."""
+    """The items of a dequeue. `reason`: why there are none, if the host says so: "paused" (the policy of a topic holds
+    its items back) or "throttled: <key>" (a rate limit does). None: none is ready. `retry_after_ms`: when the topic
+    that can deliver first may have an item again, if the host knows."""
 
     reason: str | None = None
+    retry_after_ms: int | None = None
 
 
 class Leased(Protocol):

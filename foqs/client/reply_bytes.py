@@ -15,6 +15,8 @@ from foqs.client.items import Item
 from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
 
 _RESPONSE = field_head(STRUCT, 0)
+_FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
+_MOST_THROTTLES = 8
 _STOPS = b"\0\0"  # of a response and of the result
 _LIST = _RESPONSE + field_head(LIST, 1) + bytes((STRUCT,))
 _ONE = _LIST + (1).to_bytes(4, "big")
@@ -31,8 +33,11 @@ _tail = Struct(">3si3sq3sq3sq3s")
 _FIELDS = (
     _ONE, field_head(I64, 1), field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5),
     field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10), field_head(I64, 11), field_head(I64, 12),
-    field_head(I64, 13), b"\0" + _STOPS,
+    field_head(I64, 13),
 )  # fmt: skip
+_ENDS = b"\0" + _STOPS
+_text = Struct(">3sI").unpack_from
+_size = Struct(">I").unpack_from
 
 
 class Outcome(NamedTuple):
@@ -55,6 +60,7 @@ class Dequeued(NamedTuple):
     items: list[Item]
     doubtful: None = None
     news_version: None = None
+    retry_after_ms: None = None
     reason: None = None
 
 
@@ -92,13 +98,37 @@ def dequeue_response(frame: bytes, start: int) -> Dequeued | None:
             frame, tail_at
         )
         ns, topic = frame[ns_at : ns_at + ns_bytes].decode(), frame[topic_at : topic_at + topic_bytes].decode()
+        end, fairness, throttles = tail_at + _tail.size, "", ()
+        if stops != _ENDS:
+            end, fairness, throttles = _tenancy(frame, end - len(_ENDS))
     except (StructError, UnicodeDecodeError):
         return None
-    fields = (one, id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_, stops)
-    if fields != _FIELDS or len(frame) != tail_at + _tail.size:
+    fields = (one, id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_)
+    if fields != _FIELDS or len(frame) != end:
         return None
     item = Item(
         item_id, lease, attempt, ns, topic, priority, frame[payload_at:tail_at], None, None, delivery, due_ms,
-        enqueued_ms, expires_ms,
+        enqueued_ms, expires_ms, None, None, None, fairness, throttles,
     )  # fmt: skip
     return Dequeued([item])
+
+
+def _tenancy(frame: bytes, at: int) -> tuple[int, str, tuple[str, ...]]:
+    """Return where the reply ends, and the fairness key and the throttle keys of its item, which begin at `at`. The end
+    is -1 for any other fields. Raises StructError or UnicodeDecodeError."""
+    fairness = ""
+    if frame.startswith(_FAIRNESS, at):
+        _, size = _text(frame, at)
+        text_at, at = at + 7, at + 7 + size
+        fairness = frame[text_at:at].decode()
+    throttles: list[str] = []
+    if frame.startswith(_THROTTLES, at):
+        (count,) = _size(frame, at + 4)
+        at += 8
+        for _ in range(min(count, _MOST_THROTTLES)):
+            (size,) = _size(frame, at)
+            text_at, at = at + 4, at + 4 + size
+            throttles.append(frame[text_at:at].decode())
+        if count != len(throttles):
+            return -1, "", ()
+    return (at + len(_ENDS) if frame.startswith(_ENDS, at) else -1), fairness, tuple(throttles)

@@ -6,7 +6,7 @@ Indices are those of the request's items. `reply` is called exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from foqs.buffers.inserts import Chunk
 from foqs.engine.lookups import Look
@@ -172,6 +172,13 @@ def _withdrawn(shard: Shard, item: Item, waits: Waits) -> bool:
     return change is not None and waits in change.waits and shard.withdraw(change, waits)
 
 
+class Hint(NamedTuple):
+    """Why a host had no items, and when the topic that can deliver first may have one (ms of the hosts' clock)."""
+
+    reason: str | None
+    retry_at_ms: int | None
+
+
 class DequeueCall:
     """`reply` gets the leased items and the ids in `doubtful`, and returns whether they were sent. `found` has each
     lease that was made.
@@ -189,6 +196,7 @@ class DequeueCall:
         "doubtful",
         "elsewhere",
         "found",
+        "hint",
         "item_overhead_bytes",
         "lacks",
         "lease_ms",
@@ -230,6 +238,7 @@ class DequeueCall:
         self.places: dict[TopicKey, int] = {}  # of topics in `wants`, when they were asked for
         self.ready_at = 0  # the one of `wants` that was seen to have ready items last, while this host keeps the call
         self.away = False  # on another host; its answer would be lost if no consumer waited for it
+        self.hint: Hint | None = None  # from the last other host that had nothing
         self.done = False
 
     def part(self, keys: Collection[TopicKey]) -> list[tuple[TopicKey, int]]:

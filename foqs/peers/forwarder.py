@@ -15,7 +15,7 @@ from typing import Any
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, item_ops
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.pending import DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
@@ -212,6 +212,7 @@ class Forwarder:
                 for key, _ in waiting.wants:
                     self.fetch(key)
                 return
+            waiting.hint = self._hint(response)
             for key in asked:
                 if response is None or response.news_version is None:
                     self.watch.no_answer(address, key)
@@ -261,6 +262,13 @@ class Forwarder:
             self._give_back(address, [item for item in items if policies.paused((item.ns, item.topic))], origin)
             response.items = items = [item for item in items if not policies.paused((item.ns, item.topic))]
         return items
+
+    def _hint(self, response: Any) -> Hint | None:
+        """Return what another host says about its empty answer."""
+        if response is None or (response.reason is None and response.retry_after_ms is None):
+            return None
+        after_ms = response.retry_after_ms
+        return Hint(response.reason, None if after_ms is None else self._now_ms() + after_ms)
 
     def _give_back(self, address: str, items: Sequence[Any], origin: Any) -> None:
         """Release leases that no consumer gets. If that fails, they run out."""

@@ -13,8 +13,8 @@ from foqs.rows import FailureRow
 class FailureFilter:
     """The conditions that a dead letter has to meet, all of them; None and {} are no condition.
 
-    `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains` and
-    `origin_topic` are UTF-8. `headers`: the item has each of these pairs. A store checks all conditions but `headers`
+    `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains`,
+    `fairness` (a fairness key, b"" for none) and `origin_topic` are UTF-8. `headers`: the item has each of these pairs. A store checks all conditions but `headers`
     where it reads rows (`in_sql`); the engine checks that one. `without` is (fingerprint, causes): not these groups.
     """
 
@@ -23,7 +23,7 @@ class FailureFilter:
     reason_contains: bytes | None = None
     died_before_ms: int | None = None
     died_from_ms: int | None = None
-    # Id 6 of the contract's FailureFilter is kept for fairness_key.
+    fairness: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     min_attempts: int | None = None
     max_attempts: int | None = None
@@ -40,6 +40,7 @@ class FailureFilter:
             and (self.died_from_ms is None or row.died_at_ms >= self.died_from_ms)
             and (self.min_attempts is None or row.attempts >= self.min_attempts)
             and (self.max_attempts is None or row.attempts <= self.max_attempts)
+            and (self.fairness is None or row.fairness == self.fairness)
             and (self.origin_topic is None or row.topic == self.origin_topic)
             and (self.without is None or row.fingerprint != self.without[0] or row.cause not in self.without[1])
         )
@@ -58,6 +59,8 @@ class FailureFilter:
         made += [f"{table}.{compared} {value:d}" for compared, value in numbers if value is not None]
         if self.reason_contains is not None:
             made.append(f"INSTR({table}.reason, x'{self.reason_contains.hex()}') > 0")
+        if self.fairness is not None:
+            made.append(f"{table}.fairness = x'{self.fairness.hex()}'")
         if self.origin_topic is not None:
             made.append(f"{table}.topic = x'{self.origin_topic.hex()}'")
         if self.without is not None:

@@ -87,6 +87,9 @@ def test_redrive_on_one_host(host: OneHost) -> None:
         ({"min_attempts": 2}, 0),
         ({"origin_topic": "t"}, 3),
         ({"origin_topic": "u"}, 0),
+        ({"fairness_key": "acme"}, 3),
+        ({"fairness_key": "zenith"}, 0),
+        ({"fairness_key": ""}, 0),
         ({"died_before_ms": 1}, 0),
         ({"died_after_ms": 1}, 3),
         ({"headers": {"a": "b"}}, 3),
@@ -95,7 +98,7 @@ def test_redrive_on_one_host(host: OneHost) -> None:
     ],
 )
 def test_redrive_with_a_filter(host: OneHost, given: dict[str, Any], count: int) -> None:
-    dead(host, "timeout 1", "timeout 2", "other", headers={"a": "b"})
+    dead(host, "timeout 1", "timeout 2", "other", headers={"a": "b"}, fairness_key="acme")
     assert redrive(host, filter=idl.FailureFilter(**given)).at_least == count
     assert len(take(host).items) == count
 
@@ -148,6 +151,8 @@ def test_to_another_topic(host: OneHost) -> None:
         ({"filter": idl.FailureFilter(min_attempts=-1)}, "min_attempts is -1"),
         ({"filter": idl.FailureFilter(min_attempts=3, max_attempts=2)}, "min_attempts is 3"),
         ({"filter": idl.FailureFilter(headers={"a": "x" * 5_000})}, "headers have"),
+        ({"filter": idl.FailureFilter(fairness_key="x" * 256)}, "fairness_key: a name has 1 to 255 bytes"),
+        ({"filter": idl.FailureFilter(fairness_key=b"\xff")}, "fairness_key is not UTF-8"),
         ({"filter": idl.FailureFilter(origin_topic="")}, "origin_topic must have"),
         ({"shard": 1}, "set by hosts only"),
         ({"cursor": "x"}, "set by hosts only"),

@@ -26,8 +26,11 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 REFUSED: list[FoqsError] = [Overloaded("full", 20), NotFound("gone")]
 
 
-def lane_of(names: tuple[str, str]) -> Any:
-    return lone_lane(names[1], ns=names[0])
+TENANCIES = st.just(("", ())) | st.tuples(st.just("") | NAMES, st.lists(NAMES, max_size=8).map(tuple))
+
+
+def lane_of(names: tuple[str, str], tenancy: tuple[str, tuple[str, ...]] = ("", ())) -> Any:
+    return lone_lane(names[1], ns=names[0], tenancy=tenancy)
 
 
 # No lane is drawn: hypothesis keeps a weak reference to each drawn value, and a lane of the compiled wheel does not
@@ -52,8 +55,8 @@ def items(draw: Any, lanes: Any = (), unusual: bool = False) -> Any:
 @st.composite
 def replies(draw: Any) -> Any:
     """Items of a few lanes, in any order."""
-    names = draw(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=3))
-    return draw(st.lists(items([lane_of(each) for each in names]), max_size=12))
+    names = draw(st.lists(st.tuples(st.tuples(NAMES, NAMES), TENANCIES), min_size=1, max_size=3))
+    return draw(st.lists(items([lane_of(*each) for each in names]), max_size=12))
 
 
 def by_codec(found: list[Any]) -> bytes:

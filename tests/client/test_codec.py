@@ -14,6 +14,9 @@ from foqs.client import Invalid, ItemSpec
         ({"ttl_ms": 10**5000}, "ttl_ms has 16610 bits: it must be an integer from .*"),
         ({"headers": {"a": 1}}, "headers .* must be a mapping of texts to texts"),
         ({"topic": "\ud800"}, "topic .* must be text .*"),
+        ({"fairness_key": 1}, "fairness_key is of type int .* must be text .*"),
+        ({"throttle_keys": [1]}, "throttle_keys is of type list .*"),
+        ({"weight": "high"}, "weight is of type str: it must be an integer .*"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_range(peer, client_of, fields, problem):
@@ -22,3 +25,10 @@ def test_a_value_that_does_not_fit_is_named_with_its_range(peer, client_of, fiel
     assert good == 1
     with pytest.raises(Invalid, match=f"^{problem}$"):
         raise bad
+
+
+def test_one_text_is_no_sequence_of_throttle_keys(peer, client_of):
+    with pytest.raises(Invalid, match="throttle_keys is one text"):
+        ItemSpec("t", b"x", throttle_keys="acme")
+    with pytest.raises(Invalid, match="throttle_keys is one text"):
+        client_of(peer).enqueue("t", b"x", throttle_keys="acme")

@@ -18,9 +18,11 @@ from tests.client.peer import encode_reply, failed
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
+FIELDS = [name.removeprefix("_") for name in Item.__slots__]
 ITEMS = st.builds(
     idl.Item, id=I64, lease=I64, attempt=I32, ns=NAMES, topic=NAMES, priority=I32, payload=st.binary(max_size=300),
-    delivery=I32, deliver_after_ms=I64, enqueued_at_ms=I64, lease_expires_at_ms=I64,
+    delivery=I32, deliver_after_ms=I64, enqueued_at_ms=I64, lease_expires_at_ms=I64, fairness_key=st.none() | NAMES,
+    throttle_keys=st.none() | st.lists(NAMES, max_size=8),
 )  # fmt: skip
 STORED = st.builds(lambda id: idl.EnqueueResponse([idl.EnqueueOutcome(id)]), I64)
 DONE = st.builds(lambda: idl.AckResponse([idl.ItemOutcome()]))
@@ -47,8 +49,8 @@ def read(method: RemoteMethod, frame: bytes) -> Any:
     except (FoqsError, Malformed) as error:
         return type(error)
     if method.name == "Dequeue":
-        items = response.items and [[getattr(item, name) for name in Item.__slots__] for item in response.items]
-        return items or [], response.doubtful, response.news_version
+        items = response.items and [[getattr(item, name) for name in FIELDS] for item in response.items]
+        return items or [], response.doubtful, response.news_version, response.retry_after_ms, response.reason
     fields = ("id", "error", "duplicate") if method.name == "Enqueue" else ("error",)
     return [[repr(getattr(outcome, name)) for name in fields] for outcome in response.outcomes or ()]
 
@@ -85,7 +87,9 @@ def test_a_damaged_reply_reads_as_with_the_codec(method: RemoteMethod, data: st.
         (methods.DEQUEUE, idl.DequeueResponse([], doubtful=[1])),
         (methods.DEQUEUE, idl.DequeueResponse([], news_version=1)),
         (methods.DEQUEUE, idl.DequeueResponse([], reason="paused")),
+        (methods.DEQUEUE, idl.DequeueResponse([], retry_after_ms=5)),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", metadata=b"m")])),
+        (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", throttle_keys=list("abcdefghi"))])),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", expires_at_ms=1)])),
     ],
 )

@@ -30,6 +30,15 @@ def test_one_item_to_enqueue_is_the_codecs_bytes(ns: str, topic: str, payload: b
     assert enqueue_request(ns, topic, payload, priority=priority) == fields(request)
 
 
+@given(NAMES, st.none() | NAMES, st.none() | st.lists(NAMES, max_size=9), st.none() | I32)
+def test_one_item_of_a_tenant_is_the_codecs_bytes(
+    topic: str, fairness_key: str | None, throttle_keys: list[str] | None, weight: int | None
+) -> None:
+    options: Any = {"fairness_key": fairness_key, "throttle_keys": throttle_keys, "weight": weight}
+    request = idl.EnqueueRequest("n", [ItemSpec(topic, b"x", **options)])
+    assert enqueue_request("n", topic, b"x", **options) == fields(request)
+
+
 @given(NAMES, I64, I64)
 def test_one_ack_is_the_codecs_bytes(ns: str, item_id: int, lease: int) -> None:
     request = methods.ACK.request(ns=ns, items=[idl.AckItem(item_id, lease)])
@@ -48,7 +57,8 @@ def test_one_topic_to_dequeue_is_the_codecs_bytes(ns: str, topic: str, count: in
         {"delay_ms": 1}, {"lease_ms": 1}, {"headers": {"a": "b"}}, {"metadata": b""}, {"dedup_key": "k"},
         {"delivery": Delivery.AT_MOST_ONCE}, {"ns": "\ud800"}, {"ns": None}, {"ns": b"n"}, {"topic": b"t"},
         {"topic": []}, {"payload": "text"}, {"payload": bytearray(b"x")}, {"priority": 1 << 31}, {"priority": None},
-        {"priority": 1.0},
+        {"priority": 1.0}, {"fairness_key": 1}, {"throttle_keys": "key"}, {"throttle_keys": [b"key"]},
+        {"throttle_keys": [[]]}, {"weight": 1 << 31}, {"weight": "1"}, {"fairness_key": "a", "delay_ms": 1},
     ],
 )  # fmt: skip
 def test_an_unusual_item_is_left_to_the_codec(options: dict[str, Any]) -> None:

@@ -164,3 +164,21 @@ def test_an_item_here_is_taken_before_any_elsewhere(host: OneHost) -> None:
     put(host, b"x")
     assert [item.payload for item in consumer(host).answer.items] == [b"x"]
     assert not host.to("Dequeue")
+
+
+def test_an_empty_answer_says_what_the_other_host_said(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host, wait_ms=500)
+    host.reply("Dequeue", idl.DequeueResponse([], news_version=1, retry_after_ms=800, reason="throttled: acme"))
+    host.wait(500)
+    assert (call.answer.items, call.answer.reason, call.answer.retry_after_ms) == ([], "throttled: acme", 300)
+
+
+def test_the_last_host_says_why_there_are_no_items(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host, wait_ms=500)
+    host.reply("Dequeue", idl.DequeueResponse([], news_version=1, retry_after_ms=800, reason="throttled: acme"))
+    publish(host, "t", version=2)
+    host.reply("Dequeue", nothing(version=2))
+    host.wait(500)
+    assert (call.answer.reason, call.answer.retry_after_ms) == (None, None)

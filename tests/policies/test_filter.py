@@ -20,7 +20,7 @@ rows = st.builds(
     attempts=small,
     died_at_ms=small,
     topic=texts,
-    fairness=st.just(b""),
+    fairness=texts,
     reason=texts,
 )
 filters = st.builds(
@@ -32,6 +32,7 @@ filters = st.builds(
     died_from_ms=st.none() | small,
     min_attempts=st.none() | small,
     max_attempts=st.none() | small,
+    fairness=st.none() | texts,
     origin_topic=st.none() | texts,
     without=st.none() | st.tuples(st.integers(-2, 2), st.sampled_from([(1,), (1, 2), (3, 5)])),
 )
@@ -39,9 +40,9 @@ filters = st.builds(
 
 def in_sqlite(row: FailureRow, wanted: FailureFilter) -> bool:
     with sqlite3.connect(":memory:") as database:
-        database.execute("CREATE TABLE failure (fingerprint, cause, attempts, died_at, topic BLOB, reason BLOB)")
-        values = (row.fingerprint, int(row.cause), row.attempts, row.died_at_ms, row.topic, row.reason)
-        database.execute("INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?)", values)
+        database.execute("CREATE TABLE failure (fingerprint, cause, attempts, died_at, topic BLOB, fairness BLOB, reason BLOB)")
+        values = (row.fingerprint, int(row.cause), row.attempts, row.died_at_ms, row.topic, row.fairness, row.reason)
+        database.execute("INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         where = " AND ".join(["1", *wanted.in_sql("failure")])
         return bool(database.execute(f"SELECT 1 FROM failure WHERE {where}").fetchall())
 

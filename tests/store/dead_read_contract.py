@@ -25,6 +25,8 @@ FILTERS = (
     FailureFilter(died_from_ms=NOW_MS + 3, died_before_ms=NOW_MS + 7),
     FailureFilter(min_attempts=2, max_attempts=3),
     FailureFilter(origin_topic=b"two"),
+    FailureFilter(fairness=b"acme"),
+    FailureFilter(fairness=b""),
     FailureFilter(fingerprint=1),
     FailureFilter(without=(PRINTS[1], (FailureCause.FAILED, FailureCause.REJECTED))),
 )
@@ -40,7 +42,8 @@ def stored(store: ShardStore, count: int = 60) -> tuple[list[FailureRow], dict[i
         item.headers = b'{"a": "b"}' if number % 4 else None
         row = FailureRow(
             item.lane, source.choice(PRINTS), item.id, source.choice((FailureCause.FAILED, FailureCause.EXPIRED)),
-            source.randrange(1, 5), NOW_MS + source.randrange(10), source.choice((b"one", b"two")), b"",
+            source.randrange(1, 5), NOW_MS + source.randrange(10), source.choice((b"one", b"two")),
+            source.choice((b"", b"acme")),
             source.choice((b"it's \\ 100% broken", b"no \xff\0", b"")),
         )  # fmt: skip
         items[item.id] = item

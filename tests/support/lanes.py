@@ -7,6 +7,8 @@ from foqs.item import Item
 from foqs.prefetch.lane import Lane
 
 
-def lone_lane(topic: str = "topic", number: int = 1, ns: str = "ns") -> Lane[Item]:
+def lone_lane(
+    topic: str = "topic", number: int = 1, ns: str = "ns", tenancy: tuple[str, tuple[str, ...]] = ("", ())
+) -> Lane[Item]:
     key = (ns, topic)
-    return Lane(lane_key(key), Topic(key), Tenure(1, "a shard"), number, Namespace())
+    return Lane(lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace())

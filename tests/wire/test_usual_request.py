@@ -45,7 +45,12 @@ whole_contexts = st.none() | st.builds(
 def like_items(draw: st.DrawFn) -> list[Any]:
     """Items that differ in their payloads and priorities."""
     times = {name: draw(st.none() | i64s) for name in ("deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms")}
-    shared = {"topic": draw(texts), "delivery": draw(i32s), **times}
+    tenancy = {
+        "fairness_key": draw(st.none() | texts),
+        "throttle_keys": draw(st.none() | st.lists(texts, max_size=8)),
+        "weight": draw(st.none() | i32s),
+    }
+    shared = {"topic": draw(texts), "delivery": draw(i32s), **times, **tenancy}
     bodies = draw(st.lists(st.tuples(blobs, i32s), min_size=1, max_size=8))
     return [idl.ItemSpec(payload=payload, priority=priority, **shared) for payload, priority in bodies]
 
@@ -136,8 +141,11 @@ def test_a_cut_or_longer_frame_gives_the_codecs_error(decoder: RequestDecoder, r
 
 def test_the_client_librarys_requests_are_usual(decoder: RequestDecoder) -> None:
     context = request_bytes.context(request_bytes.context_head("token"), "id", "trace", 30_000)
+    tenant: Any = {"fairness_key": "acme", "throttle_keys": ("a", "b"), "weight": 3}
     for method, request in (
         (ENQUEUE, request_bytes.enqueue_request("n", "t", b"x", 3)),
+        (ENQUEUE, request_bytes.enqueue_request("n", "t", b"x", 3, **tenant)),
+        (ENQUEUE, idl.EnqueueRequest("n", [ItemSpec("t", b"x", **tenant), ItemSpec("t", b"yy", **tenant)])),
         (ENQUEUE, idl.EnqueueRequest("n", [ItemSpec("t", b"x"), ItemSpec("t", b"yy", priority=3)])),
         (DEQUEUE, request_bytes.dequeue_request("n", {"t": 1}, 1_000, None, None)),
         (ACK, request_bytes.ack_request("n", 1, 2)),
@@ -165,6 +173,9 @@ def test_lists_of_like_elements_become_columns(decoder: RequestDecoder) -> None:
         [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", dedup_key="k")],
         [idl.ItemSpec("t", b"x", delivery=2), idl.ItemSpec("t", b"x")],
         [idl.ItemSpec("t", b"x", metadata=b"m")],
+        [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x")],
+        [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x", fairness_key="b")],
+        [idl.ItemSpec("t", b"x", throttle_keys=list("abcdefghi"))],
         [idl.ItemSpec("t", b"x", headers={"a": "b"})],
         [idl.ItemSpec("t", b"x")] * 9,
         [idl.ItemSpec("t", None)],

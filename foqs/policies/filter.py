@@ -14,8 +14,9 @@ class FailureFilter:
     """The conditions that a dead letter has to meet, all of them; None and {} are no condition.
 
     `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains`,
-    `fairness` (a fairness key, b"" for none) and `origin_topic` are UTF-8. `headers`: the item has each of these pairs. A store checks all conditions but `headers`
-    where it reads rows (`in_sql`); the engine checks that one. `without` is (fingerprint, causes): not these groups.
+    `fairness` (a fairness key, b"" for none) and `origin_topic` are UTF-8. `headers`: the item has each of these pairs.
+    A store checks all conditions but `headers` where it reads rows (`in_sql`); the engine checks that one. `without` is
+    (fingerprint, causes): not these groups.
     """
 
     fingerprint: int | None = None

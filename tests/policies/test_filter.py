@@ -40,7 +40,8 @@ filters = st.builds(
 
 def in_sqlite(row: FailureRow, wanted: FailureFilter) -> bool:
     with sqlite3.connect(":memory:") as database:
-        database.execute("CREATE TABLE failure (fingerprint, cause, attempts, died_at, topic BLOB, fairness BLOB, reason BLOB)")
+        columns = "fingerprint, cause, attempts, died_at, topic BLOB, fairness BLOB, reason BLOB"
+        database.execute(f"CREATE TABLE failure ({columns})")
         values = (row.fingerprint, int(row.cause), row.attempts, row.died_at_ms, row.topic, row.fairness, row.reason)
         database.execute("INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         where = " AND ".join(["1", *wanted.in_sql("failure")])

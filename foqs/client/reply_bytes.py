@@ -98,7 +98,8 @@ def dequeue_response(frame: bytes, start: int) -> Dequeued | None:
             frame, tail_at
         )
         ns, topic = frame[ns_at : ns_at + ns_bytes].decode(), frame[topic_at : topic_at + topic_bytes].decode()
-        end, fairness, throttles = tail_at + _tail.size, "", ()
+        end, fairness = tail_at + _tail.size, ""
+        throttles: tuple[str, ...] = ()
         if stops != _ENDS:
             end, fairness, throttles = _tenancy(frame, end - len(_ENDS))
     except (StructError, UnicodeDecodeError):

@@ -727,8 +727,10 @@ struct GetSettingsResponse {
 /**
  * Changes the settings of a namespace in one step. A key is 1 to 512 bytes without control characters; a value has at
  * most 4,096 bytes, and all entries together at most 900,000, as stored. `topic.<name>` and `topic.<prefix>*` are
- * policies of topics (JSON); keys without such a prefix are free text. INVALID lists every error, one a line. CONFLICT:
- * the version is not expected_version. In both cases nothing was changed.
+ * policies of topics (JSON), `throttle.<key>` and `throttle.<prefix>*` limits on deliveries with a throttle key (JSON),
+ * `weight.<key>` and `weight.<prefix>*` weights of fairness keys (1 to 1,000); keys without such a prefix are free text.
+ * INVALID lists every error, one a line. CONFLICT: the version is not expected_version. In both cases nothing was
+ * changed.
  */
 struct PutSettingsRequest {
   1: string ns,

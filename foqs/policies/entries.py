@@ -20,7 +20,7 @@ _KINDS = {
     "string_unicode": "a text that is UTF-8",
     "model_type": "an object",
     "dict_type": "an object",
-    "list_type": "a list",
+    "tuple_type": "a list",
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "{le} or less",
     "literal_error": "{expected}",

@@ -53,6 +53,10 @@ class DeadEntry(Entry):
     ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
 
 
+_FAIR = FairEntry()
+"""One for all: pydantic would copy a default with a dict for each of very many entries."""
+
+
 class PolicyEntry(Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
@@ -64,8 +68,8 @@ class PolicyEntry(Entry):
     paused: bool = False
     closed: bool = False
     max_stored: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
-    fair: FairEntry = FairEntry()
-    throttles: Annotated[list[ThrottleKey], checked(throttles_error)] = Field(default_factory=list)
+    fair: FairEntry = Field(default_factory=lambda: _FAIR)
+    throttles: Annotated[tuple[ThrottleKey, ...], Field(strict=False), checked(throttles_error)] = ()
     retry: RetryEntry | None = RetryEntry(kind="exponential")
     max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] = 25
     max_total_ms: Duration = 0

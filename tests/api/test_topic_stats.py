@@ -70,6 +70,19 @@ def test_the_policy_names_the_key_of_each_field() -> None:
 
 
 @pytest.mark.memory
+def test_the_policy_shows_how_tenants_share_the_topic() -> None:
+    host = OneHost(1)
+    fair = {"unit": "bytes", "scope": "topic", "weights": {"gold:*": 4}, "balance": False}
+    entries = {"topic.*": '{"throttles": ["b", "a"]}', "topic.t": json.dumps({"fair": fair}), "weight.gold:a": "9"}
+    host.engine.apply_settings(Settings("n", 1, entries))
+    policy, layers = json.loads(stats(host).policy), stats(host).policy_layers
+    assert (policy["fair"], policy["throttles"]) == (fair, ["b", "a"])
+    assert layers == {"fair": "topic.t", "throttles": "topic.*"}
+    built_in = {"unit": "items", "scope": "tenant", "weights": {}, "balance": True}
+    assert json.loads(stats(host, "other").policy)["fair"] == built_in
+
+
+@pytest.mark.memory
 def test_a_request_is_checked() -> None:
     host = OneHost(1)
     assert refused(host, "GetTopicStats", topic="t") == "ns is missing"

@@ -147,6 +147,13 @@ def test_null_takes_away_what_a_shorter_prefix_gives() -> None:
     assert (policy.lease_ms, policy.ttl_ms, policy.max_stored, policy.retry, policy.dead_topic) == (None,) * 5
 
 
+def test_values_that_an_entry_does_not_name_are_shared() -> None:
+    """A namespace may have 20,000 entries."""
+    one, other = parse('{"priority": 1}'), parse('{"priority": 2}')
+    for field in ("fair", "throttles", "retry", "dead"):
+        assert getattr(one, field) is getattr(other, field) is getattr(BUILT_IN_ENTRY, field)
+
+
 def test_the_built_in_policy() -> None:
     policy = effective("mail", dict.fromkeys(PolicyEntry.model_fields, BUILT_IN_ENTRY), dead=False)
     assert (policy.priority, policy.delay_ms, policy.delivery) == (0, 0, AT_LEAST_ONCE)

@@ -15,7 +15,7 @@ from foqs.cli.written import write_items
 from foqs.client import FoqsError, Items, Lease, Nack
 from foqs.client.json_lines import lease_of_line
 from foqs.ids import parse_id
-from foqs.policies.remedy import topic_command
+from foqs.policies.remedy import throttle_command, topic_command
 from foqs.shardmgr.change import name
 
 MOST_ITEMS = 1_000
@@ -80,6 +80,9 @@ def say_why_empty(found: Items, topic: str, namespace: str) -> None:
     why = name(found.reason)
     if found.reason == "paused":
         why = f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
+    elif found.reason.startswith("throttled: "):
+        again = "" if found.retry_after_ms is None else f", again in {found.retry_after_ms:,} ms"
+        why = f"{why}{again} ({throttle_command('list', namespace)})"
     print(f"foqs: no items: {why}", file=sys.stderr)
 
 

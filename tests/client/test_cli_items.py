@@ -54,13 +54,22 @@ def test_json_lines_in_ids_out_and_back(foqs, peer):
 
 
 def test_an_empty_dequeue_says_why_if_the_host_does(new_peer, foqs):
-    reasons = ["paused", "throttled: api", None]
-    peer = new_peer(script("Dequeue", *(idl.DequeueResponse([], reason=reason) for reason in reasons)))
+    reasons = [
+        ("paused", None),
+        ("throttled: api", None),
+        ("throttled: a\x1b", 1_840),
+        ("other: \n", None),
+        (None, None),
+    ]
+    replies = [idl.DequeueResponse([], reason=reason, retry_after_ms=ms) for reason, ms in reasons]
+    peer = new_peer(script("Dequeue", *replies))
     shown = [foqs("dequeue", "t", "--ns", "shop", address=peer.address) for _ in reasons]
-    assert [(done.stdout, done.returncode) for done in shown] == [(b"", 0)] * 3
+    assert [(done.stdout, done.returncode) for done in shown] == [(b"", 0)] * 5
     assert [done.stderr for done in shown] == [
         b"foqs: no items: topic t is paused (foqs topic resume t --ns shop)\n",
-        b"foqs: no items: throttled: api\n",
+        b"foqs: no items: throttled: api (foqs throttle list --ns shop)\n",
+        b"foqs: no items: 'throttled: a\\x1b', again in 1,840 ms (foqs throttle list --ns shop)\n",
+        b"foqs: no items: 'other: \\n'\n",
         b"",
     ]
 

@@ -1,10 +1,10 @@
 """How a topic's tenants share the deliveries of several hosts. Pure.
 
 Each host gives its tenants turns by their weights. A tenant whose items are on one host of three would get a third of
-what it is due. So hosts tell each other what they delivered of each tenant, and each of them multiplies the weights of
-its tenants by factors. A factor rises while its tenant receives less, by its weight and on all hosts together, than the
-tenants beside it, and falls while it receives more. That ends when tenants that share a host receive the same, or when
-one that receives more gets nothing there any more: weighted max-min. Hosts that hear nothing return to factors of 1.
+its due. So hosts report to each other how much they delivered of each tenant, and each of them multiplies the weights
+of its tenants by factors. A factor rises while its tenant receives less, by its weight and on all hosts together, than
+the tenants beside it, and falls while it receives more. That ends when tenants that share a host receive the same, or
+when one that receives more gets nothing there any more: weighted max-min. Without reports factors return to 1.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from math import exp, log
 from typing import NamedTuple
 
 BEAT_MS = 500
-"""How often a host tells, and changes its factors."""
+"""How often a host reports, and changes its factors."""
 SILENT_MS = 2_000
-"""After this long without a message, what a host told counts no more."""
+"""After this time without a message, the reports of a host count no more."""
 _FORGOTTEN_MS = 60_000
-MOST_TOLD = 256
-"""Tenants of a topic that are told, and whose factors may change."""
+MOST_TENANTS = 256
+"""Tenants of a topic that are reported, and whose factors may change."""
 
 _EXPONENT = 0.7
 _SMOOTHING = 0.5
@@ -31,12 +31,12 @@ _WIDTH = log(4_096)
 """The largest and the smallest factor on a host differ by at most this."""
 _FADING = 0.8
 _FADED = 0.01
-_MOST_KEPT = 4 * MOST_TOLD
+_MOST_KEPT = 4 * MOST_TENANTS
 
 
 class Share(NamedTuple):
-    """A tenant on this host. `served`: what was delivered of it since a time that only matters if it changes, in any
-    unit, never negative. `waits`: it has items that would be delivered if it had its turn."""
+    """A tenant on this host. `served`: its deliveries in any unit, counted up from any time. `waits`: it has items that
+    would be delivered if it had its turn."""
 
     name: str
     weight: float
@@ -57,7 +57,7 @@ class _Pace:
     def count(self, served: int, now_ms: int) -> None:
         if now_ms <= self.at_ms:
             return  # the next count has it, too
-        if served >= self.served:  # else the counting began anew
+        if served >= self.served:  # else that host has restarted
             self.per_ms = (served - self.served) / (now_ms - self.at_ms)
         if served != self.served:
             self.changed_ms = now_ms
@@ -66,7 +66,7 @@ class _Pace:
 
 
 class _Host:
-    """What another host told: of how many tenants the last time, and when it was heard the last two times."""
+    """The reports of another host: on how many tenants was the last one, and when did it and the one before come."""
 
     __slots__ = ("before_ms", "heard_ms", "paces", "tenants")
 
@@ -80,7 +80,7 @@ class _Host:
         return self.heard_ms is None or now_ms - self.heard_ms > limit_ms
 
     def counts(self, now_ms: int) -> bool:
-        """Whether it is known what the host delivers: that takes two messages."""
+        """Whether it is known how much the host delivers: that takes two reports."""
         return self.before_ms is not None and not self.silent(SILENT_MS, now_ms)
 
 
@@ -98,16 +98,16 @@ class Balance:
 
     @property
     def quiet(self) -> bool:
-        """Whether no other host tells, and no factor is left."""
+        """Whether no other host reports, and no factor is left."""
         return not self._hosts and not self._logs
 
     def contested(self, now_ms: int) -> bool:
-        """Whether another host has two or more tenants: it needs to know what this host delivers, even of one."""
+        """Whether another host has two or more tenants: it needs the reports of this host, even on one."""
         return any(host.tenants > 1 and not host.silent(SILENT_MS, now_ms) for host in self._hosts.values())
 
-    def told(self, host: str, shares: Sequence[tuple[str, int]], now_ms: int) -> None:
-        """Another host told of (tenant, served since that host's start). A message that is lost costs nothing: the
-        next one has its service."""
+    def heard(self, host: str, shares: Sequence[tuple[str, int]], now_ms: int) -> None:
+        """Take a report of another host: (tenant, service since that host's start). A report that is lost costs
+        nothing: the next one has its service."""
         known = self._hosts.get(host)
         if known is None:
             known = self._hosts[host] = _Host()
@@ -123,12 +123,12 @@ class Balance:
         while len(paces) > _MOST_KEPT:
             del paces[next(iter(paces))]
 
-    def tell(self, shares: Sequence[Share], now_ms: int) -> list[Share]:
-        """Return what to tell other hosts after a step with these: tenants that wait or were served lately."""
+    def report(self, shares: Sequence[Share], now_ms: int) -> list[Share]:
+        """Return the tenants to report on, after a step with these: those that wait or were served lately."""
         return [one for one in shares if one.waits or now_ms - self._own[one.name].changed_ms <= SILENT_MS]
 
     def step(self, shares: Sequence[Share], item: float, now_ms: int) -> None:
-        """Change the factors. `shares`: the tenants here, at most `MOST_TOLD`; `item`: the usual service of one
+        """Change the factors. `shares`: the tenants here, at most `MOST_TENANTS`; `item`: the usual service of one
         delivery, more than 0, in the unit of `Share.served`."""
         elapsed_ms = 0 if self._stepped_ms is None else now_ms - self._stepped_ms
         self._stepped_ms = now_ms
@@ -190,5 +190,5 @@ class Balance:
 
 
 def _comparable(name: str, hosts: Sequence[_Host]) -> bool:
-    """Whether every host that has the tenant has told of it."""
-    return all(host.tenants < MOST_TOLD or name in host.paces for host in hosts)
+    """Whether every host that has the tenant reports on it."""
+    return all(host.tenants < MOST_TENANTS or name in host.paces for host in hosts)

@@ -1,5 +1,5 @@
-"""Hosts that share their deliveries by start-time fair queueing, the messages between them, and what each tenant is
-due. Pure."""
+"""Hosts that share their deliveries by start-time fair queueing, the messages between them, and the due of each
+tenant. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Case:
 
 def due(case: Case) -> dict[int, float]:
     """Return the weighted max-min rates, from the definition: of all sets of tenants, the one whose hosts give it the
-    least by weight gets all of those hosts; then the others share what is left."""
+    least by weight gets all of those hosts; then the other tenants share the other hosts."""
     rates: dict[int, float] = {}
     placement = dict(enumerate(case.placement))
     while placement:
@@ -79,9 +79,9 @@ class Host:
 
 
 class Way(Protocol):
-    """How one host takes account of the others."""
+    """How one host takes account of the other hosts."""
 
-    def told(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None: ...
+    def heard(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None: ...
     def beat(self, now_ms: int) -> None: ...
 
 
@@ -90,8 +90,8 @@ class Balanced:
         self._host = host
         self._balance = Balance()
 
-    def told(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
-        self._balance.told(str(by), [(str(who), served * ITEM) for who, served in delivered.items()], now_ms)
+    def heard(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
+        self._balance.heard(str(by), [(str(who), served * ITEM) for who, served in delivered.items()], now_ms)
 
     def beat(self, now_ms: int) -> None:
         host = self._host
@@ -101,13 +101,13 @@ class Balanced:
 
 
 class Naive:
-    """Adds what the others delivered to the tenants' virtual starts."""
+    """Adds deliveries of the other hosts to the tenants' virtual starts."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._known: dict[int, Mapping[int, int]] = {}
 
-    def told(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
+    def heard(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
         before = self._known.get(by, {})
         self._known[by] = dict(delivered)
         self._host.push_back({who: served - before.get(who, 0) for who, served in delivered.items()})
@@ -119,7 +119,7 @@ class Naive:
 class Alone(Naive):
     """Listens to no other host."""
 
-    def told(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
+    def heard(self, by: int, delivered: Mapping[int, int], now_ms: int) -> None:
         pass
 
 
@@ -150,7 +150,7 @@ def run(
                         lost_before[number, other] += 1
                     else:
                         lost_before[number, other] = 0
-                        way_there.told(number, hosts[number].delivered, now_ms)
+                        way_there.heard(number, hosts[number].delivered, now_ms)
     return counts
 
 

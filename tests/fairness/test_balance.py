@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foqs.fairness.balance import BEAT_MS, MOST_TOLD, SILENT_MS, Balance, Share
+from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
 from tests.fairness.balance_model import ITEM, Alone, Balanced, Case, Naive, due, run, worst
 from tests.support.examples import examples
 
@@ -79,15 +79,15 @@ class Rig:
         self.waiting = {"a", "b"}
         self._pace = pace
 
-    def beat(self, *told: tuple[str, list[tuple[str, int]]]) -> dict[str, float]:
+    def beat(self, *reports: tuple[str, list[tuple[str, int]]]) -> dict[str, float]:
         self.now_ms += BEAT_MS
-        for host, shares in told:
-            self.balance.told(host, shares, self.now_ms)
+        for host, shares in reports:
+            self.balance.heard(host, shares, self.now_ms)
         for name in self.served:
             self.served[name] += self._pace * ITEM
         shares = [Share(name, 1, served, name in self.waiting) for name, served in self.served.items()]
         self.balance.step(shares, ITEM, self.now_ms)
-        self.told = [share.name for share in self.balance.tell(shares, self.now_ms)]
+        self.reported = [share.name for share in self.balance.report(shares, self.now_ms)]
         return self.balance.factors
 
     def unbalance(self, beats: int = 8) -> dict[str, float]:
@@ -116,7 +116,7 @@ def test_without_messages_factors_return_to_one() -> None:
     assert rig.balance.quiet
 
 
-def test_a_host_that_begins_anew_counts_from_zero() -> None:
+def test_a_host_that_restarted_counts_from_zero() -> None:
     rig = Rig()
     before = dict(rig.unbalance())
     factors = rig.beat(("other", [("b", 5 * ITEM)]))
@@ -146,19 +146,19 @@ def test_tenants_that_wait_for_nothing_are_left_out() -> None:
     assert not rig.balance.factors
 
 
-def test_tenants_that_wait_or_were_served_lately_are_told() -> None:
+def test_tenants_that_wait_or_were_served_lately_are_reported() -> None:
     rig = Rig(pace=0)
     rig.waiting = {"a"}
     rig.beat()
-    assert rig.told == ["a", "b"]
+    assert rig.reported == ["a", "b"]
     for _ in range(SILENT_MS // BEAT_MS):
         rig.beat()
-    assert rig.told == ["a", "b"]
+    assert rig.reported == ["a", "b"]
     rig.beat()
-    assert rig.told == ["a"]
+    assert rig.reported == ["a"]
     rig.served["b"] += 1
     rig.beat()
-    assert rig.told == ["a", "b"]
+    assert rig.reported == ["a", "b"]
 
 
 def test_a_host_with_one_tenant_is_needed_by_hosts_with_two() -> None:
@@ -171,9 +171,9 @@ def test_a_host_with_one_tenant_is_needed_by_hosts_with_two() -> None:
 
 
 def test_tenants_that_a_host_left_out_are_not_compared() -> None:
-    """The other host has so many tenants that it does not tell of a: it may serve it or not."""
+    """The other host has so many tenants that it does not report on a: it may serve it or not."""
     rig = Rig()
     for beat in range(8):
-        many = [("b", 200 * beat * ITEM), *((f"c{at}", 0) for at in range(MOST_TOLD - 1))]
+        many = [("b", 200 * beat * ITEM), *((f"c{at}", 0) for at in range(MOST_TENANTS - 1))]
         rig.beat(("other", many))
     assert not rig.balance.factors

@@ -91,6 +91,42 @@ enum FailureCause {
   LIMIT = 5,
 }
 
+/**
+ * Why an item is not delivered now. The order of the values is the order in which reasons have to end, and in which
+ * ExplainItem lists them.
+ */
+enum Reason {
+  UNSPECIFIED = 0,
+  /** There is no such item (any more), or it is in a namespace in which the caller has no right. A topic: no items. */
+  GONE = 1,
+  /** The item's work has ended; this version sends GONE for it. */
+  ENDED = 2,
+  /** No host serves the item's shard now. */
+  SHARD_NOT_SERVED = 3,
+  /** The shard's host waits until an earlier owner, which may still run, has certainly stopped: until_ms. */
+  OWNER_IN_GRACE = 4,
+  /** The shard's database fails, is slow, or does not answer. until_ms: of the next trial. */
+  BREAKER_OPEN = 5,
+  /** Its deliver_after_ms is in the future: until_ms. A topic: `count` items are delayed, and none is ready. */
+  DELAYED = 6,
+  /** `by` has leased it until until_ms. A topic: `count` items are leased, and none is ready. */
+  LEASED = 7,
+  /** The settings entry `key` pauses the topic. */
+  PAUSED = 8,
+  /** The throttle `key` has no token; the next comes at until_ms. `count`: flows that get tokens before. */
+  THROTTLED = 9,
+  /** Reserved. */
+  CONCURRENCY = 10,
+  /** At least `count` items of its lane are more urgent. */
+  BEHIND_IN_LANE = 11,
+  /** `count` turns of other tenants come before its tenant's (about). key: its tenant. */
+  BEHIND_IN_TURN = 12,
+  /** No consumer waits for the topic at the item's host, and none asked for it there lately. */
+  NO_CONSUMER = 13,
+  /** Its row or its body is not in the host's memory. A dequeue that needs it reads it. */
+  NOT_LOADED = 14,
+}
+
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */
 struct ItemError {
   1: ErrorCode code,
@@ -567,6 +603,42 @@ struct ReleaseLeasesResponse {
   2: list<string> missing,
 }
 
+/** What has to end before an item is delivered. */
+struct ExplainReason {
+  1: Reason code,
+  /** One or two sentences for a person, with the command that ends it where there is one. */
+  2: string text,
+  /** Unix epoch, milliseconds: when it ends by itself, as far as the host knows; it may have passed. */
+  3: optional i64 until_ms,
+  /** See Reason. */
+  4: optional string key,
+  5: optional i64 count,
+  // 6: item_ids, for CONCURRENCY
+  /** The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. */
+  7: optional string by,
+}
+
+/** An id, or ns and topic. A topic is explained by the items on the host that is nearest to a delivery. */
+struct ExplainItemRequest {
+  1: optional i64 id,
+  2: optional string ns,
+  3: optional string topic,
+  15: optional RequestContext context,
+}
+
+struct ExplainItemResponse {
+  /** In the order in which they have to end. Empty: deliverable now. */
+  1: list<ExplainReason> reasons,
+  /**
+   * Duration, an estimate: items ahead in its lane, times all weights over its tenant's weight, over the host's rate of
+   * deliveries of the topic in the last 10 s. Absent when the number of items ahead or the rate is not known. A host
+   * measures the rate of topics that were explained in the last minute: the first answer has none.
+   */
+  2: optional i64 eta_ms,
+  /** Absent for a topic, for an item that is gone, and where the item's shard could not be read. */
+  3: optional ItemState state,
+}
+
 struct GetServerInfoRequest {
   /** Include shard_items in the reply. Default: no. */
   1: optional bool count_items,
@@ -896,4 +968,5 @@ service Foqs {
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
   AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
   ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),
+  ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
 }

@@ -44,6 +44,7 @@ NEEDS: Mapping[str, Right | str] = {
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
     "ReleaseLeases": Right.ADMIN,
+    "ExplainItem": Right.ADMIN,
     "ListFailures": Right.ADMIN,
     "RedriveItems": Right.ADMIN,
     "GetActiveTopics": _SEES,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
+from foqs.api.explain_item import Explain
 from foqs.api.item_life import ItemLife
 from foqs.api.leases import Leases
 from foqs.api.lookups import Lookups
@@ -44,6 +45,7 @@ class Handlers:
         self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
+        self._explain = Explain(engine, lambda: self.limits, now_ms, forwarder)
         self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
@@ -62,6 +64,7 @@ class Handlers:
             **self._peers.handlers(),
             **self._settings.handlers(),
             "ReleaseLeases": self._leases.release,
+            "ExplainItem": self._explain.explain,
             "GetServerInfo": self._info.server_info,
         }
 

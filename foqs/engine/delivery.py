@@ -77,6 +77,8 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
         return
     if found:
         found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
+        if state.explained:
+            state.explained.add([item.lane.topic.key for _, item, _ in found], state.now_ms)
     redelivered = held_bytes = 0
     for _, item, _ in found:
         redelivered += item.attempt > 1

@@ -18,6 +18,7 @@ from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.recent import Recent
 from foqs.fairness.topics import Topics
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
@@ -81,6 +82,7 @@ class State:
         self.shards: dict[int, Shard] = {}
         self.topics: Topics[Lane[Item]] = Topics()
         self.policies = Policies()
+        self.explained = Recent()
         self.serving: list[Shard] = []
         self.dirty: dict[Shard, None] = {}  # shards that may have something to send
         # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)

@@ -83,9 +83,8 @@ class Exchange:
 
     def changed(self) -> None:
         """Note since when shards have no owner."""
-        routing, now_ms = self.routing(), self.now_ms()
-        unowned = routing.shards - routing.owners.keys()
-        self._unowned_ms = {number: self._unowned_ms.get(number, now_ms) for number in unowned}
+        now_ms = self.now_ms()
+        self._unowned_ms = {number: self._unowned_ms.get(number, now_ms) for number in self.routing().unowned}
 
     def route_held(self) -> None:
         """Route the held requests by the new routing."""

@@ -25,6 +25,7 @@ from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
 from foqs.peers.enqueue import ForwardedEnqueue
 from foqs.peers.exchange import Exchange, ForwardLog, Incoming
+from foqs.peers.explain import ForwardedExplain, Nearest
 from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
@@ -116,6 +117,26 @@ class Forwarder:
             return False
         ForwardedGetItem(self.exchange, call, look_here, deadline_ms).route()
         return True
+
+    def explain_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> bool:
+        """As `get_item`, for an ExplainItem."""
+        if is_forwarded(call.request):
+            return False
+        ForwardedExplain(self.exchange, call, look_here, deadline_ms).route()
+        return True
+
+    def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
+        """Answer an ExplainItem of a topic, which `here` explains for this host alone, for the hosts together."""
+        request = call.request
+        if is_forwarded(request):
+            call.reply(here)
+            return
+        others = self.exchange.other_hosts()
+        nearest = Nearest(here, others, self.routing().unowned, call.reply)
+        for address in others:
+            part = idl.ExplainItemRequest(ns=request.ns, topic=request.topic)
+            answered = partial(nearest.answered, address)
+            self.exchange.send(address, "ExplainItem", part, request, deadline_ms, answered)
 
     def list_items(self, call: Incoming, deadline_ms: int) -> bool:
         """Answer a ListItems of all shards. Raises Invalid: the cursor is none."""

@@ -1,4 +1,5 @@
-"""A GetItem whose shard another host serves, or no host for now. It changes nothing, so it may be repeated."""
+"""A GetItem or ExplainItem whose shard another host serves, or no host for now. It changes nothing, so it may be
+repeated."""
 
 from __future__ import annotations
 
@@ -19,8 +20,15 @@ class ForwardedGetItem(Forwarded):
 
     __slots__ = ("_call", "_done", "_item_id", "_look_here")
 
-    def __init__(self, exchange: Exchange, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> None:
-        super().__init__(exchange, "GetItem", LOOK, call.request, deadline_ms)
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: Incoming,
+        look_here: Callable[[], None],
+        deadline_ms: int,
+        method: str = "GetItem",
+    ) -> None:
+        super().__init__(exchange, method, LOOK, call.request, deadline_ms)
         self._call = call
         self._look_here = look_here
         self._item_id: int = call.request.id
@@ -36,7 +44,7 @@ class ForwardedGetItem(Forwarded):
         return target_of(self._exchange, self._item_id)
 
     def part(self, group: Sequence[int]) -> Any:
-        return idl.GetItemRequest(self._item_id)
+        return getattr(idl, f"{self.method}Request")(self._item_id)
 
     def outcomes(self, response: Any) -> Sequence[Any]:
         return [response]

@@ -14,6 +14,8 @@ from foqs.errors import NotSent
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers.by_id import ForwardedItems
+from foqs.peers.exchange import Incoming
+from foqs.peers.explain import Nearest
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
@@ -85,6 +87,9 @@ class LoneForwarder:
     def topic_stats(self, request: Any, counts: Counts, workers: Workers, deadline_ms: int, done: Counted) -> None:
         TopicCounts(counts, workers, (), done)
 
+    def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
+        Nearest(here, (), self.routing().unowned, call.reply)
+
     def release_leases(
         self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]
     ) -> None:
@@ -97,7 +102,7 @@ class LoneForwarder:
         """Return False, like the methods below that say whether another host has to do with a request."""
         return False
 
-    dequeue = get_item = list_items = was_charged = enqueue
+    dequeue = get_item = explain_item = list_items = was_charged = enqueue
 
     def items(self, *_: object) -> ForwardedItems | None:
         return None

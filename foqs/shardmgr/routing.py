@@ -32,6 +32,11 @@ class Routing:
     slots: Slots = field(default_factory=Slots)
     disabled: frozenset[int] = frozenset()
 
+    @property
+    def unowned(self) -> frozenset[int]:
+        """The shards that no host serves."""
+        return self.shards - self.owners.keys()
+
     def owner(self, item_id: int) -> Route | None:
         return self.owners.get(shard_of(item_id))
 

@@ -112,6 +112,7 @@ def requests() -> list[bytes]:
             context,
         ),
         "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
+        "ExplainItem": idl.ExplainItemRequest(None, "ns", "t", context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, context
         ),

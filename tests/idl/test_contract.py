@@ -20,7 +20,7 @@ METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "ListItems", "DeleteItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "CountItems",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
-    "ReleaseLeases",
+    "ReleaseLeases", "ExplainItem",
 ]  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_every_method_takes_one_request_and_declares_its_error() -> None:
 
 
 def test_enums_begin_with_unspecified_and_match_the_code() -> None:
-    for enum in (idl.Delivery, idl.ItemState, idl.ErrorCode):
+    for enum in (idl.Delivery, idl.ItemState, idl.ErrorCode, idl.Reason):
         assert enum._VALUES_TO_NAMES[0] == "UNSPECIFIED"
     assert {code.name: int(code) for code in Code} == {
         name: value for name, value in idl.ErrorCode._NAMES_TO_VALUES.items() if value
@@ -81,7 +81,11 @@ def test_types_follow_the_rules() -> None:
             assert spec[-1] is False, f"{struct.__name__}.{name} is required"
             if name.endswith("_ms") or name in ("id", "lease"):
                 assert kind == i64, f"{struct.__name__}.{name}"
-            of_topic = struct.__name__ in ("FailureGroup", "RedriveItemsRequest")  # a topic has more than an i32 holds
+            of_topic = struct.__name__ in (
+                "FailureGroup",
+                "RedriveItemsRequest",
+                "ExplainReason",
+            )  # a topic has more than an i32 holds
             if name in ("priority", "attempt", "count", "limit") and not (name == "count" and of_topic):
                 assert kind == i32, f"{struct.__name__}.{name}"
             if name in ("payload", "metadata"):

@@ -138,6 +138,7 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "ListItems": {"ns": "shop", "topic": "t"},
         "DeleteItems": {"ids": [1]},
         "ReleaseLeases": {"ns": "shop", "topic": "t"},
+        "ExplainItem": {"id": 1},
         "GetActiveTopics": {},
         "GetTopicStats": {"ns": "shop", "topic": "t"},
         "ListFailures": {"ns": "shop", "topic": "t.dlq"},

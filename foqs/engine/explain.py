@@ -1,0 +1,233 @@
+"""Why an item is not delivered yet: reasons from memory, and from the item's row as GetItem finds it.
+
+The reasons are in the order of their codes, which is the order in which they have to end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from shlex import quote
+from typing import Any, NamedTuple
+
+from foqs.engine.inspect import counts
+from foqs.engine.item_ops import given_of
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.idl import idl
+from foqs.item import Item
+from foqs.item_states import Phase, Place
+from foqs.prefetch.lane import Lane
+from foqs.shardmgr.lifecycle import ShardState
+
+LATELY_MS = 10_000
+"""A topic that was asked for in this time has a consumer."""
+
+_Reason = idl.ExplainReason
+_Code = idl.Reason
+
+
+class Explanation(NamedTuple):
+    """`reasons` are ExplainReason, `state` is a member of ItemState; see ExplainItemResponse."""
+
+    reasons: Sequence[Any]
+    eta_ms: int | None = None
+    state: int | None = None
+
+
+GONE = Explanation(
+    [_Reason(_Code.GONE, "There is no such item: it was acked or deleted, its TTL ended, or it failed for good.")]
+)
+
+
+def not_served(shard: int, *, disabled: bool = False) -> Explanation:
+    """Explain an item of a shard that no host serves."""
+    return Explanation([_not_served(shard, disabled=disabled)])
+
+
+def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
+    """Return why no item of the shard is leased now."""
+    number, reasons = shard.number, []
+    if state.draining or shard.state is not ShardState.SERVING:
+        return [_not_served(number, disabled=False)]
+    if shard.in_takeover_grace(now_ms):
+        assert shard.grace_from_ms is not None
+        until_ms = shard.grace_from_ms + shard.config.confirm_ms + 1
+        why = f"Shard {number} was taken from a host that may still run: its items are leased {_in(until_ms, now_ms)}."
+        reasons.append(_Reason(_Code.OWNER_IN_GRACE, why, until_ms))
+    if not shard.healthy(now_ms):
+        why = f"The database of shard {number} fails, is slow, or does not answer: see foqs doctor."
+        reasons.append(_Reason(_Code.BREAKER_OPEN, why, shard.breaker.retry_at_ms(now_ms) or None))
+    return reasons
+
+
+def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
+    """Explain an item that is in the shard, known in memory or as its row says."""
+    key = item.lane.topic.key
+    reasons = of_shard(state, shard, now_ms)
+    passing = state.policies.paused(key) or bool(reasons)  # the rate of deliveries says nothing until they end
+    eta_ms = None
+    if item.phase is Phase.LEASED:
+        found = idl.ItemState.LEASED
+        reasons.append(_leased(shard, item, now_ms))
+    elif 0 < item.expires_at_ms <= now_ms:
+        return Explanation([_Reason(_Code.GONE, "Its TTL is over: it is removed soon.")])
+    elif item.place is Place.TIMER:
+        found = idl.ItemState.DELAYED
+        reasons.append(_delayed(item, now_ms))
+    else:
+        found = idl.ItemState.READY
+        lanes = [lane for lane in item.lane.topic.lanes() if _merges(lane, item, now_ms)]
+        least, most = _ahead(lanes, item)
+        if least:
+            reasons.append(_behind(least, most))
+        reasons += _no_consumer(state, key, item.lane.topic.lanes(), now_ms)
+        if item.phase is not Phase.WINDOW:
+            why = "Its row is not in memory: a dequeue that needs it reads the row."
+            if most and not least:
+                why = f"{why} Up to {most:,} ready {'item' if most == 1 else 'items'} may be before it."
+            reasons.append(_Reason(_Code.NOT_LOADED, why))
+        elif item.body is None:
+            reasons.append(_Reason(_Code.NOT_LOADED, "Its body is not in memory: a dequeue that needs it reads it."))
+        rate = state.explained.a_second(key, now_ms)
+        if least and least == most and rate and not passing:
+            eta_ms = int(least / rate * 1000)
+    reasons += _paused(state, key)
+    return Explanation(in_order(reasons), eta_ms, found)
+
+
+def of_topic(state: State, key: TopicKey, now_ms: int) -> Explanation:
+    """Explain why no item of a topic is delivered by this host."""
+    topic = state.topics.get(key)
+    lanes = topic.lanes() if topic is not None else []
+    ready, delayed, leased = counts(lanes)
+    reasons: list[Any] = []
+    if not ready + delayed + leased:
+        reasons.append(_Reason(_Code.GONE, "The topic has no items."))
+    elif not ready:
+        see = f"see {_command('items', key)}"
+        if delayed:
+            why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
+            reasons.append(_Reason(_Code.DELAYED, why, count=delayed))
+        if leased:
+            why = f"{_items(leased)} leased, and none is ready: {see} --state leased."
+            reasons.append(_Reason(_Code.LEASED, why, count=leased))
+    else:
+        lanes = [lane for lane in lanes if lane.ready]
+        held = {lane.tenure.shard.number: of_shard(state, lane.tenure.shard, now_ms) for lane in lanes}
+        if all(held.values()):
+            reasons += [reason for each in held.values() for reason in each]
+        else:
+            reasons += _no_consumer(state, key, lanes, now_ms)
+            if not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard.number]):
+                why = "The first items are not in memory: a dequeue reads them."
+                reasons.append(_Reason(_Code.NOT_LOADED, why))
+    reasons += _paused(state, key)
+    return Explanation(in_order(reasons))
+
+
+def in_order(reasons: Iterable[Any]) -> list[Any]:
+    """Return the reasons in the order in which they have to end."""
+    return sorted(reasons, key=lambda reason: reason.code)
+
+
+# ------------------------------------------------------------------------------------------ reasons
+
+
+def _not_served(number: int, *, disabled: bool) -> Any:
+    why = f"No host serves shard {number} now: it is moved or opened, or its database is away; see foqs status."
+    if disabled:
+        why = f"Shard {number} is disabled: foqs shards enable {number} ends that."
+    return _Reason(_Code.SHARD_NOT_SERVED, why)
+
+
+def _delayed(item: Item, now_ms: int) -> Any:
+    after = f"Attempt {item.attempt} is over, and the next comes" if item.attempt else "Its delay ends"
+    why = f"{after} {_in(item.deliver_after_ms, now_ms)}."
+    return _Reason(_Code.DELAYED, why, item.deliver_after_ms)
+
+
+def _leased(shard: Shard, item: Item, now_ms: int) -> Any:
+    worker, until_ms = given_of(shard, item).worker, item.lease_expires_at_ms
+    release = _command("release", item.lane.topic.key)
+    if worker:
+        release = f"{release} --worker {quote(worker)}"
+    why = f"{f'Worker {worker}' if worker else 'A consumer'} has leased it, and the lease ends {_in(until_ms, now_ms)}"
+    return _Reason(_Code.LEASED, f"{why}; {release} ends it now.", until_ms, by=worker or None)
+
+
+def _paused(state: State, key: TopicKey) -> list[Any]:
+    if not state.policies.paused(key):
+        return []
+    ns, topic = key
+    entry, version = state.policies.namespace(ns).layers(topic)["paused"], state.policies.versions[ns]
+    why = f"The settings entry {entry} pauses the topic (version {version}); {_command('topic resume', key)} ends that."
+    return [_Reason(_Code.PAUSED, why, key=entry)]
+
+
+def _behind(least: int, most: int) -> Any:
+    number = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    why = f"{number} more urgent {'item is' if most == 1 else 'items are'} before it in its lane."
+    return _Reason(_Code.BEHIND_IN_LANE, why, count=least)
+
+
+def _no_consumer(state: State, key: TopicKey, lanes: Iterable[Lane[Item]], now_ms: int) -> list[Any]:
+    asked_ms = max((lane.window.used_ms for lane in lanes if lane.window is not None), default=0)
+    if key in state.waiting or now_ms - asked_ms < LATELY_MS:
+        return []
+    last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
+    why = f"No consumer waits for the topic on the item's host, and {last}; {_command('dequeue', key)} takes an item."
+    return [_Reason(_Code.NO_CONSUMER, why)]
+
+
+# ------------------------------------------------------------------------------------------ inside
+
+
+def _merges(lane: Lane[Item], item: Item, now_ms: int) -> bool:
+    """Whether the items of `lane` are merged with those of the item's lane."""
+    shard: Shard = lane.tenure.shard
+    same = tenancy_of(lane.key)[0] == tenancy_of(item.lane.key)[0]
+    return same and lane.ready > 0 and (lane is item.lane or shard.healthy(now_ms))
+
+
+def _ahead(lanes: Iterable[Lane[Item]], item: Item) -> tuple[int, int]:
+    """Return the least and the most ready items that come before `item`."""
+    least = most = 0
+    for lane in lanes:
+        window = lane.window
+        known = 0 if window is None else bisect_left(window.entries, item.key)
+        least += known
+        if window is not None and window.covers(item.key):
+            most += known
+        else:
+            most += max(known, lane.ready - (lane is item.lane))
+    return least, most
+
+
+def _has_first(lane: Lane[Item]) -> bool:
+    window = lane.window
+    return window is not None and bool(window.entries) and window.entries[0][3].body is not None
+
+
+def _command(verb: str, key: TopicKey) -> str:
+    return f"foqs {verb} {quote(key[1])} --ns {quote(key[0])}"
+
+
+def _items(count: int) -> str:
+    return "1 item is" if count == 1 else f"{count:,} items are"
+
+
+def _in(at_ms: int, now_ms: int) -> str:
+    return f"in {_span(at_ms - now_ms)}" if at_ms > now_ms else "at once"
+
+
+def _span(ms: int) -> str:
+    """Return a duration in a unit that fits."""
+    if ms < 1_000:
+        return f"{max(0, ms)} ms"
+    seconds = ms / 1_000
+    return next(f"{seconds / size:.1f} {unit}" for unit, size in _UNITS if seconds >= size)
+
+
+_UNITS = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

@@ -27,7 +27,7 @@ _PAUSE_S = 0.2
 
 app = commands(
     "settings",
-    "Read and change the settings of a namespace: policies of topics, and entries of its users.",
+    "Read and change the settings of a namespace: policies, throttles, weights, and its users' entries.",
     "foqs settings get --ns shop",
 )
 

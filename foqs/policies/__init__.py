@@ -1,1 +1,1 @@
-"""Settings of namespaces, and the policies of topics that they define: values and rules, without I/O."""
+"""Settings of namespaces, and the policies, throttles and weights that they define: values and rules, without I/O."""

@@ -40,7 +40,7 @@ def throttles_error(
         return f"there are {len(keys)} keys, more than {most}"
     if len(set(keys)) < len(keys):
         return "a key stands in it more than once"
-    size = sum(len(key.encode()) + 1 for key in keys) - 1
+    size = len("\0".join(keys).encode())
     if size > most_bytes:
         return f"the keys have {size} bytes with one between two keys, more than {most_bytes}"
     return None

@@ -7,8 +7,12 @@ import re
 import shlex
 
 import pytest
+from typer.testing import CliRunner
 
-from foqs.client import Client
+from foqs.cli import settings
+from foqs.cli.connection import Connection
+from foqs.cli.main import app
+from foqs.client import Client, Conflict, Settings, SettingsChange
 from tests.api.hosts import foqs
 from tests.cli.test_items import Run, client, host, in_terminal, lines, run
 
@@ -70,6 +74,45 @@ def test_throttles_are_listed(client: Client, run: Run) -> None:
             ["customer:*", "0.5", "1", "no"],
         ],
     )
+
+
+class Racing:
+    """A client whose settings change between the first read and the change."""
+
+    def __init__(self) -> None:
+        self.versions = [Settings(1, {"throttle.api": '{"per_second": 5, "burst": 6}'})]
+        self.versions.append(Settings(2, {"throttle.api": '{"per_second": 5, "burst": 9}'}))
+        self.put: dict[str, str] = {}
+
+    def __enter__(self) -> Racing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def settings(self) -> Settings:
+        return self.versions[0]
+
+    def put_settings(self, entries: dict[str, str], remove: object, *, expected_version: int) -> SettingsChange:
+        assert expected_version == self.versions.pop(0).version
+        if self.versions:
+            raise Conflict("changed")
+        self.put = entries
+        return SettingsChange(3, ("h1:1",), ("h2:1",))
+
+
+@pytest.mark.memory
+def test_a_field_that_changed_in_between_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = Racing()
+    monkeypatch.setattr(settings, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(Connection, "client", lambda _: racing)
+    done = CliRunner().invoke(app, ["throttle", "set", "api", "--per-second", "10"])
+    assert done.output.splitlines() == [
+        "throttle api: 10 a second, burst 9",
+        "version 3 is in effect on h1:1",
+        "not confirmed, may act on an older version: h2:1",
+    ]
+    assert racing.put == {"throttle.api": '{"per_second": 10, "burst": 9}'}
 
 
 @pytest.mark.parametrize(

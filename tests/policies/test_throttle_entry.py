@@ -67,6 +67,21 @@ def test_errors_of_a_wrong_entry(value: Any, messages: list[str]) -> None:
     assert raised.value.message.split("\n") == messages
 
 
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
+fields = st.sampled_from(["per_second", "burst", "shadow", "concurrency", "other"])
+
+
+@given(st.dictionaries(fields, values) | values)
+def test_any_json_is_a_limit_or_has_errors(value: Any) -> None:
+    try:
+        limit = parse_throttle(json.dumps(value)).throttle("throttle.api")
+    except Invalid as invalid:
+        assert all(line.isprintable() for line in invalid.message.split("\n"))
+    else:
+        assert 0.001 <= limit.per_second == value["per_second"] <= 1e9
+        assert 1 <= limit.burst <= 10**9
+
+
 @given(st.floats(0.001, 1e9))
 def test_a_burst_lets_a_second_of_the_rate_through(per_second: float) -> None:
     limit = ThrottleEntry(per_second=per_second).throttle("throttle.*")

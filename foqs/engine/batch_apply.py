@@ -124,7 +124,7 @@ def _lanes_committed(shard: Shard, batch: ShardBatch) -> None:
     for lane in batch.lanes_new:
         lane.stored = True
     for lane, weight in batch.weights.items():
-        lane.weight = weight
+        lane.weigh(weight)
     for lane in batch.lanes_gone:
         shard.forget_lane(lane)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from foqs.engine import delivery, dequeue, turns
+from foqs.engine import delivery, dequeue, fair_dequeue, turns
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -48,11 +48,12 @@ def answer_empty(state: State, call: DequeueCall) -> None:
 
 
 def ready(state: State, key: TopicKey) -> int:
-    """Number of items of a topic that are ready here, in memory or not; 0 while it is paused."""
+    """Number of items of a topic that are ready here and wait for no throttle, in memory or not; 0 while the topic is
+    paused."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return 0
-    return topic.ready
+    return topic.ready if topic.turns is None else topic.turns.unparked
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:
@@ -68,6 +69,7 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         elif able and shard.stalled:
             stalled, shard.stalled = shard.stalled, {}
             shard.woken.update(stalled)
+            fair_dequeue.resume(state, stalled)
     if len(shard.woken) <= _SLICE:
         woken, shard.woken = shard.woken, {}
     else:

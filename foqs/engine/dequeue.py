@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foqs.engine import batch_build, item_end
+from foqs.engine import batch_build, sources
+from foqs.engine.fair_dequeue import Round
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
-from foqs.item import Cause, Change, Given, Item
-from foqs.item_states import To
+from foqs.item import Given, Item
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
@@ -27,7 +27,6 @@ ITEM_OVERHEAD_BYTES = 192
 _WINDOW_IDLE_MS = 60_000
 _IDLE_SHARE = 0.5
 _IDLE_STEPS = 10_000
-_BODIES_AHEAD = 200
 _ORDER_UNUSED_MS = 60_000
 _CLOCK_EVERY_MS = 10_000
 _CONFIRM_IDLE_MS = 5_000
@@ -37,7 +36,7 @@ _CONFIRM_IDLE_MS = 5_000
 def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
     """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
-    able: _Able = {}
+    able: sources.Able = {}
     topics = state.topics
     for key, count in wants:
         if room_bytes <= 0:
@@ -48,8 +47,10 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
         while lane is not None and not (lane.ready and lane.tenure.shard is not None):
             lane = lane.next
         if lane is None:
-            if state.held_up or state.skipping:
-                _go_on_without(state, key)
+            if topic is not None and topic.turns is not None:
+                room_bytes = _fill_by_turns(state, call, Round(state, topic, able, now_ms), count, room_bytes)
+            elif state.held_up or state.skipping:
+                sources.go_on_without(state, key)
             continue
         lanes, paged, lacking, entries = _merge(state, able, key, count, now_ms)
         last: Entry[Item] | None = None
@@ -59,12 +60,16 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
                 merge.take(lanes, last)
         if paged or lacking or state.held_up or state.skipping:
             call.lacks = call.lacks or bool(lacking)
-            _follow_up(state, key, paged, lacking, now_ms, found=last is not None, held=bool(lanes))
+            sources.ask_pages(state, (*paged, *lacking))
+            sources.wait_for_lacking(state, key, bool(lacking), now_ms, found=last is not None, held=bool(lanes))
 
 
 def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
     """Lease items of one merge for `calls`, which name the topic `key` alone: first come, first served. Return the
     number of calls that got items; those behind them may get some in another merge."""
+    topic = state.topics.get(key)
+    if topic is not None and topic.turns is not None:
+        return _fill_waiting_by_turns(state, calls, Round(state, topic, {}, now_ms))
     count = sum([call.wants[0][1] for call in calls])
     lanes, paged, lacking, entries = _merge(state, {}, key, count, now_ms)
     last: Entry[Item] | None = None
@@ -80,20 +85,41 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
     if last is not None:
         merge.take(lanes, last)
     if paged or lacking or state.held_up or state.skipping:
-        _follow_up(state, key, paged, lacking, now_ms, found=served > 0, held=bool(lanes))
+        sources.ask_pages(state, (*paged, *lacking))
+        sources.wait_for_lacking(state, key, bool(lacking), now_ms, found=served > 0, held=bool(lanes))
     return served
 
 
-_Able = dict[Shard, bool | None]
-"""Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
-_Source = tuple[Shard, Lane[Item], Window[Item]]
-_Merged = tuple[Sequence[Lane[Item]], Sequence[_Source], Sequence[_Source], Sequence[Entry[Item]]]
+def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, room_bytes: int) -> int:
+    """Lease up to `count` items of a topic for `call`, and return the bytes left."""
+    picked = turns.pick(call, count, room_bytes)
+    if picked:
+        room_bytes = _lease(state, call, picked, room_bytes, turns.now_ms)[1]
+    turns.end(found=bool(picked))
+    call.lacks = call.lacks or turns.lacks
+    return 0 if turns.full else room_bytes
+
+
+def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: Round) -> int:
+    """As `fill_waiting`."""
+    served = 0
+    for call in calls:
+        picked = turns.pick(call, call.wants[0][1], call.max_bytes)
+        if not picked:
+            break
+        _lease(state, call, picked, call.max_bytes, turns.now_ms)
+        served += 1
+    turns.end(found=served > 0)
+    return served
+
+
+_Merged = tuple[Sequence[Lane[Item]], Sequence[sources.Source], Sequence[sources.Source], Sequence[Entry[Item]]]
 """(lanes, paged, lacking, entries): `entries` are the first of `lanes`. Of these, `paged` have more rows behind their
 window. Lanes that are `lacking` cannot give their first item yet."""
 _NOTHING: _Merged = ((), (), (), ())
 
 
-def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
+def _merge(state: State, able: sources.Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
     """Return the first `count` items of a topic that may be leased."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
@@ -108,22 +134,22 @@ def _merge(state: State, able: _Able, key: TopicKey, count: int, now_ms: int) ->
             return (), (), lacking, ()
         bound: Key | None = None
         if paged or lacking:
-            bound = _bound(paged, () if key in state.skipping else lacking)
+            bound = sources.bound_of(paged, () if key in state.skipping else lacking)
         entries = merge.first(windows, count, bound)
         over = [item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
-        if not over or not _drop(state, over, now_ms):
+        if not over or not sources.drop(state, over, now_ms):
             return lanes, paged, lacking, entries
 
 
 def _sources(
-    state: State, able: _Able, topic: Topic[Lane[Item]], now_ms: int
-) -> tuple[list[Lane[Item]], list[Window[Item]], list[_Source], list[_Source]]:
+    state: State, able: sources.Able, topic: Topic[Lane[Item]], now_ms: int
+) -> tuple[list[Lane[Item]], list[Window[Item]], list[sources.Source], list[sources.Source]]:
     """Return the topic's lanes to merge with their windows, those of them with more rows, and the lanes that cannot
     give their first item yet (no page, no body, not confirmed, leases not written in time)."""
     lanes: list[Lane[Item]] = []
     windows: list[Window[Item]] = []
-    paged: list[_Source] = []
-    lacking: list[_Source] = []
+    paged: list[sources.Source] = []
+    lacking: list[sources.Source] = []
     after = topic.first
     while after is not None:
         lane, after = after, after.next
@@ -149,7 +175,7 @@ def _sources(
         elif not window.entries:
             lacking.append((shard, lane, window))
         elif window.entries[0][3].body is None:
-            _want_bodies(state, shard, window)
+            sources.want_bodies(state, shard, window)
             lacking.append((shard, lane, window))
         else:
             lanes.append(lane)
@@ -178,77 +204,6 @@ def leases(shard: Shard, now_ms: int) -> bool | None:
     ):
         return True
     return shard.may_lease(now_ms)
-
-
-def _bound(paged: Sequence[_Source], lacking: Sequence[_Source]) -> Key | None:
-    """Return the key behind which no item may be taken: the first item of a lacking shard may stand there."""
-    bound = merge.bound_of([window for _, _, window in paged])
-    for _, _, window in lacking:
-        first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
-        bound = first if bound is None else min(bound, first)
-    return bound
-
-
-def _follow_up(
-    state: State,
-    key: TopicKey,
-    paged: Sequence[_Source],
-    lacking: Sequence[_Source],
-    now_ms: int,
-    *,
-    found: bool,
-    held: bool,
-) -> None:
-    """Ask for the pages that windows need. Wait for a lacking lane once, for a bounded time; then the merge goes on
-    without it: other lanes have `held` items back, or the consumer is sent to another host."""
-    for shard, lane, window in (*paged, *lacking):
-        if window.more and window.wants_page(shard.config.window_rows):
-            shard.pages_wanted[lane] = None
-            state.touch(shard)
-    if not lacking:
-        _go_on_without(state, key)
-    elif not (held or state.shards_elsewhere):
-        pass  # nothing ends the wait but the lane itself
-    elif key in state.skipping:
-        state.counters.merge_skips += found
-    elif key not in state.held_up:
-        at_ms = now_ms + state.config.host.merge_wait_ms
-        if not state.held_up:  # else an earlier alarm is set
-            state.alarm(at_ms)
-        state.held_up[key] = at_ms
-        state.counters.merge_waits += 1
-
-
-def _go_on_without(state: State, key: TopicKey) -> None:
-    """No lane of the topic is waited for."""
-    state.held_up.pop(key, None)
-    state.skipping.pop(key, None)
-
-
-def _want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
-    for entry in window.entries[:_BODIES_AHEAD]:
-        if entry[3].body is None:
-            shard.bodies_wanted[entry[2]] = entry[3]
-    state.touch(shard)
-
-
-def _drop(state: State, over: list[Item], now_ms: int) -> bool:
-    """Take items away that have expired, before a scan finds them, or have no attempt left; return whether there were
-    any to take away."""
-    dropped = False
-    for item in over:
-        shard = state.shards[item.id >> 48]
-        change: Change | None
-        if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
-            change = Change(item, To.GONE, Cause.TTL)
-        else:
-            change = item_end.change_at_limit(shard, item, now_ms)
-        if change is None:
-            continue
-        shard.put(change, now_ms)
-        state.touch(shard)
-        dropped = True
-    return dropped
 
 
 def _lease(

@@ -160,7 +160,7 @@ def _not_read(shard: Shard, read: PageRead) -> None:
         read.window.asked_ms = 0
         shard.pages_wanted[read.lane] = None
     else:
-        shard.woken[read.lane.topic.key] = None
+        shard.wake_lane(read.lane)
 
 
 def _apply_lanes(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
@@ -186,7 +186,7 @@ def _apply_page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict
     shard.counters.page_reads += 1
     shard.counters.page_rows += len(rows)
     window, lane = read.window, read.lane
-    shard.woken[lane.topic.key] = None
+    shard.wake_lane(lane)
     if lane.window is not window or window.generation != read.generation:
         return
     entries: list[Entry[Item]] = []
@@ -207,5 +207,5 @@ def _apply_body(shard: Shard, body: Body) -> None:
     item = shard.known.get(body.id)
     if item is not None and item.phase is Phase.WINDOW:
         shard.got_body(item, body)
-        shard.woken[item.lane.topic.key] = None
+        shard.wake_lane(item.lane)
         shard.counters.body_reads += 1

@@ -76,6 +76,12 @@ class ShardMemory:
         topic.attach(lane)
         return lane
 
+    def wake_lane(self, lane: Lane[Item], *, opened: bool = False) -> None:
+        """Items of the lane became ready or came into memory, or its ready items are those of a shard just opened."""
+        self.woken[lane.topic.key] = None
+        if lane.flow is not None:
+            lane.flow.wake(opened=opened)
+
     def forget_lane(self, lane: Lane[Item]) -> None:
         """Forget a lane without a row and without items."""
         self.residents.discard(lane)
@@ -203,7 +209,9 @@ class ShardMemory:
 
     def _window(self, lane: Lane[Item], new: int) -> Window[Item] | None:
         """Return the lane's window. A lane whose only ready items are the `new` ones gets a complete one."""
-        self.woken[lane.topic.key] = None
+        self.woken[lane.topic.key] = None  # `wake_lane`, as each request that stores items comes here
+        if lane.flow is not None:
+            lane.flow.wake()
         if lane.window is None and lane.ready == new:
             self._new_window(lane, complete=True)
         return lane.window

@@ -59,7 +59,8 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         topic = (row.ns.decode(), row.topic.decode())
         names = lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles))
         lane = shard.lane_numbers[row.lane] = shard.add_lane(names, row.lane)
-        lane.weight = row.weight
+        if row.weight:
+            lane.weigh(row.weight)
         shard.next_lane = max(shard.next_lane, row.lane + 1)
         lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
     for number in opened.dead:
@@ -70,9 +71,9 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
         lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
         lane.total += backlog.items
     for lane in shard.lanes.values():
-        key = lane.topic.key
-        shard.woken[key] = None
-        shard.totals[key[0]] += lane.total
+        shard.totals[lane.topic.key[0]] += lane.total
+        if lane.ready:
+            shard.wake_lane(lane, opened=True)
         if not lane.total:
             shard.idle_lane(lane, now_ms)
     shard.counters.shards_opened += 1

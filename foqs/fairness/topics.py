@@ -10,28 +10,21 @@ from __future__ import annotations
 import sys
 from typing import Any, Generic, Protocol, TypeVar
 
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
+from foqs.fairness.tenure import Tenure
 from foqs.fairness.topic_order import TopicOrder
-
-
-class Tenure:
-    """The time between the opening of a shard and its end. `shard` is None when it is over.
-
-    Tenures are numbered in the order in which they began."""
-
-    __slots__ = ("number", "shard")
-
-    def __init__(self, number: int, shard: Any) -> None:
-        self.number = number
-        self.shard = shard
+from foqs.fairness.turns import Turns
 
 
 class Attached(Protocol):
-    """A lane, as a topic knows it. `next` is the topic's next lane."""
+    """A lane, as a topic knows it. `next` is the topic's next lane. `flow` is None where tenants take no turns."""
 
+    key: LaneKey
     ready: int
+    weight: int
     tenure: Tenure
     next: Any
+    flow: Any
 
 
 L = TypeVar("L", bound=Attached)
@@ -40,18 +33,22 @@ L = TypeVar("L", bound=Attached)
 class Topic(Generic[L]):
     """Its lanes form a list from `first` on, in the order in which their shards were opened. Those of closed shards
     stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.)
-    `bounds` is the engine's: what a delivery needs of the topic's policy."""
+    `bounds` is the engine's: what a delivery needs of the topic's policy.
+    `turns` has the lanes instead, from the topic's first lane with a fairness key or throttle keys on."""
 
-    __slots__ = ("bounds", "first", "key")
+    __slots__ = ("bounds", "first", "key", "turns")
 
     def __init__(self, key: TopicKey) -> None:
         self.key = key
         self.first: L | None = None
         self.bounds: Any = None
+        self.turns: Turns[L] | None = None
 
     @property
     def ready(self) -> int:
         """Number of items that are ready, in memory or not."""
+        if self.turns is not None:
+            return self.turns.ready
         ready, lane = 0, self.first
         while lane is not None:
             if lane.tenure.shard is not None:
@@ -61,6 +58,8 @@ class Topic(Generic[L]):
 
     def lanes(self) -> list[L]:
         """Return the lanes of open shards."""
+        if self.turns is not None:
+            return [lane for lane in self.turns.lanes() if lane.tenure.shard is not None]
         lanes: list[L] = []
         lane = self.first
         while lane is not None:
@@ -69,7 +68,26 @@ class Topic(Generic[L]):
             lane = lane.next
         return lanes
 
+    def begin_turns(self) -> Turns[L]:
+        """Let the tenants of the topic take turns from now on. The items of its plain lanes are those of tenant ''."""
+        if self.turns is None:
+            self.turns = Turns()
+            lane, self.first = self.first, None
+            while lane is not None:
+                after, lane.next = lane.next, None
+                self.turns.attach(lane, "", ())
+                lane = after
+        return self.turns
+
+    @property
+    def empty(self) -> bool:
+        """Whether the topic has no lane."""
+        return self.first is None and (self.turns is None or not self.turns.tenants)
+
     def attach(self, lane: L) -> None:
+        if self.turns is not None or not is_plain(lane.key):
+            self.begin_turns().attach(lane, *tenancy_of(lane.key))
+            return
         before, after = None, self.first
         while after is not None and after.tenure.number < lane.tenure.number:
             before, after = after, after.next
@@ -80,6 +98,9 @@ class Topic(Generic[L]):
             before.next = lane
 
     def detach(self, lane: L) -> None:
+        if self.turns is not None:
+            self.turns.detach(lane)
+            return
         before, found = None, self.first
         while found is not lane:
             assert found is not None, "the lane is not attached"
@@ -120,7 +141,7 @@ class Topics(dict[TopicKey, Topic[L]]):
     def detach(self, topic: Topic[L], lane: L) -> None:
         """Detach the lane. A topic without a lane is forgotten."""
         topic.detach(lane)
-        if topic.first is None:
+        if topic.empty:
             del self[topic.key]
             if self._order is not None:
                 self._order.discard(topic.key)

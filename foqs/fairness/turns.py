@@ -14,140 +14,30 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 from weakref import WeakValueDictionary
 
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PASSED, QUEUED, UNRANKED, Flow, L, Tally, Tenant, Throttles
 from foqs.fairness.level import Level
-from foqs.fairness.topics import Tenure
-
-QUEUED, IDLE, ASIDE, PARKED, PASSED = range(5)
-"""Where a tenant stands. QUEUED: among those that take turns. IDLE: none of its items is ready. ASIDE: its items cannot
-be leased yet (page, body or shard). PARKED: its items wait for throttles. PASSED: passed over until `Turns.back`."""
+from foqs.fairness.tenure import Tenure
 
 _ASIDE_ITEMS = 1_000
-"""How far behind the virtual time a tenant from ASIDE begins: a shard that returns does not take all turns."""
+"""How far behind the virtual time a tenant may begin: a shard that returns does not take all turns."""
 _DEBTS = 10_000
-
-Throttles = tuple[str, ...]
-"""The throttle keys of a flow, sorted."""
-
-
-class InFlow(Protocol):
-    """A lane, as a flow knows it."""
-
-    ready: int
-    tenure: Tenure
-    flow: Any
-
-
-L = TypeVar("L", bound=InFlow)
-
-
-class Tally:
-    """Ready items of a topic on one shard: all of them, and those in parked flows. `lanes` are counted, too."""
-
-    __slots__ = ("lanes", "parked", "ready")
-
-    def __init__(self) -> None:
-        self.lanes = self.ready = self.parked = 0
-
-
-class Tenant(Generic[L]):
-    """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
-    stored item that had one. `weight`: the one in effect; a change counts from the next turn."""
-
-    __slots__ = (
-        "away",
-        "changes",
-        "flows",
-        "given_weight",
-        "level",
-        "name",
-        "newcomer",
-        "seq",
-        "start",
-        "turns",
-        "weight",
-    )
-
-    def __init__(self, name: str, turns: Turns[L], level: Level[Tenant[L]], start: float) -> None:
-        self.name = name
-        self.turns = turns
-        self.level = level
-        self.start = start
-        self.weight = 1.0
-        self.given_weight = 0  # none was given
-        self.changes = -1  # the policies from which `weight` was read
-        self.away = IDLE
-        self.seq = 0  # of its entry in its level; 0 while it has none
-        self.newcomer = False
-        self.flows: dict[Throttles, Flow[L]] = {}
-
-    def __repr__(self) -> str:
-        return f"Tenant({self.name!r} start={self.start:g} weight={self.weight:g} away={self.away})"
-
-
-class Flow(Generic[L]):
-    """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: what the
-    throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it."""
-
-    __slots__ = ("_parked", "lanes", "rules", "tenant", "throttles")
-
-    def __init__(self, tenant: Tenant[L], throttles: Throttles) -> None:
-        self.tenant = tenant
-        self.throttles = throttles
-        self.lanes: list[L] = []
-        self.rules: Any = None
-        self._parked: Any = None
-
-    @property
-    def parked(self) -> Any:
-        """What the flow waits for; None if it may be served. After it was set to None, call `wake`."""
-        return self._parked
-
-    @parked.setter
-    def parked(self, on: Any) -> None:
-        change = (on is not None) - (self._parked is not None)
-        self._parked = on
-        if change:
-            tallies = self.tenant.turns.tallies
-            for lane in self.lanes:
-                tallies[lane.tenure].parked += change * lane.ready
-
-    @property
-    def ready(self) -> int:
-        return sum([lane.ready for lane in self.lanes if lane.tenure.shard is not None])
-
-    def count(self, lane: L, items: int) -> None:
-        """The number of the lane's ready items changes by `items`."""
-        tally = self.tenant.turns.tallies[lane.tenure]
-        tally.ready += items
-        if self._parked is not None:
-            tally.parked += items
-
-    def wake(self) -> None:
-        """An item of the flow became ready or came into memory, or the flow is parked no more."""
-        tenant = self.tenant
-        if self._parked is None:
-            unranked = tenant.turns.unranked
-            if unranked is not None:
-                unranked[tenant] = None
-            if tenant.away:
-                tenant.turns.enter(tenant)
-
-    def __repr__(self) -> str:
-        return f"Flow({self.tenant.name!r} {self.throttles} ready={self.ready} parked={self._parked})"
 
 
 class Turns(Generic[L]):
-    """The tenants of a topic. `unranked`: tenants whose rank may have changed, None where tenants have no ranks.
+    """The tenants of a topic. `ranked`: tenants with more urgent items go first.
+    `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when.
 
-    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `skip` and `place` must follow."""
+    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
-    def __init__(self, *, ranked: bool = False) -> None:
+    def __init__(self) -> None:
         self.tenants: dict[str, Tenant[L]] = {}
         self.tallies: dict[Tenure, Tally] = {}
-        self.unranked: dict[Tenant[L], None] | None = {} if ranked else None
+        self.ranked = False
+        self.aside: dict[Tenant[L], int] = {}
+        self.down: dict[Tenant[L], int] = {}
         self._seq = 0
         self._flat: Level[Tenant[L]] = Level(0)
         self._levels: WeakValueDictionary[int, Level[Tenant[L]]] = WeakValueDictionary({0: self._flat})
@@ -158,10 +48,7 @@ class Turns(Generic[L]):
     # ------------------------------------------------------------------------------------- lanes
 
     def attach(self, lane: L, name: str, throttles: Throttles) -> Flow[L]:
-        """Add a lane, with its ready items, to its flow.
-
-        A tenant whose items are here already is no newcomer: the first tenants of a shard that opens would be served
-        several times before the last of them."""
+        """Add a lane, with its ready items, to its flow."""
         tenant = self.tenants.get(name)
         if tenant is None:
             level, start = self._debts.pop(name, (self._flat, self._flat.now))
@@ -175,13 +62,11 @@ class Turns(Generic[L]):
         flow.lanes.append(lane)
         lane.flow = flow
         tally.lanes += 1
+        if lane.weight:
+            tenant.weigh(lane.weight)
         if lane.ready:
             flow.count(lane, lane.ready)
-            flow.wake()
-            if tenant.newcomer and tenant.seq:
-                self._withdraw(tenant)
-                tenant.newcomer = False
-                self._queue(tenant)
+            flow.wake(opened=True)
         return flow
 
     def detach(self, lane: L) -> None:
@@ -201,8 +86,6 @@ class Turns(Generic[L]):
         if not tenant.flows:
             del self.tenants[tenant.name]
             self.leave(tenant, IDLE)
-            if self.unranked is not None:
-                self.unranked.pop(tenant, None)
             if tenant.start > tenant.level.now:
                 self._remember(tenant)
 
@@ -214,6 +97,11 @@ class Turns(Generic[L]):
                 break
             debts.popitem(last=False)
         debts[tenant.name] = (tenant.level, tenant.start)
+
+    def lanes(self) -> Iterator[L]:
+        for tenant in self.tenants.values():
+            for flow in tenant.flows.values():
+                yield from flow.lanes
 
     @property
     def ready(self) -> int:
@@ -261,28 +149,45 @@ class Turns(Generic[L]):
 
     def correct(self, tenant: Tenant[L], cost: float) -> None:
         """An item that the tenant was given cost this much more than it was charged, or less."""
-        tenant.start += cost / tenant.weight
+        least = tenant.level.now - _ASIDE_ITEMS / tenant.weight
+        tenant.start = max(tenant.start + cost / tenant.weight, least)
         if tenant.seq and not tenant.newcomer:
             self._withdraw(tenant)
             self._queue(tenant)
 
-    def enter(self, tenant: Tenant[L]) -> None:
-        """The tenant has items to deliver; not from QUEUED. A tenant that is passed over stays so."""
+    def enter(self, tenant: Tenant[L], *, opened: bool = False) -> None:
+        """The tenant has items to deliver. A tenant that is passed over stays so.
+
+        `opened`: the items were not enqueued now, so that the tenant is no newcomer. Else the first tenants of a shard
+        that opens would be served several times before the last of them."""
         level, away = tenant.level, tenant.away
-        if away == PASSED:
+        if away in (QUEUED, PASSED):
             return
+        self._return(tenant)
         tenant.away = QUEUED
-        if away == ASIDE:  # a newcomer is one still, and has no credit in the end
+        if away in (ASIDE, DOWN):  # a newcomer is one still, and has no credit in the end
             tenant.start = max(tenant.start, level.now - _ASIDE_ITEMS / tenant.weight)
         else:
-            tenant.newcomer = tenant.start <= level.now
+            tenant.newcomer = tenant.start <= level.now and not opened
             tenant.start = max(tenant.start, level.now)
         self._queue(tenant)
 
     def leave(self, tenant: Tenant[L], away: int) -> None:
         """The tenant takes no turns until it enters again."""
         self._withdraw(tenant)
+        self._return(tenant)
         tenant.away = away
+
+    def set_aside(self, tenant: Tenant[L], now_ms: int, *, down: bool = False) -> None:
+        """The tenant's items cannot be leased for now. It is DOWN if none of their shards is healthy, else ASIDE."""
+        self.leave(tenant, DOWN if down else ASIDE)
+        (self.down if down else self.aside)[tenant] = now_ms
+
+    def _return(self, tenant: Tenant[L]) -> None:
+        if tenant.away == ASIDE:
+            del self.aside[tenant]
+        elif tenant.away == DOWN:
+            del self.down[tenant]
 
     def skip(self, tenant: Tenant[L]) -> None:
         """Pass the queued tenant over until `back`."""
@@ -297,9 +202,17 @@ class Turns(Generic[L]):
                 self._queue(tenant, first=True)
         self._passed.clear()
 
+    def rank_by(self, *, ranked: bool) -> None:
+        """Let tenants with more urgent items go first from now on, or not."""
+        if ranked != self.ranked:
+            self.ranked = ranked
+            for tenant in self.tenants.values():
+                self.place(tenant, UNRANKED if ranked else 0)
+
     def place(self, tenant: Tenant[L], rank: int) -> None:
-        """The most urgent item of the tenant has this priority now. The tenant keeps its distance to the virtual time,
-        which is another one in each level."""
+        """The most urgent item of the tenant has this priority now, or one that is not known.
+
+        The tenant keeps its distance to the virtual time, which is another one in each level."""
         before = tenant.level
         if before.rank == rank:
             return

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Generic
 
 from foqs.counters import Namespace
+from foqs.fairness.flow import Flow
 from foqs.fairness.keys import LaneKey
-from foqs.fairness.topics import Tenure, Topic
+from foqs.fairness.tenure import Tenure
+from foqs.fairness.topics import Topic
 from foqs.prefetch.window import Entry, T, Window
 from foqs.rows import BACKLOG_SHIFT
 
@@ -20,7 +22,7 @@ _MAX_BUCKETS = 1024
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
     `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
-    `weight`: of its last stored item that had one, 0 without.
+    `weight`: of its last stored item that had one, 0 without. Its `flow` is None where tenants take no turns.
     What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
@@ -28,6 +30,7 @@ class Lane(Generic[T]):
         "_in_bucket_ms",
         "dead",
         "empty_since_ms",
+        "flow",
         "key",
         "leased",
         "namespace",
@@ -49,6 +52,7 @@ class Lane(Generic[T]):
         self.topic = topic
         self.tenure = tenure
         self.next: Lane[T] | None = None
+        self.flow: Flow[Lane[T]] | None = None
         self.namespace = namespace
         self.number = number
         self.stored = number is not None
@@ -64,6 +68,12 @@ class Lane(Generic[T]):
         self._in_bucket_ms = 0
         self._buckets: dict[int, int] | None = None
 
+    def weigh(self, weight: int) -> None:
+        """An item of this weight is stored."""
+        self.weight = weight
+        if self.flow is not None:
+            self.flow.tenant.weigh(weight)
+
     def add_ready(self, deliver_after_ms: int, items: int = 1) -> None:
         bucket, buckets = deliver_after_ms >> BACKLOG_SHIFT, self._buckets
         if not self.ready:
@@ -77,9 +87,13 @@ class Lane(Generic[T]):
                 oldest, second = sorted(buckets)[:2]
                 buckets[oldest] += buckets.pop(second)
         self.ready += items
+        if self.flow is not None:
+            self.flow.count(self, items)
 
     def remove_ready(self, deliver_after_ms: int) -> None:
         self.ready -= 1
+        if self.flow is not None:
+            self.flow.count(self, -1)
         buckets = self._buckets
         if buckets is None:
             return
@@ -99,6 +113,8 @@ class Lane(Generic[T]):
         self.leased += len(entries)
         if self._buckets is None:
             self.ready -= len(entries)
+            if self.flow is not None:
+                self.flow.count(self, -len(entries))
             return
         for entry in entries:
             self.remove_ready(entry[1])

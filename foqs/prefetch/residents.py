@@ -94,7 +94,7 @@ class Residents:
                 continue
             window = lane.window
             assert window is not None, "a lane without a window was not discarded"
-            if window.asked_ms or lane.topic.key in self.demanded:
+            if window.asked_ms or (lane.topic.key in self.demanded and self._soon(lane, window)):
                 holders.move_to_end(lane)
             elif used_before_ms is None and len(window) > 1:
                 holders[lane].cut_window(window, len(window) // 2)
@@ -104,6 +104,11 @@ class Residents:
             else:
                 holders.move_to_end(lane)
         return budget.fits(0, share)
+
+    def _soon(self, lane: Lane[Any], window: Window[Any]) -> bool:
+        """Whether waiting consumers of the lane's topic are likely to get the lane's items next. Where tenants take
+        turns, a dequeue asked for the windows of the next ones."""
+        return lane.flow is None or window.used_ms > self._now_ms() - _RECENT_MS
 
     def __len__(self) -> int:
         return len(self._holders)

@@ -165,12 +165,18 @@ class Laboratory:
             payload, None, None, priority, at_ms, at_ms if delay_ms else 0, self.now_ms, expires_at_ms, 0, delivery
         )
 
-    def put(self, *items: NewItem, key: LaneKey = KEY, timeout_ms: int = 5_000) -> list[Any]:
+    def put(
+        self,
+        *items: NewItem,
+        key: LaneKey = KEY,
+        timeout_ms: int = 5_000,
+        weights: Mapping[LaneKey, int] | None = None,
+    ) -> list[Any]:
         """Enqueue `items` in one request, and return a list that gets the reply."""
         answers: list[Any] = []
         count, sizes = len(items), [len(item.payload) for item in items]
         call = EnqueueCall(count, answers.extend)
-        self.engine.enqueue(call, range(count), list(items), [key] * count, sizes, self.now_ms, timeout_ms)
+        self.engine.enqueue(call, range(count), list(items), [key] * count, sizes, self.now_ms, timeout_ms, weights)
         return answers
 
     def enqueue(self, payload: bytes = b"payload", timeout_ms: int = 5_000) -> list[Any]:

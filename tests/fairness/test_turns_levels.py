@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.topics import Tenure
-from foqs.fairness.turns import IDLE, PARKED, PASSED, QUEUED, Turns
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, PASSED, QUEUED, UNRANKED
+from foqs.fairness.tenure import Tenure
+from foqs.fairness.turns import Turns
 from tests.fairness.turns_model import FakeLane, Rig
 
 
@@ -36,6 +37,7 @@ def test_virtual_time_is_that_of_the_rank() -> None:
     rig.turns.place(rig.join("urgent", 5_000), 1)
     rig.picks(5_010)
     rig.arrive("urgent", 10_000)
+    assert rig.tenant("urgent").level.rank == UNRANKED
     rig.turns.place(rig.tenant("urgent"), 5)
     rig.turns.place(rig.join("late", 10_000), 5)
     part = rig.picks(400)
@@ -45,12 +47,11 @@ def test_virtual_time_is_that_of_the_rank() -> None:
 def test_woken_tenants_are_ranked_again() -> None:
     rig = Rig(ranked=True)
     tenant = rig.join("a", 1)
-    assert rig.turns.unranked == {tenant: None}
-    rig.turns.unranked.clear()
+    assert tenant.level.rank == UNRANKED
+    rig.turns.place(tenant, 4)
+    rig.turns.place(rig.join("b", 1), 3)
     rig.arrive("a", 1)
-    assert rig.turns.unranked == {tenant: None}
-    rig.part("a")
-    assert not rig.turns.unranked
+    assert (rig.turns.first(), tenant.level.rank) == (tenant, UNRANKED)
 
 
 def test_passed_over_tenant_keeps_its_place() -> None:
@@ -172,3 +173,34 @@ def test_parked_flow_does_not_wake_its_tenant() -> None:
     assert tenant.away == QUEUED
     rig.picks(6)
     assert tenant.away == IDLE
+
+
+def test_tenants_aside_are_kept_in_their_order() -> None:
+    rig = Rig()
+    for name in "abc":
+        rig.join(name, 5)
+    rig.turns.set_aside(rig.tenant("b"), 10)
+    rig.turns.set_aside(rig.tenant("a"), 20)
+    rig.turns.set_aside(rig.tenant("c"), 20, down=True)
+    assert (rig.tenant("a").away, rig.tenant("c").away) == (ASIDE, DOWN)
+    assert [tenant.name for tenant in rig.turns.aside] == ["b", "a"]
+    assert rig.pick() is None
+    rig.flow("a").wake()
+    rig.part("b")
+    rig.flow("c").wake()
+    assert (rig.turns.aside, rig.turns.down) == ({}, {})
+    assert sorted({name for name in rig.picks(10) if name}) == ["a", "c"]
+
+
+def test_ranks_begin_and_end() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.join(name, 50)
+    rig.picks(10)
+    rig.turns.rank_by(ranked=True)
+    assert {tenant.level.rank for tenant in rig.turns.tenants.values()} == {UNRANKED}
+    rig.turns.place(rig.tenant("a"), 3)
+    rig.turns.place(rig.tenant("b"), -3)
+    assert rig.picks(20) == ["b"] * 20
+    rig.turns.rank_by(ranked=False)
+    assert abs(rig.picks(20).count("a") - 10) <= 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from foqs.fairness.topics import Tenure
-from foqs.fairness.turns import ASIDE, IDLE, PARKED, QUEUED, Flow, Tenant, Turns
+from foqs.fairness.flow import IDLE, PARKED, QUEUED, Flow, Tenant
+from foqs.fairness.tenure import Tenure
+from foqs.fairness.turns import Turns
 
 
 class FakeLane:
     def __init__(self, tenure: Tenure, ready: int = 0) -> None:
         self.tenure = tenure
         self.ready = ready
+        self.weight = 0
         self.flow: Flow[FakeLane] | None = None
 
     def add(self, items: int) -> None:
@@ -22,7 +24,8 @@ class Rig:
     """Turns with one lane a tenant. It counts what each tenant was given."""
 
     def __init__(self, *, ranked: bool = False) -> None:
-        self.turns: Turns[FakeLane] = Turns(ranked=ranked)
+        self.turns: Turns[FakeLane] = Turns()
+        self.turns.rank_by(ranked=ranked)
         self.tenure = Tenure(1, object())
         self.lanes: dict[str, FakeLane] = {}
         self.served: dict[str, int] = {}
@@ -60,7 +63,7 @@ class Rig:
             self.turns.leave(flow.tenant, IDLE)
 
     def aside(self, name: str) -> None:
-        self.turns.leave(self.tenant(name), ASIDE)
+        self.turns.set_aside(self.tenant(name), 0)
 
     def flow(self, name: str) -> Flow[FakeLane]:
         flow = self.lanes[name].flow

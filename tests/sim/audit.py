@@ -14,6 +14,8 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
 from foqs.engine.shard import Shard
+from foqs.fairness.flow import ASIDE, DOWN, QUEUED
+from foqs.fairness.turns import Turns
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
@@ -170,6 +172,9 @@ def audit_topics(host: Engine) -> None:
     for key, topic in host.topics.items():
         found = topic.lanes()
         shards = [lane.tenure.shard for lane in found]
+        if topic.turns is not None:
+            audit_turns(topic.turns)
+            shards = [shard for shard in host.serving if shard in shards]
         _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
         _same("names", topic, topic.key, key)
         for lane in found:
@@ -185,6 +190,24 @@ def audit_topics(host: Engine) -> None:
         for lane in shard.lanes.values():
             totals[lane.topic.key[0]] += lane.total
         _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.totals}, totals)
+
+
+def audit_turns(turns: Turns[Any]) -> None:
+    """A tenant with an item that waits for no throttle takes turns, or stands aside. The counts are those of lanes."""
+    for tenant in turns.tenants.values():
+        flows = list(tenant.flows.values())
+        ready = sum(flow.ready for flow in flows if flow.parked is None)
+        if ready and tenant.away not in (QUEUED, ASIDE, DOWN):
+            raise MemoryWrong(f"{tenant} takes no turn but has {ready} ready items")
+        _same("lanes", tenant, [flow for flow in flows if any(lane.flow is not flow for lane in flow.lanes)], [])
+        _same(
+            "aside", tenant, (tenant in turns.aside, tenant in turns.down), (tenant.away == ASIDE, tenant.away == DOWN)
+        )
+    flows = [flow for tenant in turns.tenants.values() for flow in tenant.flows.values()]
+    _same("unparked items", turns, turns.unparked, sum(flow.ready for flow in flows if flow.parked is None))
+    standing = sum(level.first() is not None for _, level in turns._ranks)
+    if not standing and any(tenant.away == QUEUED for tenant in turns.tenants.values()):
+        raise MemoryWrong(f"{turns} has lost a queued tenant")
 
 
 def audit_bounds(host: Engine) -> None:

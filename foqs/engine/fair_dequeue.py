@@ -1,0 +1,282 @@
+"""Picks the items of a dequeue by the turns of a topic's tenants: each turn takes the tenant's first item in lane
+order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from foqs.engine import sources, turns
+from foqs.engine.pending import DequeueCall
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, Tenant
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
+from foqs.item import Item
+from foqs.prefetch import merge
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Entry, Window
+from foqs.rows import Key
+
+_FIRST_CHUNK = 8
+"""Items of a tenant that are merged at first; each further merge doubles it. So many tenants cost no full merges."""
+_PASSED = 64
+"""Tenants that a dequeue passes over because a late lane may have their next item."""
+_AHEAD = 128
+"""Tenants whose pages are asked for in a dequeue, at least."""
+_IDLE = 1_000
+"""Tenants without an item that a dequeue finds before it leaves the rest to the next turn of the event loop."""
+_AGAIN_MS = 250
+"""A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
+was short when its page came."""
+_AGAIN = 64
+_SLICE = 1_000
+"""Tenants that return in one turn of the event loop."""
+
+_Tenant = Tenant[Lane[Item]]
+
+
+class _Taking:
+    """What a round takes of one tenant: `entries` are the first of its `lanes`, of which those before `at` are taken.
+    Of the lanes, `paged` have more rows behind their window."""
+
+    __slots__ = ("at", "entries", "lanes", "paged", "size")
+
+    def __init__(self) -> None:
+        self.lanes: Sequence[Lane[Item]] = ()
+        self.paged: Sequence[sources.Source] = ()
+        self.entries: Sequence[Entry[Item]] = ()
+        self.at = 0
+        self.size = _FIRST_CHUNK
+
+
+class Round:
+    """The turns of one dequeue, or of several calls that waited. `lacks`: after it some ready items are left that are
+    not in memory yet. `full`: the next item was too large for the bytes left."""
+
+    def __init__(self, state: State, topic: Topic[Lane[Item]], able: sources.Able, now_ms: int) -> None:
+        assert topic.turns is not None, "the topic's tenants take turns"
+        self.lacks = self.full = False
+        self._state = state
+        self._topic = topic
+        self._turns: Turns[Lane[Item]] = topic.turns
+        self._able = able
+        self.now_ms = now_ms
+        self._takings: dict[_Tenant, _Taking] = {}
+        self._skipping = topic.key in state.skipping
+        self._passed = self._lacked = self._idle = 0
+        self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
+        self._ahead = _AHEAD
+        bounds = topic.bounds
+        if bounds is None or bounds.changes != state.policies.changes:
+            bounds = topic.bounds = state.policies.bounds(topic.key)
+        self._attempts: int = bounds.attempts
+        for standing in (self._turns.aside, self._turns.down):
+            if standing:
+                self._try_again(standing)
+
+    def _try_again(self, standing: dict[_Tenant, int]) -> None:
+        for tenant, since_ms in list(islice(standing.items(), _AGAIN)):
+            if 0 <= self.now_ms - since_ms < _AGAIN_MS:
+                break
+            self._turns.enter(tenant)
+
+    def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
+        """Take up to `count` items that fit out of the windows, and charge their tenants."""
+        topic_turns, takings = self._turns, self._takings
+        first, charge, ranked = topic_turns.first, topic_turns.charge, topic_turns.ranked
+        overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
+        some = bool(call.found)
+        picked: list[Entry[Item]] = []
+        self._ahead = max(self._ahead, 2 * count)
+        while len(picked) < count and not self._stop:
+            tenant = first()
+            if tenant is None:
+                break
+            taking = takings.get(tenant)
+            if taking is None or taking.at == len(taking.entries):
+                taking = self._open(tenant, taking)
+                if taking is None:
+                    continue
+            entry = taking.entries[taking.at]
+            item = entry[3]
+            if ranked and entry[0] != tenant.level.rank:
+                topic_turns.place(tenant, entry[0])
+                continue
+            size = item.bytes
+            if item.body is None:
+                self._finish(taking)
+                continue
+            if some and (size + overhead_bytes > room_bytes or size > bodies_bytes):
+                self.full = True
+                break
+            room_bytes -= size + overhead_bytes
+            bodies_bytes -= size
+            taking.at += 1
+            some = True
+            picked.append(entry)
+            charge(tenant, 1)
+        return picked
+
+    def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:
+        """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
+        if taking is None:
+            self._weigh(tenant)
+            taking = self._takings[tenant] = _Taking()
+        elif taking.at:
+            self._finish(taking)
+            taking.size *= 2
+        now_ms = self.now_ms
+        while True:
+            lanes, windows, paged, lacking, down = self._sources(tenant)
+            if lacking:
+                self._lacked += 1
+                sources.ask_pages(self._state, lacking)
+            if not windows:
+                self._put_away(tenant, lacking=bool(lacking), down=down)
+                return None
+            bound: Key | None = None
+            if paged or lacking:
+                bound = sources.bound_of(paged, () if self._skipping else lacking)
+            entries = merge.first(windows, taking.size, bound)
+            over = [
+                item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= self._attempts
+            ]
+            if over and sources.drop(self._state, over, now_ms):
+                continue
+            taking.lanes, taking.paged = lanes, paged
+            if not entries:
+                sources.ask_pages(self._state, paged)
+                self._pass(tenant)
+                return None
+            taking.entries, taking.at = entries, 0
+            return taking
+
+    def _sources(
+        self, tenant: _Tenant
+    ) -> tuple[list[Lane[Item]], list[Window[Item]], list[sources.Source], list[sources.Source], bool]:
+        """As `_sources` of a topic without turns, over the lanes of the tenant's flows that are not parked; and whether
+        some of them are on shards that are not healthy."""
+        lanes: list[Lane[Item]] = []
+        windows: list[Window[Item]] = []
+        paged: list[sources.Source] = []
+        lacking: list[sources.Source] = []
+        down, able, key = False, self._able, self._topic.key
+        unparked = [flow.lanes for flow in tenant.flows.values() if flow.parked is None]
+        for lane in chain.from_iterable(unparked):
+            shard: Shard | None = lane.tenure.shard
+            if shard is None or not lane.ready:
+                continue
+            may_lease = able[shard] if shard in able else self._may_lease(shard)
+            if may_lease is None:
+                down = True
+                shard.stalled[key] = None
+                continue
+            window = lane.window
+            if window is None:
+                window = shard.open_window(lane)
+            window.used_ms = self.now_ms
+            if not may_lease:
+                shard.stalled[key] = None
+                lacking.append((shard, lane, window))
+            elif not window.entries:
+                lacking.append((shard, lane, window))
+            elif window.entries[0][3].body is None:
+                sources.want_bodies(self._state, shard, window)
+                lacking.append((shard, lane, window))
+            else:
+                lanes.append(lane)
+                windows.append(window)
+                if window.more:
+                    paged.append((shard, lane, window))
+        return lanes, windows, paged, lacking, down
+
+    def _may_lease(self, shard: Shard) -> bool | None:
+        may_lease = self._able[shard] = shard.may_lease(self.now_ms) if shard.healthy(self.now_ms) else None
+        if may_lease is False:
+            self._state.touch(shard)
+        return may_lease
+
+    def _put_away(self, tenant: _Tenant, *, lacking: bool, down: bool) -> None:
+        """No item of the tenant can be leased now."""
+        if lacking and self._turns.ranked and not self._skipping:
+            self._pass(tenant)  # its items may be the most urgent
+        elif lacking or down:
+            self._turns.set_aside(tenant, self.now_ms, down=not lacking)
+            self._stop = self._lacked >= self._ahead
+        else:
+            parked = any(flow.parked is not None for flow in tenant.flows.values())
+            self._turns.leave(tenant, PARKED if parked else IDLE)
+            self._idle += 1
+            if self._idle == _IDLE:
+                self._stop = self.lacks = True
+                self._state.due[self._topic.key] = None
+                self._state.wake()
+
+    def _pass(self, tenant: _Tenant) -> None:
+        """A lane that is lacking may have the tenant's next item. Where urgent items go first, none goes before it."""
+        self._turns.skip(tenant)
+        self._passed += 1
+        if self._turns.ranked or self._passed == _PASSED:
+            self._stop = True
+
+    def _finish(self, taking: _Taking) -> None:
+        """Take the picked entries out of the windows."""
+        if taking.at:
+            merge.take(taking.lanes, taking.entries[taking.at - 1])
+        if taking.paged:
+            sources.ask_pages(self._state, taking.paged)
+        taking.entries, taking.at = (), 0
+
+    def _weigh(self, tenant: _Tenant) -> None:
+        changes = self._state.policies.changes
+        if tenant.changes != changes:
+            tenant.changes = changes
+            tenant.weight = tenant.given_weight or 1
+
+    def end(self, *, found: bool) -> None:
+        """Take the picked entries out of the windows, and ask for what the next dequeue will need."""
+        for taking in self._takings.values():
+            if taking.entries:
+                self._finish(taking)
+        state, topic_turns = self._state, self._turns
+        if self._passed:
+            topic_turns.back()
+        if self._lacked:
+            self._read_ahead()
+        if not self._paused:
+            self.lacks = self.lacks or bool(self._passed or topic_turns.aside)
+        if self.lacks or state.held_up or state.skipping:
+            lacking = bool(self._passed or (self.lacks and not found))
+            sources.wait_for_lacking(state, self._topic.key, lacking, self.now_ms, found=found, held=bool(self._passed))
+
+    def _read_ahead(self) -> None:
+        """Some page was missing, so the next tenants probably need theirs, too."""
+        for tenant in self._turns.next_up(self._ahead):
+            if tenant not in self._takings:
+                sources.ask_pages(self._state, self._sources(tenant)[3])
+
+
+def resume(state: State, keys: Iterable[TopicKey]) -> None:
+    """Tenants of these topics that stand aside are tried again: a shard may lease items again."""
+    turns.begin(state, _resume(state, [key for key in keys if key in state.topics]))
+
+
+def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
+    left = _SLICE
+    for key in keys:
+        topic = state.topics.get(key)
+        if topic is None or topic.turns is None:
+            continue
+        for tenant in (*topic.turns.aside, *topic.turns.down):
+            if tenant.away in (ASIDE, DOWN):
+                topic.turns.enter(tenant)
+            left -= 1
+            if not left:
+                state.due[key] = None
+                yield
+                left = _SLICE
+        state.due[key] = None
+    state.wake()

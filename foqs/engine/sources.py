@@ -1,0 +1,88 @@
+"""The lanes that a dequeue merges, and the pages and bodies that it asks for where they lack items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from foqs.engine import item_end
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.fairness.keys import TopicKey
+from foqs.item import Cause, Change, Item
+from foqs.item_states import To
+from foqs.prefetch import merge
+from foqs.prefetch.lane import Lane
+from foqs.prefetch.window import Window
+from foqs.rows import Key
+
+_BODIES_AHEAD = 200
+
+Able = dict[Shard, bool | None]
+"""Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
+Source = tuple[Shard, Lane[Item], Window[Item]]
+
+
+def bound_of(paged: Sequence[Source], lacking: Sequence[Source]) -> Key | None:
+    """Return the key behind which no item may be taken: the first item of a lacking shard may stand there."""
+    bound = merge.bound_of([window for _, _, window in paged])
+    for _, _, window in lacking:
+        first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
+        bound = first if bound is None else min(bound, first)
+    return bound
+
+
+def ask_pages(state: State, sources: Iterable[Source]) -> None:
+    """Ask for the pages that windows need."""
+    for shard, lane, window in sources:
+        if window.more and window.wants_page(shard.config.window_rows):
+            shard.pages_wanted[lane] = None
+            state.touch(shard)
+
+
+def wait_for_lacking(state: State, key: TopicKey, lacking: bool, now_ms: int, *, found: bool, held: bool) -> None:
+    """Wait for lacking lanes once, for a bounded time; then the topic goes on without them: other lanes have `held`
+    items back, or the consumer is sent to another host."""
+    if not lacking:
+        go_on_without(state, key)
+    elif not (held or state.shards_elsewhere):
+        pass  # nothing ends the wait but the lane itself
+    elif key in state.skipping:
+        state.counters.merge_skips += found
+    elif key not in state.held_up:
+        at_ms = now_ms + state.config.host.merge_wait_ms
+        if not state.held_up:  # else an earlier alarm is set
+            state.alarm(at_ms)
+        state.held_up[key] = at_ms
+        state.counters.merge_waits += 1
+
+
+def go_on_without(state: State, key: TopicKey) -> None:
+    """No lane of the topic is waited for."""
+    state.held_up.pop(key, None)
+    state.skipping.pop(key, None)
+
+
+def want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
+    for entry in window.entries[:_BODIES_AHEAD]:
+        if entry[3].body is None:
+            shard.bodies_wanted[entry[2]] = entry[3]
+    state.touch(shard)
+
+
+def drop(state: State, over: list[Item], now_ms: int) -> bool:
+    """Take items away that have expired, before a scan finds them, or have no attempt left; return whether there were
+    any to take away."""
+    dropped = False
+    for item in over:
+        shard = state.shards[item.id >> 48]
+        change: Change | None
+        if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+            change = Change(item, To.GONE, Cause.TTL)
+        else:
+            change = item_end.change_at_limit(shard, item, now_ms)
+        if change is None:
+            continue
+        shard.put(change, now_ms)
+        state.touch(shard)
+        dropped = True
+    return dropped

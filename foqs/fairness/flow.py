@@ -1,0 +1,143 @@
+"""The tenants of a topic and their flows, which have its lanes. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+from foqs.fairness.level import Level
+from foqs.fairness.tenure import Tenure
+
+QUEUED, IDLE, PARKED, PASSED, ASIDE, DOWN = range(6)
+"""Where a tenant stands. QUEUED: among those that take turns. IDLE: none of its items is ready. PARKED: its items wait
+for throttles. PASSED: passed over until `Turns.back`. ASIDE: its items cannot be leased yet, for lack of a page, a body
+or a confirmation. DOWN: no shard that has them is healthy."""
+
+UNRANKED = -(1 << 63)
+"""The rank of a tenant whose most urgent item is not known. It comes first, so it gets its rank before any turn."""
+
+Throttles = tuple[str, ...]
+"""The throttle keys of a flow, sorted."""
+
+
+class InFlow(Protocol):
+    """A lane, as a flow knows it."""
+
+    ready: int
+    weight: int
+    tenure: Tenure
+    flow: Any
+
+
+L = TypeVar("L", bound=InFlow)
+
+
+class Tally:
+    """Ready items of a topic on one shard: all of them, and those in parked flows. `lanes` are counted, too."""
+
+    __slots__ = ("lanes", "parked", "ready")
+
+    def __init__(self) -> None:
+        self.lanes = self.ready = self.parked = 0
+
+
+class TakesTurns(Protocol):
+    """What a tenant takes its turns in."""
+
+    tallies: dict[Tenure, Tally]
+    ranked: bool
+
+    def enter(self, tenant: Any, *, opened: bool = False) -> None: ...
+
+    def place(self, tenant: Any, rank: int) -> None: ...
+
+
+class Tenant(Generic[L]):
+    """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
+    stored item that had one. `weight`: the one in effect; a change counts from the next turn."""
+
+    __slots__ = (
+        "away",
+        "changes",
+        "flows",
+        "given_weight",
+        "level",
+        "name",
+        "newcomer",
+        "seq",
+        "start",
+        "turns",
+        "weight",
+    )
+
+    def __init__(self, name: str, turns: TakesTurns, level: Level[Tenant[L]], start: float) -> None:
+        self.name = name
+        self.turns = turns
+        self.level = level
+        self.start = start
+        self.weight = 1.0
+        self.given_weight = 0  # none was given
+        self.changes = -1  # the policies from which `weight` was read
+        self.away = IDLE
+        self.seq = 0  # of its entry in its level; 0 while it has none
+        self.newcomer = False
+        self.flows: dict[Throttles, Flow[L]] = {}
+
+    def weigh(self, given: int) -> None:
+        """An item was stored with this weight."""
+        self.given_weight = given
+        self.changes = -1
+
+    def __repr__(self) -> str:
+        return f"Tenant({self.name!r} start={self.start:g} weight={self.weight:g} away={self.away})"
+
+
+class Flow(Generic[L]):
+    """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: what the
+    throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it."""
+
+    __slots__ = ("_parked", "lanes", "rules", "tenant", "throttles")
+
+    def __init__(self, tenant: Tenant[L], throttles: Throttles) -> None:
+        self.tenant = tenant
+        self.throttles = throttles
+        self.lanes: list[L] = []
+        self.rules: Any = None
+        self._parked: Any = None
+
+    @property
+    def parked(self) -> Any:
+        """What the flow waits for; None if it may be served. After it was set to None, call `wake`."""
+        return self._parked
+
+    @parked.setter
+    def parked(self, on: Any) -> None:
+        change = (on is not None) - (self._parked is not None)
+        self._parked = on
+        if change:
+            tallies = self.tenant.turns.tallies
+            for lane in self.lanes:
+                tallies[lane.tenure].parked += change * lane.ready
+
+    @property
+    def ready(self) -> int:
+        return sum([lane.ready for lane in self.lanes if lane.tenure.shard is not None])
+
+    def count(self, lane: L, items: int) -> None:
+        """The number of the lane's ready items changes by `items`."""
+        tally = self.tenant.turns.tallies[lane.tenure]
+        tally.ready += items
+        if self._parked is not None:
+            tally.parked += items
+
+    def wake(self, *, opened: bool = False) -> None:
+        """An item of the flow became ready or came into memory, or the flow is parked no more. `opened`: as in
+        `Turns.enter`."""
+        tenant = self.tenant
+        if self._parked is None:
+            if tenant.turns.ranked:
+                tenant.turns.place(tenant, UNRANKED)
+            if tenant.away:
+                tenant.turns.enter(tenant, opened=opened)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.tenant.name!r} {self.throttles} ready={self.ready} parked={self._parked})"

@@ -1,0 +1,316 @@
+"""Dequeues from topics whose tenants take turns."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from foqs.engine import consumers, fair_dequeue
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED, Tenant
+from foqs.fairness.keys import LaneKey, lane_key, tenancy_of
+from foqs.ids import shard_of
+from foqs.shardmgr.lifecycle import ShardState
+from tests.engine.laboratory import KEY, Laboratory
+from tests.sim.audit import audit_topics
+
+
+def of(tenant: str, *throttles: str) -> LaneKey:
+    return lane_key(KEY, tenant, throttles)
+
+
+def tenant_of(lab: Laboratory, item_id: int) -> str:
+    lane = lab.engine.shards[shard_of(item_id)].known[item_id].lane
+    assert lane.flow is not None
+    return lane.flow.tenant.name
+
+
+def tenant(lab: Laboratory, name: str) -> Tenant:
+    turns = lab.engine.topics[KEY].turns
+    assert turns is not None
+    return turns.tenants[name]
+
+
+def taken(lab: Laboratory, count: int, **how: object) -> list[str]:
+    """Return the tenants of the items that a dequeue gets."""
+    return [tenant_of(lab, item_id) for item_id in lab.taken(count=count, **how)]
+
+
+def store(lab: Laboratory, items: dict[str, int]) -> None:
+    for name, count in items.items():
+        lab.stored(*[lab.item() for _ in range(count)], key=of(name))
+
+
+def test_tenants_share_a_dequeue() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {"a": 300, "b": 300, "": 300})
+    first = taken(lab, 300)
+    assert all(abs(share - 100) <= 2 for share in Counter(first).values())
+    assert len(taken(lab, 1_000)) == 600
+    audit_topics(lab.engine)
+
+
+def test_one_item_goes_before_another_tenants_backlog() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {"acme": 2_000})
+    taken(lab, 10)
+    store(lab, {"zenith": 1})
+    assert "zenith" in taken(lab, 2)
+
+
+def test_a_plain_topic_has_no_turns_until_a_tenant_comes() -> None:
+    lab = Laboratory(1)
+    lab.stored(*[lab.item() for _ in range(20)])
+    topic = lab.engine.topics[KEY]
+    assert topic.turns is None
+    assert len(lab.taken(count=5)) == 5
+    store(lab, {"a": 20})
+    assert topic.turns is not None
+    assert topic.first is None
+    assert topic.ready == 35
+    assert Counter(taken(lab, 20)) == {"": 10, "a": 10}
+    audit_topics(lab.engine)
+
+
+def test_lane_order_holds_inside_a_tenant() -> None:
+    """Promise 5."""
+    lab = Laboratory(1, 2, 3)
+    for at in range(90):
+        lab.stored(lab.item(priority=at % 7), key=of("ab"[at % 2]))
+    got: dict[str, list[tuple[int, int, int]]] = {"a": [], "b": []}
+    for _ in range(9):
+        for item_id in lab.taken(count=10):
+            item = lab.engine.shards[shard_of(item_id)].known[item_id]
+            got[tenant_of(lab, item_id)].append(item.key)
+    assert all(keys == sorted(keys) and len(keys) == 45 for keys in got.values())
+
+
+def test_topic_scope_delivers_urgent_items_first() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {"a": 1})
+    turns = lab.engine.topics[KEY].turns
+    assert turns is not None
+    turns.rank_by(ranked=True)
+    for at in range(120):
+        lab.stored(lab.item(priority=at % 5), key=of("abc"[at % 3]))
+    got: list[int] = []
+    for _ in range(12):
+        got += [lab.engine.shards[shard_of(item_id)].known[item_id].priority for item_id in lab.taken(count=10)]
+        if len(got) == 60:
+            lab.stored(lab.item(priority=-1), key=of("c"))
+    assert got[60] == -1
+    del got[60]
+    assert got == sorted(got)
+    assert len(got) == 119
+
+
+def test_tenants_of_a_reopened_shard_share_again() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {"a": 200, "b": 200})
+    taken(lab, 50)
+    lab.go_on(300)
+    lab.reopen()
+    audit_topics(lab.engine)
+    got = taken(lab, 100) + taken(lab, 100)  # one of the shards has its page first
+    assert abs(Counter(got)["a"] - 100) <= 1
+
+
+def test_many_small_tenants_are_read_in_few_statements() -> None:
+    lab = Laboratory(1)
+    store(lab, {f"t{at}": 1 for at in range(100)})
+    lab.reopen()
+    statements = 0
+    answers = lab.dequeue(count=100)
+    while sent := lab.send():
+        for shard, batch in sent:
+            statements += len(batch.pages) + len(batch.lanes_pages)
+            lab.arrive(shard, batch)
+    (ids,) = answers
+    assert len({tenant_of(lab, item_id) for item_id in ids}) == 100
+    assert statements <= 3
+
+
+def test_a_tenant_without_its_page_stands_aside() -> None:
+    lab = Laboratory(1)
+    store(lab, {"a": 50})
+    lab.reopen()
+    store(lab, {"b": 50})
+    assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=4)[0]} == {"b"}
+    assert tenant(lab, "a").away == ASIDE
+    lab.settle()
+    assert tenant(lab, "a").away == QUEUED
+    assert taken(lab, 2) == ["a", "a"]
+
+
+def test_a_tenant_aside_is_tried_again_whatever_it_waits_for() -> None:
+    lab = Laboratory(1)
+    store(lab, {"a": 3, "b": 3})
+    stuck = tenant(lab, "a")
+    lab.engine.topics[KEY].turns.set_aside(stuck, lab.now_ms)  # type: ignore[union-attr]
+    assert taken(lab, 2) == ["b", "b"]
+    lab.now_ms += fair_dequeue._AGAIN_MS
+    assert "a" in taken(lab, 2)
+
+
+def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {f"t{at}": 4 for at in range(40)})
+    broken = lab.engine.shards[1]
+    broken.lost = True
+    held = {tenancy_of(key)[0] for key in broken.lanes}
+    got = taken(lab, 200)
+    assert held
+    assert held.isdisjoint(got)
+    assert all(tenant(lab, name).away == DOWN for name in held)
+    broken.lost = False
+    consumers.wake(lab.engine, broken, lab.now_ms)
+    assert all(tenant(lab, name).away == QUEUED for name in held)
+    assert set(taken(lab, 200)) == held
+
+
+def test_tenants_return_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_dequeue, "_SLICE", 10)
+    lab = Laboratory(1)
+    store(lab, {f"t{at}": 1 for at in range(25)})
+    turns = lab.engine.topics[KEY].turns
+    assert turns is not None
+    for each in turns.tenants.values():
+        turns.set_aside(each, lab.now_ms, down=True)
+    fair_dequeue.resume(lab.engine, [KEY])
+    assert len(turns.down) == 15
+    while lab.engine.long_work:
+        lab.engine.pump(lab.now_ms)
+    assert not turns.down
+
+
+def test_a_late_lane_holds_its_tenant_alone() -> None:
+    """The tenant's next item may be in the lane whose page is missing; the other tenants go on."""
+    lab = Laboratory(1, 2)
+    for _ in range(8):
+        lab.stored(lab.item(), key=of("a"))
+    store(lab, {"b": 8})
+    lab.reopen()
+    lab.dequeue(count=2)
+    lab.settle()
+    lanes = tenant(lab, "a").flows[()].lanes
+    assert len(lanes) == 2
+    late = lanes[0].tenure.shard
+    late.drop_window(lanes[0])
+    left = sum(lane.ready for lane in lanes)
+    assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=100)[0]} == {"b"}
+    assert KEY in lab.engine.held_up
+    answers = lab.dequeue(10_000, count=100)
+    assert not answers
+    lab.ring(lab.engine.config.host.merge_wait_ms)
+    assert {tenant_of(lab, item_id) for item_id in answers[0]} == {"a"}
+    lab.settle()
+    assert len(lab.taken(count=100)) == left - len(answers[0])
+    audit_topics(lab.engine)
+
+
+def test_expired_and_exhausted_items_take_no_turn() -> None:
+    lab = Laboratory(1)
+    lab.stored(*[lab.item(ttl_ms=100) for _ in range(5)], key=of("a"))
+    store(lab, {"a": 2, "b": 2})
+    lab.now_ms += 200
+    assert sorted(taken(lab, 10)) == ["a", "a", "b", "b"]
+
+
+def test_a_reply_is_cut_by_bytes_before_the_tenant_is_charged() -> None:
+    lab = Laboratory(1)
+    lab.stored(*[lab.item(b"x" * 600_000) for _ in range(3)], key=of("a"))
+    lab.stored(*[lab.item(b"x" * 600_000) for _ in range(3)], key=of("b"))
+    got: list[str] = []
+    for _ in range(6):
+        part = taken(lab, 10)
+        assert len(part) == 1
+        got += part
+    assert Counter(got) == {"a": 3, "b": 3}
+    assert all(abs(got[:at].count("a") - got[:at].count("b")) <= 2 for at in range(7))
+
+
+def test_waiting_consumers_are_served_by_turns() -> None:
+    lab = Laboratory(1)
+    store(lab, {"a": 1, "b": 1})
+    taken(lab, 2)
+    answers = [lab.dequeue(10_000, count=1) for _ in range(10)]
+    lab.put(*[lab.item() for _ in range(20)], key=of("a"))
+    lab.put(*[lab.item() for _ in range(20)], key=of("b"))
+    lab.settle()
+    got = [tenant_of(lab, ids[0]) for (ids,) in answers]
+    assert Counter(got) == {"a": 5, "b": 5}
+    assert consumers.ready(lab.engine, KEY) == 30
+
+
+def test_parked_flows_are_not_ready_and_not_delivered() -> None:
+    lab = Laboratory(1)
+    lab.stored(*[lab.item() for _ in range(5)], key=of("a", "k"))
+    store(lab, {"a": 2, "b": 2})
+    flow = tenant(lab, "a").flows[("k",)]
+    flow.parked = "k"
+    assert (lab.engine.topics[KEY].ready, consumers.ready(lab.engine, KEY)) == (9, 4)
+    assert sorted(taken(lab, 10)) == ["a", "a", "b", "b"]
+    assert taken(lab, 10) == []
+    assert (tenant(lab, "a").away, tenant(lab, "b").away) == (PARKED, IDLE)
+    flow.parked = None
+    flow.wake()
+    assert taken(lab, 10) == ["a"] * 5
+
+
+def test_a_tenant_ends_with_its_last_lane() -> None:
+    lab = Laboratory(1)
+    store(lab, {"a": 1, "b": 1})
+    ids = lab.taken(count=2)
+    lab.ack(*[(item_id, lab.lease_of(item_id)) for item_id in ids])
+    lab.settle()
+    assert len(lab.engine.topics[KEY].turns.tenants) == 2  # type: ignore[union-attr]
+    lab.go_on(lab.engine.config.host.lane_idle_ms + 20_000)
+    assert KEY not in lab.engine.topics
+
+
+def test_weights_of_items_count_and_survive_a_restart() -> None:
+    lab = Laboratory(1)
+    for name, weight in (("a", 1), ("b", 3)):
+        items = [lab.item() for _ in range(200)]
+        lab.put(*items, key=of(name), weights={of(name): weight})
+    lab.settle()
+    assert abs(Counter(taken(lab, 100))["b"] - 75) <= 1
+    lab.go_on(300)
+    lab.reopen()
+    assert abs(Counter(taken(lab, 100))["b"] - 75) <= 1
+
+
+def test_a_closed_shard_counts_no_more() -> None:
+    lab = Laboratory(1, 2)
+    store(lab, {f"t{at}": 1 for at in range(10)})
+    shard = lab.engine.shards[1]
+    held = sum(lane.ready for lane in shard.lanes.values())
+    assert 0 < held < 10
+    lab.engine.drained(shard, lab.now_ms)
+    lab.stores[1].close(clean=True)
+    shard.to(ShardState.ASSIGNED)
+    assert lab.engine.topics[KEY].ready == 10 - held
+    assert len(taken(lab, 100)) == 10 - held
+    lab.settle()
+    audit_topics(lab.engine)
+
+
+def test_a_dequeue_looks_at_a_bounded_number_of_idle_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_dequeue, "_IDLE", 10)
+    lab = Laboratory(1)
+    store(lab, {f"t{at}": 1 for at in range(25)})
+    lab.taken(count=25)
+    turns = lab.engine.topics[KEY].turns
+    assert turns is not None
+    store(lab, {"last": 1})
+    last = tenant(lab, "last")
+    turns.leave(last, IDLE)
+    for each in (*turns.tenants.values(), last):
+        turns.enter(each, opened=True)
+    last.start += 1
+    turns.leave(last, IDLE)
+    turns.enter(last)
+    answers = lab.dequeue(count=1)
+    assert (answers, lab.engine.due) == ([], {KEY: None})
+    lab.settle()
+    assert [tenant_of(lab, item_id) for item_id in answers[0]] == ["last"]

@@ -155,9 +155,9 @@ class HostSection(Section):
     """Most items of a shard that are stored without their row in the index of ready items. Such an item stays in
     memory, and an early ack saves the row. 0: every item gets its row at once."""
     lanes: Live[int] = Field(default=100_000, ge=1)
-    """Most topics in a shard."""
+    """Most lanes in a shard: topics, and in a topic its fairness keys and sets of throttle keys."""
     lane_idle_ms: Live[int] = Field(default=600_000, ge=0)
-    """The host removes the row of a topic empty for this long, or at once if a shard nears `lanes`."""
+    """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`."""
     clock_jump_ms: int = Field(default=500, ge=10)
     """The host sets its clock to the databases' clocks if it differs by more than this."""
 

@@ -188,7 +188,7 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
 def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
-    Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
+    Its assignments are `Item.commit` of a change to GONE, `Shard.indexed` and `count_items`."""
     known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
     held = saved = removed = counted = 0
     lane = None
@@ -201,6 +201,8 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
             if lane is not None:
                 lane.namespace.removed["ack"] += removed - counted
                 totals[lane.topic.key[0]] -= removed - counted
+                if lane.tenants is not None:
+                    lane.tenants.total -= removed - counted
             lane, counted = item.lane, removed
         removed += 1
         leased = item.phase is _LEASED
@@ -227,6 +229,8 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     if lane is not None:
         lane.namespace.removed["ack"] += removed - counted
         totals[lane.topic.key[0]] -= removed - counted
+        if lane.tenants is not None:
+            lane.tenants.total -= removed - counted
     shard.counters.lease_writes_saved += saved
 
 
@@ -277,7 +281,7 @@ def _moved(shard: Shard, change: Change, now_ms: int) -> None:
     shard.count_gone(item.lane, now_ms)
     item.lane = target
     target.total += 1
-    shard.totals[target.topic.key[0]] += 1
+    shard.count_items(target, 1)
     if move.failure is not None:
         shard.note_dead(target)
     shard.drop_body(item)

@@ -217,10 +217,11 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
     """Gives the lane its number, and its row in this transaction if it has none."""
-    if lane.number is None:
-        lane.number = shard.next_lane
+    number = lane.number
+    if number is None:
+        number = shard.next_lane
         shard.next_lane += 1
-        shard.lane_numbers[lane.number] = lane
+        shard.number_lane(lane, number)
     if not lane.total:  # keep it: this transaction inserts into it
         shard.idle_lanes.pop(lane.key, None)
         batch.lanes_gone.pop(lane, None)
@@ -231,7 +232,7 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
         names = (ns.encode(), topic.encode(), fairness.encode(), pack_throttles(throttles))
-        transaction.lanes_new.append(LaneRow(lane.number, *names))
+        transaction.lanes_new.append(LaneRow(number, *names))
     return lane
 
 
@@ -336,8 +337,8 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
 
 def _is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
     """Whether the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
-    config = shard.config
-    return now_ms - lane.empty_since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
+    config, since_ms = shard.config, max(lane.empty_since_ms, shard.opened_ms)
+    return now_ms - since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
 
 
 def idle_is_over(shard: Shard, now_ms: int) -> bool:

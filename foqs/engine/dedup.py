@@ -63,7 +63,7 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         full = len(shard.lanes) >= shard.config.lanes and not shard.replaces_lanes()
         refused = [one for one in items if full and one.lane not in shard.lanes]
         if refused:
-            call.refused([one.at for one in refused], enqueue.too_many_topics(shard))
+            call.refused([one.at for one in refused], enqueue.too_many_lanes(shard))
         taken = [one for one in items if one.lane in shard.lanes] if full else items
         _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
         state.touch(shard)

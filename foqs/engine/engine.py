@@ -87,11 +87,21 @@ class Engine(State):
         shard.touch = partial(self.touch, shard)
         return shard
 
+    def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
+        """Prepare the memory of a shard that the store has opened, in several turns of the event loop if it has very
+        many lanes, and call `then`. `opened` or `unfill` follows."""
+        turns.begin(self, shard_open.filled(shard, opened, then))
+
+    def unfill(self, shard: Shard) -> None:
+        """Drop the memory of a shard that is not served after all."""
+        shard_open.unfill(self, shard)
+
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
-        """The store took ownership, at `begun_ms` or later."""
+        """The store took ownership, at `begun_ms` or later. The memory of the shard is filled now if it was not yet."""
         shard_open.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         self.serving.append(shard)
         self.touch(shard)
+        turns.begin(self, shard_open.wake_lanes(self, shard))
         consumers.wake(self, shard, now_ms)
         self.served()
 

@@ -105,7 +105,7 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
     if chunk.dedup is None:
         place(state, chunk, now_ms)
     elif shard.healthy(now_ms) and not shard.takes_lanes(chunk):
-        chunk.request.refused(chunk.indices, too_many_topics(shard))
+        chunk.request.refused(chunk.indices, too_many_lanes(shard))
     else:
         chunk.request.refused(chunk.indices, unusable(shard, now_ms))
 
@@ -124,16 +124,17 @@ def unusable(shard: Shard, now_ms: int) -> Unavailable:
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
     if any(shard.takes_lanes(chunk) for shard in healthy):
         return Overloaded("the host's buffers are full", RETRY_MS)
-    return _too_many_topics("each shard of the host", healthy[0])
+    return _too_many_lanes("each shard of the host", healthy[0])
 
 
-def too_many_topics(shard: Shard) -> Overloaded:
-    """The refusal of items whose keys are in slots of `shard`, which has all topics that it may have."""
-    return _too_many_topics("the shard of the dedup_key", shard)
+def too_many_lanes(shard: Shard) -> Overloaded:
+    """The refusal of items whose keys are in slots of `shard`, which has all lanes that it may have."""
+    return _too_many_lanes("the shard of the dedup_key", shard)
 
 
-def _too_many_topics(where: str, shard: Shard) -> Overloaded:
-    return Overloaded(f"{where} has {shard.config.lanes:,} topics, the most that host.lanes allows", RETRY_MS)
+def _too_many_lanes(where: str, shard: Shard) -> Overloaded:
+    most = f"{shard.config.lanes:,} lanes (topics, fairness keys and sets of throttle keys)"
+    return Overloaded(f"{where} has {most}, the most that host.lanes allows", RETRY_MS)
 
 
 def _nowhere(state: State, now_ms: int) -> Unavailable:

@@ -53,6 +53,7 @@ class Shard(ShardMemory):
         self.hang_ms = breaker.hang_ms
         self.dedup_window_ms = 0
         self.takes_new = True  # items; False: it is served until it is empty
+        self.filled: ShardMemory | None = None  # of a shard that is being opened
         self.forget_all()
 
     def forget_all(self) -> None:

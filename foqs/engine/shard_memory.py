@@ -10,7 +10,8 @@ from foqs.budget import Budget
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
+from foqs.fairness.tenant_lanes import TenantLanes
 from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item
 from foqs.item_states import Phase, Place, To
@@ -54,6 +55,7 @@ class ShardMemory:
         self.lanes: dict[LaneKey, Lane[Item]] = {}
         self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
         self.lane_numbers: dict[int, Lane[Item]] = {}
+        self.tenants: dict[TopicKey, TenantLanes] = {}  # of the topics that have lanes beside their plain one
         self.dead_lanes: set[int] = set()  # numbers of lanes that are `dead`
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.pages_wanted: dict[Lane[Item], None] = {}
@@ -82,12 +84,39 @@ class ShardMemory:
         if lane.flow is not None:
             lane.flow.wake(opened=opened)
 
+    def number_lane(self, lane: Lane[Item], number: int) -> None:
+        """Give the lane its number, which is higher than all before."""
+        lane.number = number
+        self.lane_numbers[number] = lane
+        if not is_plain(lane.key):
+            lane.tenants = self.tenants.get(lane.topic.key)
+            if lane.tenants is None:
+                lane.tenants = self.tenants[lane.topic.key] = TenantLanes()
+            lane.tenants.add(number)
+
+    def adopt(self, filled: ShardMemory) -> None:
+        """Take over the lanes of `filled`, which count from now on."""
+        self.tenure, self.lanes, self.lane_numbers = filled.tenure, filled.lanes, filled.lane_numbers
+        self.totals, self.tenants = filled.totals, filled.tenants
+        self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
+        self.tenure.shard = self
+
+    def count_items(self, lane: Lane[Item], more: int) -> None:
+        """Count `more` items in the lane's namespace and among its tenants. `lane.total` is the caller's."""
+        self.totals[lane.topic.key[0]] += more
+        if lane.tenants is not None:
+            lane.tenants.total += more
+
     def forget_lane(self, lane: Lane[Item]) -> None:
         """Forget a lane without a row and without items."""
         self.residents.discard(lane)
         if lane.number is not None:
-            self.lane_numbers.pop(lane.number, None)
+            known = self.lane_numbers.pop(lane.number, None) is not None
             self.dead_lanes.discard(lane.number)
+            if known and lane.tenants is not None:
+                lane.tenants.remove(self.lane_numbers)
+                if not lane.tenants:
+                    del self.tenants[lane.topic.key]
         if self.lanes.get(lane.key) is lane:
             del self.lanes[lane.key]
             if not self.totals[ns := lane.topic.key[0]]:
@@ -117,7 +146,7 @@ class ShardMemory:
 
     def count_gone(self, lane: Lane[Item], now_ms: int) -> None:
         lane.total -= 1
-        self.totals[lane.topic.key[0]] -= 1
+        self.count_items(lane, -1)
         if not lane.total:
             self.idle_lane(lane, now_ms)
 
@@ -126,7 +155,9 @@ class ShardMemory:
     def stored(self, news: list[NewItem], lane: Lane[Item]) -> None:
         """Add committed inserts of one request to the window if it covers them; else a page or scan finds them."""
         lane.total += len(news)
-        self.totals[lane.topic.key[0]] += len(news)
+        self.totals[lane.topic.key[0]] += len(news)  # `count_items`
+        if lane.tenants is not None:
+            lane.tenants.total += len(news)
         ready = [new for new in news if not new.due_ms]
         if not ready:
             return

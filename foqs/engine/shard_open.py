@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give, Keys
@@ -12,6 +13,7 @@ from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.engine import consumers, enqueue, turns
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
@@ -23,8 +25,10 @@ from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
-_LANES = 500
-"""Lanes of a closed shard that are detached in one turn of the event loop."""
+_LANES = 2_000
+"""Lanes that are made, woken or detached in one turn of the event loop."""
+_COUNTS = 10_000
+"""Lanes that are counted in one turn."""
 _LOST_COMMITTING = "the shard was lost while it committed"
 
 
@@ -42,9 +46,66 @@ class Abandoned:
     unsettled: ShardBatch | None
 
 
+def fill(shard: Shard, opened: Opened) -> Iterator[None]:
+    """Prepare the memory of a shard that the store has opened, a bounded number of lanes at a time: `shard.filled` has
+    it at the end. Its lanes are attached to their topics, and count from `open_shard` on."""
+    memory = ShardMemory(shard.config, shard.topics, shard.residents, shard.budget, shard.counters)
+    memory.tenure.shard = None
+    sets: dict[bytes, tuple[str, ...]] = {}  # one tuple a throttle set, for all lanes
+    for at, row in enumerate(opened.lanes, 1):
+        throttles = sets.get(row.throttles)
+        if throttles is None:
+            throttles = sets[row.throttles] = unpack_throttles(row.throttles)
+        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles)
+        lane = memory.add_lane(key, row.lane)
+        memory.number_lane(lane, row.lane)
+        if row.weight:
+            lane.weigh(row.weight)
+        lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
+        if not at % _LANES:
+            yield
+    times: dict[int, int] = {}  # one number a bucket, for all lanes
+    for at, backlog in enumerate(opened.backlog, 1):
+        lane = memory.lane_numbers[backlog.lane]
+        lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
+        lane.total += backlog.items
+        if not at % _COUNTS:
+            yield
+    for at, lane in enumerate(memory.lanes.values(), 1):
+        memory.count_items(lane, lane.total)
+        if not lane.total:
+            memory.idle_lanes[lane.key] = lane  # `Shard.opened_ms` says since when
+        if not at % _COUNTS:
+            yield
+    for number in opened.dead:
+        memory.note_dead(memory.lane_numbers[number])
+    shard.filled = memory
+
+
+def filled(shard: Shard, opened: Opened, then: Callable[[], None]) -> Iterator[None]:
+    """As `fill`; `then` is called at the end."""
+    yield from fill(shard, opened)
+    then()
+
+
+def unfill(state: State, shard: Shard) -> None:
+    """Drop the memory of a shard that is not served after all."""
+    memory, shard.filled = shard.filled, None
+    if memory is not None:
+        turns.begin(state, _detach(state, memory.lanes))
+
+
 def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
     """The store took ownership, at `begun_ms` or later: begin to serve."""
+    memory, shard.filled = shard.filled, None
+    if memory is None:
+        for _ in fill(shard, opened):
+            pass
+        memory, shard.filled = shard.filled, None
+    assert memory is not None, "the shard was filled"
     shard.forget_all()
+    shard.adopt(memory)
+    shard.next_lane = next(reversed(shard.lane_numbers), 0) + 1  # they are in order
     shard.epoch = opened.epoch
     shard.tail.opened = opened.tail
     shard.max_batch_bytes = max_batch_bytes
@@ -55,29 +116,21 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.opened_ms = now_ms
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
-    for row in opened.lanes:
-        topic = (row.ns.decode(), row.topic.decode())
-        names = lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles))
-        lane = shard.lane_numbers[row.lane] = shard.add_lane(names, row.lane)
-        if row.weight:
-            lane.weigh(row.weight)
-        shard.next_lane = max(shard.next_lane, row.lane + 1)
-        lane.total, lane.leased = opened.timers.get(row.lane, (0, 0))
-    for number in opened.dead:
-        shard.note_dead(shard.lane_numbers[number])
-    times: dict[int, int] = {}  # one number a bucket, for all lanes
-    for backlog in opened.backlog:
-        lane = shard.lane_numbers[backlog.lane]
-        lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
-        lane.total += backlog.items
-    for lane in shard.lanes.values():
-        shard.totals[lane.topic.key[0]] += lane.total
-        if lane.ready:
-            shard.wake_lane(lane, opened=True)
-        if not lane.total:
-            shard.idle_lane(lane, now_ms)
     shard.counters.shards_opened += 1
     shard.to(ShardState.SERVING)
+
+
+def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
+    """Have the consumers of all topics with ready items on `shard`, which was just opened, tried."""
+    tenure = shard.tenure
+    lanes = iter(list(shard.lanes.values()))
+    while tenure.shard is not None and (part := list(islice(lanes, _LANES))):
+        for lane in part:
+            if lane.ready:
+                shard.wake_lane(lane, opened=True)
+        state.touch(shard)
+        if len(part) == _LANES:
+            yield
 
 
 def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:

@@ -11,6 +11,7 @@ from typing import Generic
 from foqs.counters import Namespace
 from foqs.fairness.flow import Flow
 from foqs.fairness.keys import LaneKey
+from foqs.fairness.tenant_lanes import TenantLanes
 from foqs.fairness.tenure import Tenure
 from foqs.fairness.topics import Topic
 from foqs.prefetch.window import Entry, T, Window
@@ -22,7 +23,8 @@ _MAX_BUCKETS = 1024
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
     `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
-    `weight`: of its last stored item that had one, 0 without. Its `flow` is None where tenants take no turns.
+    `weight`: of its last stored item that had one, 0 without. `tenants`: those of its topic on its shard, None for a
+    plain lane. Its `flow` is None where tenants take no turns.
     What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
@@ -38,6 +40,7 @@ class Lane(Generic[T]):
         "number",
         "ready",
         "stored",
+        "tenants",
         "tenure",
         "topic",
         "total",
@@ -61,6 +64,7 @@ class Lane(Generic[T]):
         self.total = 0
         self.leased = 0
         self.weight = 0
+        self.tenants: TenantLanes | None = None
         self.dead = False
         self.empty_since_ms = 0
         # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.

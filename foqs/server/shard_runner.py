@@ -171,10 +171,18 @@ class ShardRunner:
 
         def done(outcome: Opened | StoreError) -> None:
             if isinstance(outcome, Opened):
-                self._perform(self.driver.opened(number, attempt, outcome))
-            else:
-                held, down = isinstance(outcome, ShardRefused) and outcome.held, isinstance(outcome, StoreDown)
-                self._perform(self.driver.not_opened(number, attempt, explained(outcome), held=held, down=down))
+                shard = self.engine.shards[number]
+                self.engine.fill(shard, outcome, partial(opened, shard, outcome))
+                return
+            held, down = isinstance(outcome, ShardRefused) and outcome.held, isinstance(outcome, StoreDown)
+            ended(self.driver.not_opened(number, attempt, explained(outcome), held=held, down=down))
+
+        def opened(shard: Shard, outcome: Opened) -> None:
+            ended(self.driver.opened(number, attempt, outcome))
+            self.engine.unfill(shard)  # unless it is served
+
+        def ended(todo: steps.Steps) -> None:
+            self._perform(todo)
             self._set_ready()
             self._ticker.arm()
 

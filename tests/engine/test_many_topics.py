@@ -16,6 +16,7 @@ from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import Laboratory, merges
 
+FULL = "has 100 lanes (topics, fairness keys and sets of throttle keys), the most that host.lanes allows"
 TOPICS: list[TopicKey] = [("ns", f"topic-{number:03}") for number in range(500)]
 
 
@@ -244,7 +245,7 @@ def test_a_topic_too_many_is_refused_in_words() -> None:
     item = NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1)
     lab.engine.enqueue(EnqueueCall(1, outcomes.extend), [0], [item], [TOPICS[200]], [1], lab.now_ms, 5_000)
     (refused,) = outcomes
-    assert str(refused) == "each shard of the host has 100 topics, the most that host.lanes allows"
+    assert str(refused) == f"each shard of the host {FULL}"
     assert refused.retry_after_ms == enqueue.RETRY_MS
 
 
@@ -252,7 +253,7 @@ def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:
     lab = crowded(1)
     fill(lab, TOPICS[:100])
     (refused,) = lab.enqueue_keyed("a")  # its topic is not among the first 100
-    assert str(refused) == "the shard of the dedup_key has 100 topics, the most that host.lanes allows"
+    assert str(refused) == f"the shard of the dedup_key {FULL}"
     assert refused.retry_after_ms == enqueue.RETRY_MS
 
 

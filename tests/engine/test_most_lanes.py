@@ -13,9 +13,7 @@ from foqs.errors import Unavailable
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import NewItem
 from tests.engine.laboratory import KEY, Laboratory
-from tests.engine.test_many_topics import TOPICS, ack, crowded, dequeue, fill
-
-FULL = "each shard of the host has 100 topics, the most that host.lanes allows"
+from tests.engine.test_many_topics import FULL, TOPICS, ack, crowded, dequeue, fill
 
 
 def full_shard(*empty: int) -> tuple[Laboratory, Shard]:
@@ -71,7 +69,7 @@ def test_each_new_topic_takes_the_place_of_an_empty_one() -> None:
     outcomes = [put(lab, TOPICS[topic]) for topic in range(200, 205)]
     lab.settle()
     assert [isinstance(found, int) for (found,) in outcomes] == [True, True, True, False, False]
-    assert [str(found) for (found,) in outcomes[3:]] == [FULL, FULL]
+    assert [str(found) for (found,) in outcomes[3:]] == [f"each shard of the host {FULL}"] * 2
     assert len(lab.dbs[1].lanes) == len(shard.lanes) == 100
 
 
@@ -94,7 +92,7 @@ def test_one_request_may_exceed_the_bound() -> None:
     assert all(isinstance(found, int) for found in outcomes)
     assert len(shard.lanes) == 103
     (refused,) = put(lab, TOPICS[210])
-    assert str(refused) == FULL
+    assert str(refused) == f"each shard of the host {FULL}"
 
 
 @pytest.mark.usefixtures("only_when_needed")
@@ -130,4 +128,4 @@ def test_a_keyed_item_that_comes_too_late_is_refused() -> None:
     outcomes = lab.enqueue_keyed("a")
     lab.settle()
     (refused,) = outcomes
-    assert str(refused) == "the shard of the dedup_key has 100 topics, the most that host.lanes allows"
+    assert str(refused) == f"the shard of the dedup_key {FULL}"

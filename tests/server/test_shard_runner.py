@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from foqs.config.load import load
 from foqs.marks import Mark
-from foqs.rows import Opened
+from foqs.rows import LaneRow, Opened
 from foqs.server.marks import Recalled, Saved
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
@@ -180,6 +181,33 @@ def test_a_database_that_is_down_is_counted_until_it_opens() -> None:
         await reached(lambda: 1 not in node.engine.shards)
         node.take(1)
         await reached(lambda: serves(node))
+        assert await node.stop()
+
+    asyncio.run(run())
+
+
+def test_a_shard_released_while_filling_is_not_served() -> None:
+    """The store is closed, and no lane of it stays in a topic."""
+
+    async def run() -> None:
+        stores = Stores()
+        stores.database.lanes[1] = LaneRow(1, b"ns", b"topic", b"tenant")
+        node, fills = node_of(stores), list[Callable[[], None]]()
+        fill = node.engine.fill
+        node.engine.fill = lambda *how: fills.append(partial(fill, *how))  # type: ignore[method-assign]
+        node.take(1)
+        await reached(lambda: bool(fills))
+        node.release(1, 5_000)
+        shard = node.engine.shards[1]
+        assert shard.state is ShardState.OPENING
+        fills.pop()()
+        await reached(lambda: 1 not in node.engine.shards and not node.engine.topics)
+        assert (stores.made[0].closed, shard.filled) == (True, None)
+        node.take(1)
+        await reached(lambda: bool(fills))
+        fills.pop()()
+        await reached(lambda: serves(node))
+        assert len(node.engine.shards[1].lanes) == 1
         assert await node.stop()
 
     asyncio.run(run())

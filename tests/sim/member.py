@@ -195,7 +195,15 @@ class Member:
         self._begun[number] = begun_ms, opened.db_now_ms - sim.now_ms  # of the simulation's clock
         # Counting a long backlog takes time after the epoch was taken; another host may take the shard in that time.
         late_ms = sim.rng.randint(0, 3_000) if sim.rng.random() < 0.2 and not sim.healing else 0
-        self._soon(late_ms, lambda: self._perform(self.driver.opened(number, attempt, opened)))
+        self._soon(late_ms, partial(self._fill, number, attempt, opened))
+
+    def _fill(self, number: int, attempt: int, opened: Opened) -> None:
+        def filled() -> None:
+            self._perform(self.driver.opened(number, attempt, opened))
+            self.engine.unfill(shard)
+
+        shard = self.engine.shards[number]
+        self.engine.fill(shard, opened, filled)
 
     def _serve(self, shard: Shard, opened: Opened) -> None:
         begun_ms, db_ahead_ms = self._begun.pop(shard.number)

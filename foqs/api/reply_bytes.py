@@ -12,7 +12,7 @@ from itertools import repeat
 from struct import Struct
 
 from foqs.errors import FoqsError
-from foqs.fairness.keys import LaneKey, is_plain, tenancy_of
+from foqs.fairness.keys import LaneKey, tenancy_of
 from foqs.item import Item
 from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
 
@@ -62,7 +62,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
-            tenancy = b"" if is_plain(lane.key) else _tenancy(lane.key)
+            tenancy = b"" if lane.flow is None else _tenancy(lane.key)
         payload = body.payload
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),

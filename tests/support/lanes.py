@@ -12,4 +12,6 @@ def lone_lane(
     topic: str = "topic", number: int = 1, ns: str = "ns", tenancy: tuple[str, tuple[str, ...]] = ("", ())
 ) -> Lane[Item]:
     key = (ns, topic)
-    return Lane(lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace())
+    lane: Lane[Item] = Lane(lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace())
+    lane.topic.attach(lane)
+    return lane

@@ -11,7 +11,7 @@ from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.expiry import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.errors import Invalid, NotServed, Unavailable
-from foqs.item import Cause, Change, from_found
+from foqs.item import Cause, Change, Item, from_found
 from foqs.item_states import Phase, Place, To
 from foqs.rows import FailureCause
 
@@ -191,7 +191,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     Its assignments are `Item.commit` of a change to GONE, `Shard.indexed` and `count_items`."""
     known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
     held = saved = removed = counted = 0
-    lane = None
+    lane = flow = None
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
@@ -203,10 +203,12 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
                 totals[lane.topic.key[0]] -= removed - counted
                 if lane.tenants is not None:
                     lane.tenants.total -= removed - counted
-            lane, counted = item.lane, removed
+            lane, flow, counted = item.lane, item.lane.flow, removed
         removed += 1
         leased = item.phase is _LEASED
         saved += leased and item.place is _IN_READY
+        if flow is not None and item.given is not None:
+            flow.lease_over(item.id, now_ms - item.given.at_ms)
         item.in_flight = None
         item.phase = _IDLE
         item.lease = 0
@@ -243,7 +245,7 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
         shard.indexed(item)
     _count(shard, change)
     if leased and item.phase is not Phase.LEASED:
-        item.lane.leased -= 1
+        _lease_over(item, now_ms)
     if to is To.GONE:
         _gone(shard, change, later, now_ms)
     elif change.move is not None:
@@ -263,6 +265,13 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
             shard.remember_written(item)
     for request, at in change.waits:
         request.settled(at, None)
+
+
+def _lease_over(item: Item, now_ms: int) -> None:
+    lane = item.lane
+    lane.leased -= 1
+    if lane.flow is not None and item.given is not None:
+        lane.flow.lease_over(item.id, now_ms - item.given.at_ms)
 
 
 def _gone(shard: Shard, change: Change, later: Change | None, now_ms: int) -> None:

@@ -37,7 +37,7 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
     able: sources.Able = {}
-    topics = state.topics
+    topics, changes = state.topics, state.policies.changes
     for key, count in wants:
         if room_bytes <= 0:
             return
@@ -46,6 +46,9 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
         lane = topic.first if topic is not None else None
         while lane is not None and not (lane.ready and lane.tenure.shard is not None):
             lane = lane.next
+        if lane is not None and topic is not None and (topic.bounds is None or topic.bounds.changes != changes):
+            sources.bounds_of(state, topic)
+            lane = topic.first  # None if its tenants take turns from now on
         if lane is None:
             if topic is not None and topic.turns is not None:
                 room_bytes = _fill_by_turns(state, call, Round(state, topic, able, now_ms), count, room_bytes)
@@ -68,6 +71,8 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
     """Lease items of one merge for `calls`, which name the topic `key` alone: first come, first served. Return the
     number of calls that got items; those behind them may get some in another merge."""
     topic = state.topics.get(key)
+    if topic is not None and (topic.bounds is None or topic.bounds.changes != state.policies.changes):
+        sources.bounds_of(state, topic)
     if topic is not None and topic.turns is not None:
         return _fill_waiting_by_turns(state, calls, Round(state, topic, {}, now_ms))
     count = sum([call.wants[0][1] for call in calls])
@@ -120,14 +125,11 @@ _NOTHING: _Merged = ((), (), (), ())
 
 
 def _merge(state: State, able: sources.Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
-    """Return the first `count` items of a topic that may be leased."""
+    """Return the first `count` items of a topic that may be leased. Its `bounds` are those of the present policy."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return _NOTHING
-    policies, bounds = state.policies, topic.bounds
-    if bounds is None or bounds.changes != policies.changes:
-        bounds = topic.bounds = policies.bounds(topic.key)
-    attempts = bounds.attempts
+    attempts = topic.bounds.attempts
     while True:
         lanes, windows, paged, lacking = _sources(state, able, topic, now_ms)
         if not windows:

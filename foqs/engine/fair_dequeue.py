@@ -13,7 +13,7 @@ from foqs.engine.state import State
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, Tenant
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
-from foqs.fairness.turns import Turns
+from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
@@ -69,10 +69,9 @@ class Round:
         self._passed = self._lacked = self._idle = 0
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
         self._ahead = _AHEAD
-        bounds = topic.bounds
-        if bounds is None or bounds.changes != state.policies.changes:
-            bounds = topic.bounds = state.policies.bounds(topic.key)
-        self._attempts: int = bounds.attempts
+        bounds = sources.bounds_of(state, topic)
+        self._attempts = bounds.attempts
+        self._throttled = bool(bounds.throttles)
         for standing in (self._turns.aside, self._turns.down):
             if standing:
                 self._try_again(standing)
@@ -87,6 +86,7 @@ class Round:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
         topic_turns, takings = self._turns, self._takings
         first, charge, ranked = topic_turns.first, topic_turns.charge, topic_turns.ranked
+        counts_items = topic_turns.unit == ITEMS
         overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
         some = bool(call.found)
         picked: list[Entry[Item]] = []
@@ -117,7 +117,7 @@ class Round:
             taking.at += 1
             some = True
             picked.append(entry)
-            charge(tenant, 1)
+            charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
         return picked
 
     def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:
@@ -234,7 +234,8 @@ class Round:
         changes = self._state.policies.changes
         if tenant.changes != changes:
             tenant.changes = changes
-            tenant.weight = tenant.given_weight or 1
+            ns, topic = self._topic.key
+            tenant.weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""

@@ -324,6 +324,8 @@ class ShardMemory:
         """Take back a lease that was never written and whose item was not begun."""
         item.unlease()
         item.lane.leased -= 1
+        if item.lane.flow is not None:
+            item.lane.flow.lease_over(item.id, 0)
         self.enter_ready(item)
 
     def remember_written(self, item: Item) -> None:

@@ -8,8 +8,10 @@ from foqs.engine import item_end
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item
 from foqs.item_states import To
+from foqs.policies.layers import Bounds
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window
@@ -20,6 +22,20 @@ _BODIES_AHEAD = 200
 Able = dict[Shard, bool | None]
 """Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
 Source = tuple[Shard, Lane[Item], Window[Item]]
+
+
+def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
+    """Return what each delivery needs of the topic's policy. If that has changed, its tenants take their turns by the
+    new one. A topic whose policy adds throttle keys to its items has turns, as the flows of its tenants may wait."""
+    bounds: Bounds | None = topic.bounds
+    if bounds is None or bounds.changes != state.policies.changes:
+        bounds = topic.bounds = state.policies.bounds(topic.key)
+        if bounds.throttles:
+            topic.begin_turns()
+        if topic.turns is not None:
+            fair = state.policies.of(topic.key).fair
+            topic.turns.follow(fair.unit, ranked=fair.scope == "topic")
+    return bounds
 
 
 def bound_of(paged: Sequence[Source], lacking: Sequence[Source]) -> Key | None:

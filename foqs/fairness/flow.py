@@ -45,21 +45,28 @@ class TakesTurns(Protocol):
 
     tallies: dict[Tenure, Tally]
     ranked: bool
+    charges: dict[int, float]
 
     def enter(self, tenant: Any, *, opened: bool = False) -> None: ...
 
     def place(self, tenant: Any, rank: int) -> None: ...
 
+    def refund(self, tenant: Any, size_bytes: int) -> None: ...
+
+    def lease_over(self, tenant: Any, item_id: int, held_ms: int) -> None: ...
+
 
 class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
-    stored item that had one. `weight`: the one in effect; a change counts from the next turn."""
+    stored item that had one. `weight`: the one in effect; a change counts from the next turn. `lease_ms`: the mean of
+    its last leases, None before the first ended."""
 
     __slots__ = (
         "away",
         "changes",
         "flows",
         "given_weight",
+        "lease_ms",
         "level",
         "name",
         "newcomer",
@@ -76,6 +83,7 @@ class Tenant(Generic[L]):
         self.start = start
         self.weight = 1.0
         self.given_weight = 0  # none was given
+        self.lease_ms: float | None = None
         self.changes = -1  # the policies from which `weight` was read
         self.away = IDLE
         self.seq = 0  # of its entry in its level; 0 while it has none
@@ -138,6 +146,15 @@ class Flow(Generic[L]):
                 tenant.turns.place(tenant, UNRANKED)
             if tenant.away:
                 tenant.turns.enter(tenant, opened=opened)
+
+    def refund(self, size_bytes: int) -> None:
+        """An item of the flow did not reach its consumer, or was not begun."""
+        self.tenant.turns.refund(self.tenant, size_bytes)
+
+    def lease_over(self, item_id: int, held_ms: int) -> None:
+        """The lease of an item of the flow is over."""
+        if self.tenant.turns.charges:
+            self.tenant.turns.lease_over(self.tenant, item_id, held_ms)
 
     def __repr__(self) -> str:
         return f"Flow({self.tenant.name!r} {self.throttles} ready={self.ready} parked={self._parked})"

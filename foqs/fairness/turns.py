@@ -24,10 +24,17 @@ from foqs.fairness.tenure import Tenure
 _ASIDE_ITEMS = 1_000
 """How far behind the virtual time a tenant may begin: a shard that returns does not take all turns."""
 _DEBTS = 10_000
+_CHARGES = 100_000
+_MEAN_OF = 16
+"""About how many leases the mean time of leases is taken of."""
+ITEMS, BYTES, BUSY = "items", "bytes", "busy"
+"""What an item costs its tenant: 1, its KiB, or the time in ms for which it is leased."""
 
 
 class Turns(Generic[L]):
     """The tenants of a topic. `ranked`: tenants with more urgent items go first.
+    `unit`: one of ITEMS, BYTES and BUSY. `charges`: what leased items were charged by the mean time of leases; those
+    that are never corrected are dropped.
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
@@ -36,6 +43,9 @@ class Turns(Generic[L]):
         self.tenants: dict[str, Tenant[L]] = {}
         self.tallies: dict[Tenure, Tally] = {}
         self.ranked = False
+        self.unit = ITEMS
+        self.charges: dict[int, float] = {}
+        self.lease_ms = 1.0  # of all tenants' leases
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self._seq = 0
@@ -147,6 +157,33 @@ class Turns(Generic[L]):
             self._withdraw(tenant)
             self._queue(tenant)
 
+    def cost(self, tenant: Tenant[L], item_id: int, size_bytes: int) -> float:
+        """Return what to charge for an item. Where it is the time of its lease, `lease_over` corrects it later."""
+        if self.unit == ITEMS:
+            return 1
+        if self.unit == BYTES:
+            return max(size_bytes, 1) / 1024
+        charges = self.charges
+        cost = charges[item_id] = self.lease_ms if tenant.lease_ms is None else tenant.lease_ms
+        if len(charges) > _CHARGES:
+            del charges[next(iter(charges))]
+        return cost
+
+    def refund(self, tenant: Tenant[L], size_bytes: int) -> None:
+        """An item that was charged did not reach its consumer, or was not begun."""
+        if self.unit != BUSY:
+            self.correct(tenant, -self.cost(tenant, 0, size_bytes))
+
+    def lease_over(self, tenant: Tenant[L], item_id: int, held_ms: int) -> None:
+        """The lease of an item is over: its tenant is charged for the time in which it held a consumer."""
+        charged = self.charges.pop(item_id, None)
+        if charged is not None:
+            held_ms = max(held_ms, 1)
+            before = self.lease_ms if tenant.lease_ms is None else tenant.lease_ms
+            tenant.lease_ms = before + (held_ms - before) / _MEAN_OF
+            self.lease_ms += (held_ms - self.lease_ms) / _MEAN_OF
+            self.correct(tenant, held_ms - charged)
+
     def correct(self, tenant: Tenant[L], cost: float) -> None:
         """An item that the tenant was given cost this much more than it was charged, or less."""
         least = tenant.level.now - _ASIDE_ITEMS / tenant.weight
@@ -202,8 +239,9 @@ class Turns(Generic[L]):
                 self._queue(tenant, first=True)
         self._passed.clear()
 
-    def rank_by(self, *, ranked: bool) -> None:
-        """Let tenants with more urgent items go first from now on, or not."""
+    def follow(self, unit: str, *, ranked: bool) -> None:
+        """Charge items in this unit from now on. `ranked`: let tenants with more urgent items go first."""
+        self.unit = unit
         if ranked != self.ranked:
             self.ranked = ranked
             for tenant in self.tenants.values():

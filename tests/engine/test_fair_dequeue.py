@@ -7,38 +7,13 @@ from collections import Counter
 import pytest
 
 from foqs.engine import consumers, fair_dequeue
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED, Tenant
-from foqs.fairness.keys import LaneKey, lane_key, tenancy_of
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
+from foqs.fairness.keys import tenancy_of
 from foqs.ids import shard_of
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.tenants import of, set_policy, store, taken, tenant, tenant_of
 from tests.sim.audit import audit_topics
-
-
-def of(tenant: str, *throttles: str) -> LaneKey:
-    return lane_key(KEY, tenant, throttles)
-
-
-def tenant_of(lab: Laboratory, item_id: int) -> str:
-    lane = lab.engine.shards[shard_of(item_id)].known[item_id].lane
-    assert lane.flow is not None
-    return lane.flow.tenant.name
-
-
-def tenant(lab: Laboratory, name: str) -> Tenant:
-    turns = lab.engine.topics[KEY].turns
-    assert turns is not None
-    return turns.tenants[name]
-
-
-def taken(lab: Laboratory, count: int, **how: object) -> list[str]:
-    """Return the tenants of the items that a dequeue gets."""
-    return [tenant_of(lab, item_id) for item_id in lab.taken(count=count, **how)]
-
-
-def store(lab: Laboratory, items: dict[str, int]) -> None:
-    for name, count in items.items():
-        lab.stored(*[lab.item() for _ in range(count)], key=of(name))
 
 
 def test_tenants_share_a_dequeue() -> None:
@@ -87,10 +62,7 @@ def test_lane_order_holds_inside_a_tenant() -> None:
 
 def test_topic_scope_delivers_urgent_items_first() -> None:
     lab = Laboratory(1, 2)
-    store(lab, {"a": 1})
-    turns = lab.engine.topics[KEY].turns
-    assert turns is not None
-    turns.rank_by(ranked=True)
+    set_policy(lab, {"fair": {"scope": "topic"}})
     for at in range(120):
         lab.stored(lab.item(priority=at % 5), key=of("abc"[at % 3]))
     got: list[int] = []

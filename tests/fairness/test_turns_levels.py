@@ -197,10 +197,10 @@ def test_ranks_begin_and_end() -> None:
     for name in "ab":
         rig.join(name, 50)
     rig.picks(10)
-    rig.turns.rank_by(ranked=True)
+    rig.turns.follow("items", ranked=True)
     assert {tenant.level.rank for tenant in rig.turns.tenants.values()} == {UNRANKED}
     rig.turns.place(rig.tenant("a"), 3)
     rig.turns.place(rig.tenant("b"), -3)
     assert rig.picks(20) == ["b"] * 20
-    rig.turns.rank_by(ranked=False)
+    rig.turns.follow("items", ranked=False)
     assert abs(rig.picks(20).count("a") - 10) <= 1

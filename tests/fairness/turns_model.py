@@ -25,7 +25,7 @@ class Rig:
 
     def __init__(self, *, ranked: bool = False) -> None:
         self.turns: Turns[FakeLane] = Turns()
-        self.turns.rank_by(ranked=ranked)
+        self.turns.follow("items", ranked=ranked)
         self.tenure = Tenure(1, object())
         self.lanes: dict[str, FakeLane] = {}
         self.served: dict[str, int] = {}

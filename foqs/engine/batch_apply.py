@@ -188,8 +188,8 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
 def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
-    Its assignments are `Item.commit` of a change to GONE, `Shard.indexed` and `count_items`."""
-    known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
+    Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
+    known, written, tail = shard.known, shard.written, shard.tail
     held = saved = removed = counted = 0
     lane = flow = None
     for change in changes:
@@ -200,9 +200,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         if item.lane is not lane:  # most come lane by lane
             if lane is not None:
                 lane.namespace.removed["ack"] += removed - counted
-                totals[lane.topic.key[0]] -= removed - counted
-                if lane.tenants is not None:
-                    lane.tenants.total -= removed - counted
+                shard.count_items(lane, counted - removed)
             lane, flow, counted = item.lane, item.lane.flow, removed
         removed += 1
         leased = item.phase is _LEASED
@@ -230,9 +228,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     shard.budget.give(held)
     if lane is not None:
         lane.namespace.removed["ack"] += removed - counted
-        totals[lane.topic.key[0]] -= removed - counted
-        if lane.tenants is not None:
-            lane.tenants.total -= removed - counted
+        shard.count_items(lane, counted - removed)
     shard.counters.lease_writes_saved += saved
 
 

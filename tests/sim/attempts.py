@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from foqs.fairness.keys import lane_key, unpack_throttles
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.policies.layers import Policies
@@ -11,7 +12,7 @@ from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import NACKS, Op, Record, broken
+from tests.sim.records import NACKS, Op, Record, broken, lane_of
 from tests.sim.redrives import Redrives
 
 
@@ -86,7 +87,11 @@ class Attempts:
 
     def _moving(self, db: MemoryDatabase, lane: LaneRow, row: FailureRow, expires_at_ms: int, now_ms: int) -> None:
         record, body = self._records[row.id], db.items[row.id]
-        target = (lane.ns.decode(), lane.topic.decode())
+        target, spec = (lane.ns.decode(), lane.topic.decode()), record.spec
+        if lane_of(lane) != lane_key(target):
+            broken(14, f"{row} goes to the lane of a tenant: {lane}")
+        if (row.fairness.decode(), unpack_throttles(row.throttles)) != (spec.tenant, spec.throttles):
+            broken(14, f"{row} forgets the tenant or the throttle keys of {spec}")
         timer, ready = db.timer.get(row.id), db.ready.get(row.id)
         current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
         current.update(d.token for d in record.deliveries[-1:])

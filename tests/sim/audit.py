@@ -7,6 +7,7 @@ without a trip that was carried out but not reported.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
@@ -14,16 +15,13 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
 from foqs.engine.shard import Shard
-from foqs.fairness.flow import ASIDE, DOWN, QUEUED
-from foqs.fairness.turns import Turns
+from foqs.fairness.keys import LaneKey
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
+from tests.sim.audit_turns import audit_turns
 from tests.sim.memory_database import MemoryDatabase
-
-
-class MemoryWrong(AssertionError):
-    """What a host remembers is not what the database says."""
+from tests.sim.records import MemoryWrong, lane_of
 
 
 def _same(what: str, about: Any, memory: Any, database: Any) -> None:
@@ -49,7 +47,8 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         lane = shard.lane_numbers.get(number)
         if lane is None or not lane.stored:
             raise MemoryWrong(f"lane {row} is not known as stored: {lane}")
-        _same("names", lane, lane.topic.key, (row.ns.decode(), row.topic.decode()))
+        _same("names", lane, lane.key, lane_of(row))
+        _same("weight", lane, lane.weight, row.weight)
     for lane in shard.lanes.values():
         _same("stored", lane, lane.stored, lane.number in db.lanes)
         if not (lane.total or lane.key in shard.idle_lanes or shard.in_flight or shard.unsettled):
@@ -96,6 +95,10 @@ def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, i
         if item is None or not (item.phase is Phase.LEASED or item.busy):
             keys.append(key)
     return keys
+
+
+def lanes_of(shard: Shard, keys: Iterable[LaneKey]) -> list[Lane[Item]]:
+    return [lane for key in keys if (lane := shard.lanes.get(key)) is not None]
 
 
 def _audit_lane(shard: Shard, lane: Lane, db: MemoryDatabase) -> None:
@@ -172,10 +175,10 @@ def audit_topics(host: Engine) -> None:
     for key, topic in host.topics.items():
         found = topic.lanes()
         shards = [lane.tenure.shard for lane in found]
-        if topic.turns is not None:
-            audit_turns(topic.turns, woken=not host.long_work)
-            shards = [shard for shard in host.serving if shard in shards]
-        _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
+        if topic.turns is None:
+            _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
+        else:
+            audit_turns(topic, topic.turns, woken=not host.long_work)
         _same("names", topic, topic.key, key)
         for lane in found:
             if lanes.pop(id(lane), None) is None or lane.topic is not topic or lane.key not in lane.tenure.shard.lanes:
@@ -190,25 +193,6 @@ def audit_topics(host: Engine) -> None:
         for lane in shard.lanes.values():
             totals[lane.topic.key[0]] += lane.total
         _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.totals}, totals)
-
-
-def audit_turns(turns: Turns[Any], *, woken: bool) -> None:
-    """A tenant with an item that waits for no throttle takes turns, or stands aside, once the lanes of all shards are
-    `woken`. The counts are those of lanes."""
-    for tenant in turns.tenants.values():
-        flows = list(tenant.flows.values())
-        ready = sum(flow.ready for flow in flows if flow.parked is None)
-        if ready and woken and tenant.away not in (QUEUED, ASIDE, DOWN):
-            raise MemoryWrong(f"{tenant} takes no turn but has {ready} ready items")
-        _same("lanes", tenant, [flow for flow in flows if any(lane.flow is not flow for lane in flow.lanes)], [])
-        _same(
-            "aside", tenant, (tenant in turns.aside, tenant in turns.down), (tenant.away == ASIDE, tenant.away == DOWN)
-        )
-    flows = [flow for tenant in turns.tenants.values() for flow in tenant.flows.values()]
-    _same("unparked items", turns, turns.unparked, sum(flow.ready for flow in flows if flow.parked is None))
-    standing = sum(level.first() is not None for _, level in turns._ranks)
-    if not standing and any(tenant.away == QUEUED for tenant in turns.tenants.values()):
-        raise MemoryWrong(f"{turns} has lost a queued tenant")
 
 
 def audit_bounds(host: Engine) -> None:

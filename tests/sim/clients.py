@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, bounds_of, content_of, digest_of
-from foqs.engine import dedup, item_ops
+from foqs.engine import dedup
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
 from foqs.fairness.keys import TopicKey
@@ -19,9 +19,10 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.memory_database import POISON
+from tests.sim.profile import given_weight
 from tests.sim.records import Op, Spec, broken
 from tests.sim.redrives import redrive
-from tests.sim.requests import TIMEOUTS_MS, Request, list_topic, look_at
+from tests.sim.requests import TIMEOUTS_MS, Request, host_op, list_topic, look_at
 from tests.sim.slots import FEW_SLOTS
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Clients:
             spec, item = self._new_item(key, now_ms)
             specs.append(spec)
             items.append(item)
-            keys.append(key)
+            keys.append(spec.lane(key))
         request = Request(self, member, f"enqueue of {count} from {specs[0].number}", timeout_ms)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
@@ -119,7 +120,9 @@ class Clients:
 
         sizes = [len(i.payload) + len(i.metadata or b"") + len(i.headers or b"") for i in items]
         self.sim.note("enqueue", member.name, count, "first", specs[0].number)
-        member.engine.enqueue(EnqueueCall(count, reply), range(count), items, keys, sizes, now_ms, timeout_ms)
+        call = EnqueueCall(count, reply)
+        weights = {spec.lane(spec.key): spec.weight for spec in specs if spec.weight} or None
+        member.engine.enqueue(call, range(count), items, keys, sizes, now_ms, timeout_ms, weights)
         return count
 
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
@@ -145,7 +148,7 @@ class Clients:
             spec.open += 1
             size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
             assert spec.dedup is not None
-            parts.append(Keyed(at, spec.dedup, item, spec.key, size))
+            parts.append(Keyed(at, spec.dedup, item, spec.lane(spec.key), size, spec.weight))
         request = Request(self, member, f"enqueue of keys {[spec.number for spec in specs]}", timeout_ms)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
@@ -169,6 +172,9 @@ class Clients:
         payload = f"{self._specs}:".encode() + b"." * rng.randint(0, profile.payload_bytes)
         poisoned = rng.random() < profile.poisoned
         spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned)
+        if profile.tenants:
+            spec.tenant, spec.throttles = rng.choice(profile.tenants), rng.choice(profile.throttle_sets)
+            spec.weight = given_weight(spec.tenant)
         due_ms = now_ms + rng.choice([1, 50, 500, 3_000]) if rng.random() < profile.delayed else 0
         ttl_ms = rng.choice([1, 100, 1_000, 5_000]) if rng.random() < profile.with_ttl else 0
         item = NewItem(
@@ -348,7 +354,7 @@ class Clients:
             ids, tokens = [op.id for op in asked], [op.token for op in asked]
             member.engine.ack(call, ids, tokens, ns, member.now_ms, timeout_ms)
         else:
-            member.engine.settle(call, [(op.id, _host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
+            member.engine.settle(call, [(op.id, host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 
     def _current(self, member: Member, item_id: int) -> bool:
         return shard_of(item_id) in self.sim.dbs and member.current(shard_of(item_id))
@@ -376,19 +382,3 @@ class Clients:
             look_at(self, rng.choice(ids) if ids else self.told[-1][0])
         redrive(self)
         self._after(100, self._operate)
-
-
-def _host_op(op: Op) -> item_ops.Op:
-    if op.kind == "ack":
-        return item_ops.ack(op.token)
-    if op.kind == "nack":
-        return item_ops.nack(op.token, op.delay_ms, op.metadata)
-    if op.kind == "fail":
-        return item_ops.fail(op.token, op.delay_ms, op.metadata, f"it broke {op.id}")
-    if op.kind == "reject":
-        return item_ops.reject(op.token, "never")
-    if op.kind == "release":
-        return item_ops.release(op.token)
-    if op.kind == "extend":
-        return item_ops.extend(op.token, op.lease_ms)
-    return item_ops.delete

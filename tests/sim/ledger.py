@@ -10,12 +10,13 @@ from collections import Counter
 
 from foqs.dedup import Duplicate
 from foqs.errors import Code, FoqsError
+from foqs.fairness.keys import tenancy_of
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.rows import AT_MOST_ONCE, Batch, Body
+from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
 from tests.sim.attempts import Attempts
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken
+from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
 
 LATE_MS = 2_000
 """Hundreds of items due at once are moved one by one where `scan_rows` is 1."""
@@ -85,6 +86,7 @@ class Ledger:
         db = self.dbs[shard]
         if epoch != db.epoch:
             broken(6, f"shard {shard}: epoch {epoch} changes rows of epoch {db.epoch}")
+        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
         remembered = {row.id: row.expires_at_ms for row in (*batch.dedup_new, *batch.dedup_again)}
         for item in batch.inserts:
             spec = self.specs[spec_number(item.payload)]
@@ -97,6 +99,7 @@ class Ledger:
             spec.ids.add(item.id)
             spec.remembered_ms = remembered.get(item.id, 0)
             self.records[item.id] = Record(spec, spec.key)
+            self._in_its_lane(spec, item, lanes, dict(batch.weights))
         if self.quiet_ms:
             self._in_time(batch, db, now_ms)
         self.timed_ms.update((item.id, now_ms) for item in batch.inserts)
@@ -108,6 +111,13 @@ class Ledger:
             self.records[item_id].removed = cause
             self.removals[shard, epoch] += 1
             self.causes[cause] += 1
+
+    def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
+        row = lanes.get(item.lane)
+        if row is None or lane_of(row) != spec.lane(spec.key):
+            broken(1, f"{spec} is stored in lane {row}")
+        elif spec.weight not in (0, weights.get(row.lane, row.weight)):
+            broken(10, f"{spec} is stored in lane {row}, which has the weight {weights.get(row.lane)}")
 
     def _in_time(self, batch: Batch, db: MemoryDatabase, now_ms: int) -> None:
         """Without failures, a delay or a lease that is over is noticed soon."""
@@ -234,6 +244,9 @@ class Ledger:
         key = self.records[item.id].place
         if told != stored or item.lane.topic.key != key:
             broken(1, f"{item} was delivered as {item.lane.topic.key} {told} but is {key} {stored}")
+        spec, dead = self.records[item.id].spec, key[1].endswith(".dlq")
+        if tenancy_of(item.lane.key) != (("", ()) if dead else (spec.tenant, spec.throttles)):
+            broken(1, f"{item} was delivered of {item.lane.key} but is {spec}")
 
     # ------------------------------------------------------------------------------------- acks and the like
 

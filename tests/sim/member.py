@@ -22,7 +22,7 @@ from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
-from tests.sim.audit import audit_listed, available
+from tests.sim.audit import audit_listed, available, lanes_of
 from tests.sim.memory_store import MemoryStore
 from tests.sim.slots import Neighbour
 from tests.sim.watched import WatchedEngine
@@ -335,10 +335,10 @@ class Member:
             rounds = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
             new = {item.id for batch in rounds for chunk in batch.chunks for item in chunk.items}
             for key in keys:
-                lane = shard.lanes.get(key)
-                for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]) if lane is not None else ():
-                    if item_id not in new:
-                        found[item_id] = len(self.sim.ledger.records[item_id].deliveries)
+                for lane in lanes_of(shard, self.sim.profile.lanes(key)):
+                    for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]):
+                        if item_id not in new:
+                            found[item_id] = len(self.sim.ledger.records[item_id].deliveries)
         return found
 
     def later_ms(self) -> dict[int, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from tests.sim.faults import NONE, FaultRates, random_rates
 
 _DAY_MS = 86_400_000
@@ -57,13 +58,20 @@ class Profile:
     dead_topics: list[tuple[str, str]] = field(default_factory=list)
     policies: tuple[dict[str, str], ...] = (ENDLESS,)  # the settings of all namespaces, one version after the other
     prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
+    tenants: tuple[str, ...] = ()  # fairness keys of items; none: topics are plain
+    throttle_sets: tuple[tuple[str, ...], ...] = ((),)
+
+    def lanes(self, topic: TopicKey) -> list[LaneKey]:
+        """Every lane that the topic can have on a shard."""
+        others = [lane_key(topic, tenant, keys) for tenant in self.tenants for keys in self.throttle_sets]
+        return list(dict.fromkeys([lane_key(topic), *others]))
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
     """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
     clocks of machines, "lanes" is one of crash, rival and clock with many topics, "cut" has a long backlog in
     short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows, "dead" has
-    policies that change and consumers that fail."""
+    policies that change and consumers that fail, "tenants" has tenants and throttle keys, with or without those."""
     if trouble == "topics":
         return _many_topics(rng)
     if trouble == "lanes":
@@ -74,6 +82,8 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         return _dead_letters(rng)
     if trouble == "cut":
         return _cut_windows(rng)
+    if trouble == "tenants":
+        return _with_tenants(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
     skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
@@ -214,6 +224,34 @@ def _dead_letters(rng: random.Random) -> Profile:
         tail=True,  # else no item dies
         named=8,
     )
+
+
+def _with_tenants(rng: random.Random) -> Profile:
+    """Few topics, each with several tenants of different weights, whose items have different throttle keys."""
+    profile = random_profile(rng, rng.choice(["crash", "rival", "clock", "calm", "dead", "dead"]))
+    more = {"lanes": 200, "lane_idle_ms": rng.choice([0, 300, 2_000]), "pending_rows": 100_000}
+    topics = profile.topics[: rng.choice([1, 2])]
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": profile.config.host.model_copy(update=more)}),
+        topics=topics,
+        dead_topics=[(ns, f"{topic}.dlq") for ns, topic in topics] if profile.dead_topics else [],
+        policies=tuple({**policy, **_weights(rng)} for policy in profile.policies),
+        tenants=tuple(f"tenant-{n}" for n in range(rng.choice([2, 4, 8]))) + rng.choice([(), ("",)]),
+        throttle_sets=rng.choice([((),), ((), ("a",), ("b",), ("a", "b"), ("b", "c:1"), ("c:1", "c:2"))]),
+        prefilled=rng.choice([0, 0, 50, 300]),
+        tail=True,  # else no tenant has a lane
+    )
+
+
+def given_weight(tenant: str) -> int:
+    """The weight that items of a tenant bring, 0 for none."""
+    return {"tenant-1": 2, "tenant-2": 3, "tenant-3": 4, "tenant-5": 2}.get(tenant, 0)
+
+
+def _weights(rng: random.Random) -> dict[str, str]:
+    entries = {"weight.tenant-2": "1", "weight.tenant-4": "4", "weight.tenant-5*": "3"}
+    return {key: weight for key, weight in entries.items() if rng.random() < 0.5}
 
 
 def _policies(rng: random.Random) -> dict[str, str]:

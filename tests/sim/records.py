@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from foqs.dedup import Dedup
+from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
+from foqs.rows import LaneRow
 
 NACKS = ("nack", "fail", "reject")
 ENDING = ("ack", *NACKS, "release", "delete")
@@ -14,9 +16,14 @@ class PromiseBroken(AssertionError):
     """The host broke a promise."""
 
 
+class MemoryWrong(AssertionError):
+    """What a host remembers is not what the database says."""
+
+
 @dataclass
 class Spec:
-    """One item of an enqueue request. `state`: sent, stored, refused (nothing was changed), unknown."""
+    """One item of an enqueue request. `state`: sent, stored, refused (nothing was changed), unknown.
+    `weight`: the one that it brings for its tenant, 0 without."""
 
     number: int
     key: tuple[str, str]
@@ -28,6 +35,13 @@ class Spec:
     remembered_ms: int = 0  # its key, until then
     ids: set[int] = field(default_factory=set)  # of all items that were stored for its key
     new: set[int] = field(default_factory=set)  # of those, the items that a reply did not call duplicates
+    tenant: str = ""
+    throttles: tuple[str, ...] = ()
+    weight: int = 0
+
+    def lane(self, topic: tuple[str, str]) -> LaneKey:
+        """Return the lane that the item has in a topic."""
+        return lane_key(topic, self.tenant, self.throttles)
 
 
 @dataclass(eq=False)
@@ -88,6 +102,12 @@ class Record:
         if not d.told or d.void or now_ms >= d.until_ms:
             return False
         return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*ENDING))
+
+
+def lane_of(row: LaneRow) -> LaneKey:
+    """Return the lane that a row names."""
+    topic = (row.ns.decode(), row.topic.decode())
+    return lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles))
 
 
 def broken(promise: int, message: str) -> None:

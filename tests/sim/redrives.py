@@ -10,7 +10,7 @@ from foqs.errors import FoqsError
 from foqs.policies.filter import FailureFilter
 from foqs.rows import Batch, FailureCause, LaneRow
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import Record, broken
+from tests.sim.records import Record, broken, lane_of
 from tests.sim.requests import TIMEOUTS_MS, Request
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Redrives:
             if any(record.live(delivery, now_ms) for delivery in record.deliveries):
                 broken(15, f"item {item_id} returns to {lane} while a consumer has it: {record}")
             record.place, record.first = (lane.ns.decode(), lane.topic.decode()), len(record.deliveries)
+            if lane_of(lane) != record.spec.lane(record.place):
+                broken(15, f"item {item_id} returns to {lane}, not to the tenant that it had: {record}")
         self.committed[shard] += len(back)
         dead = [self._records[item_id] for item_id in batch.item_gone if item_id in db.failures]
         self.deleted[shard] += sum(bool(record.open_ops("delete", "ack")) for record in dead)

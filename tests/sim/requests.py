@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from foqs.engine import item_ops
 from foqs.engine.inspect import Listed, Listing
 from foqs.engine.pending import LookCall
 from foqs.errors import Code, FoqsError
@@ -11,7 +12,7 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.item_states import Phase, Place
 from foqs.rows import Found
-from tests.sim.records import broken
+from tests.sim.records import Op, broken
 
 if TYPE_CHECKING:
     from tests.sim.clients import Clients
@@ -83,3 +84,19 @@ def look_at(clients: Clients, item_id: int) -> None:
                 broken(1, f"a look at {item_id} found {item} {found}, the database has {row}")
 
     member.engine.look(item_id, LookCall(reply), member.now_ms, timeout_ms)
+
+
+def host_op(op: Op) -> item_ops.Op:
+    if op.kind == "ack":
+        return item_ops.ack(op.token)
+    if op.kind == "nack":
+        return item_ops.nack(op.token, op.delay_ms, op.metadata)
+    if op.kind == "fail":
+        return item_ops.fail(op.token, op.delay_ms, op.metadata, f"it broke {op.id}")
+    if op.kind == "reject":
+        return item_ops.reject(op.token, "never")
+    if op.kind == "release":
+        return item_ops.release(op.token)
+    if op.kind == "extend":
+        return item_ops.extend(op.token, op.lease_ms)
+    return item_ops.delete

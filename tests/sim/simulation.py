@@ -15,14 +15,14 @@ from typing import Any
 
 from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
-from tests.sim.audit import MemoryWrong, audit, audit_bounds, audit_budget, audit_topics
+from tests.sim.audit import audit, audit_bounds, audit_budget, audit_topics
 from tests.sim.clients import Clients
 from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger
 from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
-from tests.sim.records import PromiseBroken, broken
+from tests.sim.records import MemoryWrong, PromiseBroken, broken
 from tests.sim.slots import Record
 
 START_MS = 1_700_000_000_000

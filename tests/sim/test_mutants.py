@@ -33,7 +33,7 @@ from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
-from tests.sim import dead_mutants, fence_mutants, key_mutants, tail_mutants, topic_mutants  # noqa: F401 - they add their mutants
+from tests.sim import dead_mutants, fence_mutants, key_mutants, tail_mutants, tenant_mutants, topic_mutants  # noqa: F401 - they add their mutants
 from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
@@ -360,12 +360,15 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
 
 
 DEAD = frozenset(name for name, patch in MUTANTS.items() if patch.__module__ == dead_mutants.__name__)
+TENANTS = frozenset(name for name, patch in MUTANTS.items() if patch.__module__ == tenant_mutants.__name__)
 
 
 def trouble_of(name: str) -> str:
     """The kind of simulation that finds the mutant."""
     if name in DEAD:
         return "dead"
+    if name in TENANTS:
+        return "tenants"
     if name in RIVALS:
         return "rival"
     if name in SKEWED:

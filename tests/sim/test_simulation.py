@@ -43,6 +43,11 @@ def test_items_die_while_everything_fails(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "dead"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=2))
+def test_tenants_and_throttle_keys(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "tenants"), batch)
+
+
 def test_runs_with_dead_letters_do_check_something() -> None:
     dead: Counter[str] = Counter()
     causes: Counter[str] = Counter()
@@ -59,6 +64,19 @@ def test_runs_with_dead_letters_do_check_something() -> None:
     assert causes["exhausted"] > 5, causes
     assert checked > 100
     assert redriven > 20
+
+
+def test_runs_with_tenants_do_check_something() -> None:
+    redriven = orders = 0
+    tenants: set[str] = set()
+    for seed in range(8):
+        run = simulate(seed, "tenants")
+        redriven += run.ledger.attempts.redrives.committed.total()
+        orders += run.ledger.checks["order"]
+        tenants.update(spec.tenant for spec in run.ledger.specs.values())
+    assert redriven > 5
+    assert orders > 500
+    assert len(tenants) > 4
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

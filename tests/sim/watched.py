@@ -10,12 +10,14 @@ from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.keys import TopicKey
-from tests.sim.audit import available
+from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.rows import Key
+from tests.sim.audit import available, lanes_of
 from tests.sim.records import broken
 
 if TYPE_CHECKING:
     from tests.sim.member import Member
+    from tests.sim.simulation import Simulation
 
 
 class WatchedEngine(Engine):
@@ -71,7 +73,7 @@ def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Sh
     """Check each lease, and promise 5: `calls` together got the first items, each before the next."""
     sim = member.sim
     wanted: dict[TopicKey, int] = {}
-    given: dict[TopicKey, list[tuple[int, int, int]]] = {}
+    given: dict[TopicKey, dict[str, list[Key]]] = {}
     for call in calls:
         for key, count in call.wants:
             wanted[key] = wanted.get(key, 0) + count
@@ -82,16 +84,25 @@ def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Sh
         for shard, item, _ in call.found:
             if member.current(shard.number):
                 sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
-            given.setdefault(item.lane.topic.key, []).append(item.key)
+            tenant = tenancy_of(item.lane.key)[0]
+            given.setdefault(item.lane.topic.key, {}).setdefault(tenant, []).append(item.key)
     for key, count in wanted.items():
-        keys = given.get(key, [])
-        if keys != sorted(keys) or len(keys) > count:
-            broken(5, f"{key}: {keys} is not in order, or more than {count}")
-        if not keys or key in skipping:
-            continue
-        for shard in eligible:
-            lane = shard.lanes.get(key)
-            may = available(shard, lane, sim.dbs[shard.number]) if lane is not None else []
-            if may and may[0] < keys[-1]:
-                broken(5, f"{key}: {keys[-1]} was handed out before {may[0]} of shard {shard.number}")
-        sim.ledger.checks["order"] += 1
+        tenants = given.get(key, {})
+        if sum(map(len, tenants.values())) > count:
+            broken(5, f"{key}: {tenants} are more than {count}")
+        for tenant, keys in tenants.items():
+            if keys != sorted(keys):
+                broken(5, f"{key} {tenant}: {keys} is not in order")
+            if key not in skipping:
+                _check_first(sim, eligible, key, tenant, keys[-1])
+
+
+def _check_first(sim: Simulation, eligible: list[Shard], key: TopicKey, tenant: str, last: Key) -> None:
+    """Check that no item of the tenant is left that stands before the `last` one that was handed out."""
+    names = [name for name in sim.profile.lanes(key) if tenancy_of(name)[0] == tenant]
+    for shard in eligible:
+        for lane in lanes_of(shard, names):
+            may = available(shard, lane, sim.dbs[shard.number])
+            if may and may[0] < last:
+                broken(5, f"{key} {tenant}: {last} was handed out before {may[0]} of shard {shard.number}")
+    sim.ledger.checks["order"] += 1

@@ -1,0 +1,69 @@
+"""The turns of a topic's tenants compared with the lanes: counts, places, and the heaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from foqs.fairness.flow import ASIDE, DOWN, PARKED, QUEUED, Tenant
+from foqs.fairness.keys import tenancy_of
+from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
+from tests.sim.records import MemoryWrong
+
+
+def audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
+    """Each tenant is in one place alone, and takes turns if an item of it waits for nothing, once the lanes of all
+    shards are `woken`."""
+    _audit_counts(topic, turns)
+    entries = _entries(turns)
+    for name, tenant in turns.tenants.items():
+        flows = list(tenant.flows.values())
+        if tenant.name != name or not flows:
+            raise MemoryWrong(f"{tenant} of {topic} is known as {name!r}, with {flows}")
+        places = (entries[tenant], tenant in turns.aside, tenant in turns.down)
+        if places != (tenant.away == QUEUED, tenant.away == ASIDE, tenant.away == DOWN):
+            raise MemoryWrong(f"{tenant} of {topic} is in the places {places}")
+        unparked = any(flow.ready and flow.parked is None for flow in flows)
+        if woken and unparked and tenant.away not in (QUEUED, ASIDE, DOWN):
+            raise MemoryWrong(f"{tenant} of {topic} takes no turn, and has {flows}")
+        if tenant.away == PARKED and all(flow.parked is None for flow in flows):
+            raise MemoryWrong(f"{tenant} of {topic} has no parked flow, only {flows}")
+    standing = (*entries, *turns.aside, *turns.down)
+    strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
+    if strays or turns._passed:
+        raise MemoryWrong(f"{strays} of {topic} are gone, {turns._passed} are passed over")
+
+
+def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:
+    counted: dict[Any, tuple[int, int, int]] = {}
+    for tenant in turns.tenants.values():
+        for throttles, flow in tenant.flows.items():
+            if flow.tenant is not tenant or flow.throttles != throttles or not flow.lanes:
+                raise MemoryWrong(f"{flow} is a flow of {tenant}, for {throttles}")
+            for lane in flow.lanes:
+                if lane.flow is not flow or lane.topic is not topic or tenancy_of(lane.key) != (tenant.name, throttles):
+                    raise MemoryWrong(f"{lane} is a lane of {flow} of {topic}")
+                lanes, ready, parked = counted.get(lane.tenure, (0, 0, 0))
+                parked += lane.ready if flow.parked is not None else 0
+                counted[lane.tenure] = (lanes + 1, ready + lane.ready, parked)
+    told = {tenure: (tally.lanes, tally.ready, tally.parked) for tenure, tally in turns.tallies.items()}
+    if told != counted:
+        raise MemoryWrong(f"tallies of {topic}: {list(told.values())}, its lanes {list(counted.values())}")
+
+
+def _entries(turns: Turns[Any]) -> Counter[Tenant[Any]]:
+    """Return how many valid entries each tenant has."""
+    found: Counter[Tenant[Any]] = Counter()
+    listed = {id(level) for _, level in turns._ranks}
+    for rank, level in list(turns._levels.items()):
+        every = [(seq, tenant) for _, seq, tenant in level.heap] + list(level.newcomers)
+        valid = [tenant for seq, tenant in every if tenant.seq == seq]
+        if any(tenant.level is not level for tenant in valid) or level.rank != rank:
+            raise MemoryWrong(f"{valid} are in the level of rank {rank}")
+        if valid and not (level.listed and id(level) in listed):
+            raise MemoryWrong(f"the level of rank {rank} has {valid}, and takes no turns")
+        if len(every) - len(valid) != level.stale:
+            raise MemoryWrong(f"{len(every) - len(valid)} entries of rank {rank} are stale, not {level.stale}")
+        found.update(valid)
+    return found

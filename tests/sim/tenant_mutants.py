@@ -1,0 +1,38 @@
+"""Mutants of tenants and throttle keys: see test_mutants.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.engine import batch_apply, item_end, redrive
+from foqs.engine.redrive import RedrivePage
+from foqs.fairness.keys import lane_key
+from foqs.item import Move
+from tests.sim.mutants import Patch, mutant
+
+
+@mutant
+def a_redriven_item_forgets_its_tenant(patch: Patch) -> None:
+    def move(page: RedrivePage, *about: Any) -> Move:
+        made = original(page, *about)
+        lane: Any = made.lane
+        return made._replace(lane=lane_key(lane[:2]))
+
+    original = RedrivePage._move
+    patch.setattr(redrive.RedrivePage, "_move", move)
+
+
+@mutant
+def a_dead_letter_forgets_its_throttle_keys(patch: Patch) -> None:
+    patch.setattr(item_end, "pack_throttles", lambda throttles: b"")
+
+
+@mutant
+def weights_in_memory_are_those_of_the_first_items(patch: Patch) -> None:
+    def apply(shard: Any, batch: Any, *rest: Any) -> None:
+        weights, batch.weights = batch.weights, {}
+        original(shard, batch, *rest)
+        batch.weights = weights
+
+    original: Any = batch_apply._apply_transaction
+    patch.setattr(batch_apply, "_apply_transaction", apply)

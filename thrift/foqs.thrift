@@ -884,6 +884,8 @@ struct ListFailuresRequest {
   4: optional i32 limit,
   /** From the previous reply. */
   5: optional string cursor,
+  /** Only items with this fairness key in the topic that they came from; "": items without one. Default: all. */
+  6: optional string fairness_key,
   15: optional RequestContext context,
 }
 

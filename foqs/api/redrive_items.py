@@ -56,7 +56,7 @@ class DeadLetters:
         request, limits = call.request, self.limits
         validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
         key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
-        wanted = FailureFilter(cause=_cause(request.cause))
+        wanted = FailureFilter(cause=_cause(request.cause), fairness=_fairness(request.fairness_key))
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         parts = parts_of(request.cursor, (int, int))
         after = None if parts is None else (parts[0], parts[1])
@@ -77,7 +77,9 @@ class DeadLetters:
         unowned = [f"shard {number}" for number in owners.unowned()]
         gathering = FailureGathering({here, *hosts}, unowned, limit, reply)
         for host in hosts:
-            part = idl.ListFailuresRequest(request.ns, request.topic, request.cause, limit, request.cursor)
+            part = idl.ListFailuresRequest(
+                request.ns, request.topic, request.cause, limit, request.cursor, request.fairness_key
+            )
             owners.send(host, call.method, part, request, deadline_ms, gathering.answered_by(host))
         # This host's answer has to come before the caller's time is over, too.
         own_ms = deadline_ms - min(500, (deadline_ms - self._now_ms()) // 10)
@@ -225,6 +227,10 @@ def _cause(value: int | None) -> int | None:
     return value
 
 
+def _fairness(value: str | None) -> bytes | None:
+    return None if value is None else fairness_key(value).encode()
+
+
 def _filter(given: Any, limits: Limits) -> FailureFilter:
     """Return the filter of a request. Raises Invalid."""
     if given is None:
@@ -248,7 +254,7 @@ def _filter(given: Any, limits: Limits) -> FailureFilter:
         reason_contains=reason,
         died_before_ms=given.died_before_ms,
         died_from_ms=given.died_after_ms,
-        fairness=None if given.fairness_key is None else fairness_key(given.fairness_key).encode(),
+        fairness=_fairness(given.fairness_key),
         headers=given.headers or {},
         min_attempts=given.min_attempts,
         max_attempts=given.max_attempts,

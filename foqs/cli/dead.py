@@ -49,6 +49,9 @@ def register(parent: typer.Typer) -> None:
 def list_dead(
     topic: TopicArgument,
     cause: Annotated[Cause | None, typer.Option(help="The list has items that died of this cause only.")] = None,
+    fairness_key: Annotated[
+        str | None, typer.Option(help="The list has items that had this fairness key only; '' for items without one.")
+    ] = None,
     as_json: JsonOption = False,
     *,
     connection: Connection,
@@ -59,7 +62,8 @@ def list_dead(
     "last" are how long ago the first and the last of the items died; the id and the reason are those of one item.
     """
     with connection.client() as client:
-        found = client.list_failures(topic, cause=None if cause is None else cause.number)
+        number = None if cause is None else cause.number
+        found = client.list_failures(topic, cause=number, fairness_key=fairness_key)
         groups = sorted(found.groups, key=lambda group: -group.count)
         if as_json or not sys.stdout.isatty():
             for group in groups:

@@ -46,12 +46,18 @@ class DeadFilter:
         str | None,
         typer.Option(metavar="TEXT", rich_help_panel=_FILTER, help="Reasons contain this text, in the same case."),
     ] = None
+    fairness_key: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Items had this fairness key in their topic; '' for items without one."
+        ),
+    ] = None
 
     def for_host(self) -> FailureFilter:
         """Raises Invalid."""
         number = None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
         cause = None if self.cause is None else self.cause.number
-        return FailureFilter(number, cause, self.reason_contains)
+        return FailureFilter(number, cause, self.reason_contains, fairness_key=self.fairness_key)
 
     def matches(self, item: Item) -> bool:
         """Whether a listed item is a dead letter that the options select. Raises Invalid."""
@@ -59,11 +65,12 @@ class DeadFilter:
         if failure is None:
             return False
         reason = None if wanted.reason_contains is None else wanted.reason_contains.encode()
+        fairness = None if wanted.fairness_key is None else wanted.fairness_key.encode()
         row = FailureRow(
-            0, failure.fingerprint or 0, item.id, failure.cause or 0, failure.attempts or 0, failure.died_at_ms or 0,
-            b"", b"", (failure.reason or "").encode(),
+            0, failure.fingerprint, item.id, failure.cause, failure.attempts, failure.died_at_ms,
+            b"", failure.fairness_key.encode(), failure.reason.encode(),
         )  # fmt: skip
-        return stored.FailureFilter(wanted.fingerprint, wanted.cause, reason).matches(row)
+        return stored.FailureFilter(wanted.fingerprint, wanted.cause, reason, fairness=fairness).matches(row)
 
 
 def shown_cause(number: int) -> str:

@@ -16,7 +16,7 @@ from foqs.cli.connection import Connection, write_line
 from foqs.cli.dead_filter import shown_cause
 from foqs.cli.errors import fail
 from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import ActiveTopic, Item, ItemState
+from foqs.client import ActiveTopic, Failure, Item, ItemState
 from foqs.client.json_lines import item_json
 from foqs.errors import Invalid
 from foqs.ids import parse_id
@@ -106,7 +106,8 @@ def items(
     """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
 
     In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an item
-    is a dead letter. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
+    is a dead letter. The columns "fairness key" and "throttle keys" (those in the failure of a dead letter) are there
+    if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
     """
     wanted = None if state is None else state.number
     in_table = sys.stdout.isatty() and not as_json
@@ -131,13 +132,18 @@ def items(
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:
-    """Return a row for each item. There is a column of failures if one of the items has a failure."""
-    dead = any(one.failure is not None for one in items)
-    headers = ("id", "state", "next", "priority", "attempt", "age", "payload", *(("failure",) if dead else ()))
+    """Return a row for each item. Failures, fairness keys and throttle keys have a column each if an item has one."""
+    texts = {
+        "fairness key": [name(_keys_of(one).fairness_key or "-") for one in items],
+        "throttle keys": [" ".join(map(name, _keys_of(one).throttle_keys)) or "-" for one in items],
+        "failure": [_failure(one) for one in items],
+    }
+    texts = {header: column for header, column in texts.items() if any(text != "-" for text in column)}
     table = plain_table(
-        *headers, numbers=("id", "next", "priority", "attempt", "age"), folded=("failure",), rest="payload"
-    )
-    for one in items:
+        *("id", "state", "next", "priority", "attempt", "age", "payload", *texts),
+        numbers=("id", "next", "priority", "attempt", "age"), folded=tuple(texts), rest="payload",
+    )  # fmt: skip
+    for at, one in enumerate(items):
         state = state_of(one)
         due_ms = {"delayed": one.deliver_after_ms, "leased": one.lease_expires_at_ms}.get(state)
         table.add_row(
@@ -148,15 +154,19 @@ def items_table(items: list[Item], now_ms: int) -> Table:
             str(one.attempt),
             duration(now_ms - one.enqueued_at_ms),
             preview(one.payload),
-            *((_failure(one),) if dead else ()),
+            *(column[at] for column in texts.values()),
         )
     return table
+
+
+def _keys_of(item: Item) -> Item | Failure:
+    return item if item.failure is None else item.failure
 
 
 def _failure(item: Item) -> str:
     if item.failure is None:
         return "-"
-    cause, reason = shown_cause(item.failure.cause or 0), preview((item.failure.reason or "").encode())
+    cause, reason = shown_cause(item.failure.cause), preview(item.failure.reason.encode())
     return f"{cause}: {reason}" if reason else cause
 
 

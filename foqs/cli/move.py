@@ -46,8 +46,9 @@ def move(
     """Move ready items to another topic of the namespace.
 
     The command leases items from FROM, stores a copy of each in TO, and acks the item when its copy is stored. A copy
-    has a new id; it keeps payload, headers, metadata, priority, delivery and the rest of a TTL, and its attempts begin
-    at 0. Delayed and leased items stay in FROM; `foqs spark move` moves delayed ones and selects items.
+    has a new id; it keeps payload, headers, metadata, priority, delivery, fairness key, throttle keys and the rest of a
+    TTL, and its attempts begin at 0. Dead letters have their keys in the failure, and only `foqs dead redrive` returns
+    them to these. Delayed and leased items stay in FROM; `foqs spark move` moves delayed ones and selects items.
 
     Each copy has a dedup key made of the topics, the item's id and the time of its enqueue. If the command is
     interrupted or killed, repeat it after --lease-ms: it stores no copy twice while the queue remembers the keys
@@ -173,6 +174,8 @@ class Move:
             ttl_ms=ttl_left_ms(item.expires_at_ms, now_ms),
             delivery=item.delivery,
             dedup_key=copy_key("move", self._job, item.id, item.enqueued_at_ms),
+            fairness_key=item.fairness_key or None,
+            throttle_keys=item.throttle_keys or None,
         )
 
     def _may_go(self, item: Item, copy: int) -> bool:

@@ -15,8 +15,9 @@ import typer
 from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.progress import reading
-from foqs.client import Duplicate, FoqsError, ItemSpec, Producer
+from foqs.client import Duplicate, FoqsError, ItemOptions, ItemSpec, Producer
 from foqs.client.json_lines import copy_of_line, spec_of_line
+from foqs.limits import MOST_WEIGHT
 
 
 def enqueue(
@@ -42,17 +43,31 @@ def enqueue(
     delay_ms: Annotated[
         int | None, typer.Option(help="Items that name no time are delivered after this many milliseconds.")
     ] = None,
+    fairness_key: Annotated[
+        str | None, typer.Option(help="Items that name no fairness key are of this tenant.")
+    ] = None,
+    throttle_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Items that name no throttle keys have this one. Repeat the option for several keys."),
+    ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_WEIGHT, help="The tenants of items that name no weight have this one from now on."
+        ),
+    ] = None,
     *,
     connection: Connection,
 ) -> None:
     """Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items.
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
-    lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, and delivery ("AT_LEAST_ONCE" or
-    "AT_MOST_ONCE").
+    lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a list), weight, and
+    delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
-    payload, headers, metadata, priority, delivery, a time in the future and the rest of the TTL.
+    payload, headers, metadata, priority, delivery, fairness key, throttle keys, a time in the future and the rest of
+    the TTL.
 
     For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
@@ -62,19 +77,24 @@ def enqueue(
         fail(f"{'--raw' if raw else '--copy'} is for items from stdin, and TEXT is one item: give one of them", 2)
     if raw and copy:
         fail("--raw lines are payloads, and --copy lines are items: give one of them", 2)
+    options: ItemOptions = {
+        "priority": priority,
+        "delay_ms": delay_ms,
+        "fairness_key": fairness_key,
+        "throttle_keys": throttle_key,
+        "weight": weight,
+    }
     if text is not None:
         with connection.client() as client:
-            payload = os.fsencode(text)
-            write_line({"id": str(client.enqueue(topic or "", payload, priority=priority, delay_ms=delay_ms))})
+            write_line({"id": str(client.enqueue(topic or "", os.fsencode(text), **options))})
         return
 
     def spec(line: bytes) -> ItemSpec:
         if copy:
-            now_ms = int(time() * 1000)
-            return copy_of_line(line, topic=topic, priority=priority, delay_ms=delay_ms, now_ms=now_ms)
+            return copy_of_line(line, topic=topic, now_ms=int(time() * 1000), **options)
         if raw:
-            return ItemSpec(topic or "", line.removesuffix(b"\n"), priority=priority, delay_ms=delay_ms)
-        return spec_of_line(line, topic=topic or "", priority=priority, delay_ms=delay_ms)
+            return ItemSpec(topic or "", line.removesuffix(b"\n"), **options)
+        return spec_of_line(line, topic=topic or "", **options)
 
     failed = total = 0
     first_error = ""

@@ -81,10 +81,16 @@ class DeadLetterCalls:
     _requests: Requests
 
     def list_failures(
-        self, topic: str, *, cause: FailureCause | None = None, timeout_ms: int | None = None
+        self,
+        topic: str,
+        *,
+        cause: FailureCause | None = None,
+        fairness_key: str | None = None,
+        timeout_ms: int | None = None,
     ) -> Failures:
-        """The dead letters of the dead-letter topic `topic`, by group. It is no snapshot."""
-        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE_GROUPS)
+        """The dead letters of the dead-letter topic `topic`, by group; those of one `cause`, or of items that had one
+        `fairness_key`. It is no snapshot."""
+        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE_GROUPS, None, fairness_key)
         groups: list[FailureGroup] = []
         missing: set[str] = set()
         while True:

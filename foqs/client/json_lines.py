@@ -5,31 +5,31 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Any
+from typing import Any, Unpack
 
 from foqs.client.copies import ttl_left_ms
-from foqs.client.items import Delivery, Item, ItemSpec, ItemState, Lease
+from foqs.client.items import Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
 
-_PLAIN = {"topic", "priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "headers", "dedup_key"}
+_INTEGERS = {"priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "weight"}
+_PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle_keys"}
 _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
-_INTEGERS = _PLAIN - {"topic", "headers", "dedup_key"}
 _KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY}
 
 
-def spec_of_line(line: bytes, *, topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
+def spec_of_line(line: bytes, *, topic: str, **defaults: Unpack[ItemOptions]) -> ItemSpec:
     """The item a line describes, with defaults for missing keys. Raises Invalid."""
-    return _spec(_object(line), topic, priority, delay_ms)
+    return _spec(_object(line), topic, defaults)
 
 
-def copy_of_line(line: bytes, *, topic: str | None, priority: int, delay_ms: int | None, now_ms: int) -> ItemSpec:
+def copy_of_line(line: bytes, *, topic: str | None, now_ms: int, **defaults: Unpack[ItemOptions]) -> ItemSpec:
     """Return a copy of the item in a line that `item_json` made: in `topic`, or in the item's own topic.
 
-    It has the rest of the TTL, and a time in the future. Raises Invalid.
+    It has the rest of the TTL, and a time in the future. `defaults` are for missing keys. Raises Invalid.
     """
     given = _object(line)
     if "id" not in given:
@@ -44,17 +44,19 @@ def copy_of_line(line: bytes, *, topic: str | None, priority: int, delay_ms: int
         kept["topic"] = topic
     elif not isinstance(kept.get("topic"), str):
         raise Invalid("the item has no topic: name one for the command")
-    return _spec(kept, kept["topic"], priority, delay_ms)
+    return _spec(kept, kept["topic"], defaults)
 
 
-def _spec(given: dict[str, Any], topic: str, priority: int, delay_ms: int | None) -> ItemSpec:
+def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
     if unknown := given.keys() - _KNOWN:
         raise Invalid(f"unknown field {sorted(unknown)[0]!r}")
-    fields: dict[str, Any] = {"topic": topic, "priority": priority, "payload": b""}
-    if "delay_ms" not in given and "deliver_after_ms" not in given:
-        fields["delay_ms"] = delay_ms
+    fields: dict[str, Any] = {"topic": topic, "payload": b"", **defaults}
+    if "deliver_after_ms" in given:
+        fields.pop("delay_ms", None)
     for name in _INTEGERS:
         _integer(given, name)
+    if not isinstance(given.get("throttle_keys"), list | None):
+        raise Invalid(f"throttle_keys is {json.dumps(given['throttle_keys'])[:_SHOWN]}: it must be a list of texts")
     fields.update((name, given[name]) for name in _PLAIN & given.keys())
     for name in _BINARY:
         value = _binary(given, name)
@@ -101,6 +103,7 @@ def item_json(item: Item) -> dict[str, Any]:
         **_text("payload", item.payload),
         **_text("metadata", item.metadata),
         "headers": item.headers,
+        **_tenancy(item),
         "delivery": _name(Delivery, item.delivery),
         "deliver_after_ms": item.deliver_after_ms,
         "enqueued_at_ms": item.enqueued_at_ms,
@@ -111,14 +114,20 @@ def item_json(item: Item) -> dict[str, Any]:
     return {name: field for name, field in value.items() if field is not None}
 
 
-def _failure(failure: Any) -> dict[str, Any]:
+def _tenancy(of: Item | Failure) -> dict[str, Any]:
+    named = {"fairness_key": of.fairness_key, "throttle_keys": list(of.throttle_keys)}
+    return {name: value for name, value in named.items() if value}
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
     """The fingerprint is 16 hexadecimal digits, as `foqs dead list` writes it."""
     return {
         "topic": failure.topic,
+        **_tenancy(failure),
         "attempts": failure.attempts,
         "cause": _name(FailureCause, failure.cause),
         "reason": failure.reason,
-        "fingerprint": f"{(failure.fingerprint or 0) & ((1 << 64) - 1):016x}",
+        "fingerprint": f"{failure.fingerprint & ((1 << 64) - 1):016x}",
         "died_at_ms": failure.died_at_ms,
     }
 

@@ -74,6 +74,21 @@ def test_a_canary_a_group_and_all(client: Client, run: Run, wire: Wire) -> None:
     assert run("dead", "redrive", DEAD).stdout == "0 items redriven from t.dlq\n"
 
 
+def test_the_dead_letters_of_one_tenant(client: Client, run: Run, wire: Wire) -> None:
+    for key in ("acme", "acme", "zenith", ""):
+        client.enqueue("t", b"x", fairness_key=key, throttle_keys=["db"])
+        assert wire.nack(wire.one("t"), wire.ns, reject=True, reason="no") == 0
+    (group,) = lines(run("dead", "list", DEAD, "--fairness-key", "acme"))
+    assert group["count"] == 2
+    assert "acme" in in_terminal(client, "items", DEAD)[1]
+    assert run("dead", "redrive", DEAD, "--fairness-key", "acme").stdout == "2 items redriven from t.dlq\n"
+    assert [(one.fairness_key, one.throttle_keys) for one in client.list_items("t")] == [("acme", ("db",))] * 2
+    done = run("dead", "delete", DEAD, "--fairness-key", "", "--yes")
+    assert "1 item deleted" in done.stdout
+    assert [one.failure and one.failure.fairness_key for one in client.list_items(DEAD)] == ["zenith"]
+    assert "fairness_key: a name" in run("dead", "list", DEAD, "--fairness-key", "x" * 256, status=1).stderr
+
+
 def test_a_slow_pace(run: Run, wire: Wire) -> None:
     dead(wire, *"abc")
     assert run("dead", "redrive", DEAD, "--pace", "20").stdout == "3 items redriven from t.dlq\n"

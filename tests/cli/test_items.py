@@ -148,6 +148,43 @@ def test_a_command_in_a_terminal_asks_for_lines(client: Client) -> None:
     assert "foqs: type leases as JSON" in in_terminal(client, "ack", typed="\x04")[1]
 
 
+def test_items_get_the_keys_of_the_command(client: Client, run: Run) -> None:
+    keys = ("--fairness-key", "acme", "--throttle-key", "db", "--throttle-key", "api:acme", "--weight", 3)
+    stdin = '{"payload": "own", "fairness_key": "zenith", "throttle_keys": ["a"], "weight": 2}\n{"payload": "b"}\n'
+    run("enqueue", "t", "a", *keys)
+    run("enqueue", "t", *keys, stdin=stdin)
+    run("enqueue", "t", "--raw", *keys, stdin="raw")
+    found = {item.payload: (item.fairness_key, item.throttle_keys) for item in client.list_items("t")}
+    given = ("acme", ("api:acme", "db"))
+    assert found == {b"a": given, b"own": ("zenith", ("a",)), b"b": given, b"raw": given}
+    shown = {line["payload"]: line for line in lines(run("items", "t", "--json"))}
+    assert (shown["own"]["fairness_key"], shown["own"]["throttle_keys"]) == ("zenith", ["a"])
+    shown_rows = in_terminal(client, "items", "t")[1]
+    assert "fairness" in shown_rows and "zenith" in shown_rows
+    leased = run("dequeue", "t", "--count", 4)
+    assert {line["payload"]: line["fairness_key"] for line in lines(leased)} == {
+        payload.decode(): keys[0] for payload, keys in found.items()
+    }
+    run("enqueue", "u", "--copy", stdin=leased.stdout)
+    copies = {item.payload: (item.fairness_key, item.throttle_keys) for item in client.list_items("u")}
+    assert copies == found
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "why"),
+    [
+        (("--weight", 0), 2, "--weight"),
+        (("--weight", 1_001), 2, "--weight"),
+        (("--fairness-key", "x" * 256), 1, "fairness_key: a name has 1 to 255 bytes, not 256"),
+        (("--throttle-key", "a*"), 1, "throttle_keys: a throttle key does not end in *"),
+        (("--throttle-key", "a", "--throttle-key", "a"), 1, "throttle_keys: a key stands in it more than once"),
+        (tuple(f"--throttle-key={n}" for n in range(9)), 1, "throttle_keys: there are 9 keys, more than 8"),
+    ],
+)
+def test_wrong_keys_and_weights(run: Run, args: tuple[str, ...], status: int, why: str) -> None:
+    assert why in run("enqueue", "t", "a", *args, status=status).stderr
+
+
 @pytest.mark.parametrize(
     "args",
     [["enqueue"], ["enqueue", "t", "x", "--raw"], ["enqueue", "t", "x", "--copy"], ["enqueue", "--raw", "--copy"]],

@@ -71,6 +71,8 @@ def test_items_move_with_all_that_describes_the_work(client: Client) -> None:
         "headers": {"a": "b"},
         "priority": -4,
         "delivery": Delivery.AT_MOST_ONCE,
+        "fairness_key": "acme",
+        "throttle_keys": ("api:acme", "db"),
     }
     source = client.get_item(client.enqueue("t", b"\xff", ttl_ms=HOUR_MS, **fields))
     client.enqueue("t", b"later", delay_ms=HOUR_MS)

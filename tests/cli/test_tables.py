@@ -11,8 +11,7 @@ from rich.table import Table
 
 from foqs.cli.look import items_table, topics_table
 from foqs.cli.tables import duration, preview
-from foqs.client import ActiveTopic, Item, ItemState
-from foqs.idl import idl
+from foqs.client import ActiveTopic, Failure, Item, ItemState
 
 NOW_MS = 10_000_000
 LARGEST_ID = (1 << 63) - 1
@@ -77,20 +76,30 @@ def test_the_widest_item_is_one_line_of_a_terminal() -> None:
     assert row.endswith("xx…")
 
 
-def failure(cause: int, reason: str | None) -> Any:
-    return idl.Failure(topic="t", cause=cause, reason=reason)
+def failure(cause: int, reason: str = "", **fields: Any) -> Failure:
+    return Failure(topic="t", cause=cause, reason=reason, **fields)
 
 
 def test_dead_letters_have_a_column_of_failures() -> None:
     found = [
         item(failure=failure(1, "E: no\n\x1b[31m")),
         item(failure=failure(2, "")),
-        item(failure=failure(99, None)),
+        item(failure=failure(99)),
         item(),
     ]
     header, *rows = [line.split(maxsplit=7) for line in lines(items_table(found, NOW_MS), width=120)]
     assert header[-1] == "failure"
     assert [row[-1] for row in rows] == ["failed: E: no ·[31m", "expired", "99", "-"]
+
+
+def test_keys_have_columns_if_an_item_has_some() -> None:
+    keys: dict[str, Any] = {"fairness_key": "acme co", "_throttle_keys": ["api:acme", "db"]}
+    header, *rows = lines(items_table([item(), item(**keys)], NOW_MS), width=120)
+    assert header.split("payload")[1].split() == ["fairness", "key", "throttle", "keys"]
+    assert [row.split("hello")[1].split() for row in rows] == [["-", "-"], ["'acme", "co'", "api:acme", "db"]]
+    header, row = lines(items_table([item(failure=failure(1, "no", fairness_key="acme"))], NOW_MS), width=120)
+    assert header.split("payload")[1].split() == ["fairness", "key", "failure"]
+    assert row.split("hello")[1].split() == ["acme", "failed:", "no"]
 
 
 def test_a_long_reason_goes_on_in_the_next_line() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client import Delivery, Invalid, Item, ItemSpec, Lease
+from foqs.client import Delivery, Failure, Invalid, Item, ItemSpec, Lease
 from foqs.client.json_lines import copy_of_line, id_of_line, item_json, lease_of_line, spec_of_line
 
 I64 = st.integers(1, (1 << 63) - 1)
@@ -41,7 +41,8 @@ def test_what_a_line_leaves_out_comes_from_the_command():
     "line",
     [
         "", "[]", "1", "{", '{"payload": 1}', '{"payload": "a", "payload_base64": "YQ=="}', '{"payload_base64": "?"}',
-        '{"nope": 1}', '{"delivery": "TWICE"}', '{"delivery": 1}', '{"payload": "\\ud800"}',
+        '{"nope": 1}', '{"throttle_keys": "acme"}', '{"throttle_keys": {"a": 1}}', '{"delivery": "TWICE"}',
+        '{"delivery": 1}', '{"payload": "\\ud800"}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_not_an_item(line):
@@ -56,6 +57,7 @@ def test_a_line_that_is_not_an_item(line):
         ('{"priority": 1.5}', "priority is 1.5: it must be an integer"),
         ('{"delay_ms": true}', "delay_ms is true: it must be an integer"),
         ('{"ttl_ms": {"a": 1}}', "ttl_ms is .*: it must be an integer"),
+        ('{"weight": "2"}', 'weight is "2": it must be an integer'),
     ],
 )
 def test_numbers_that_are_no_integers_are_refused(line, problem):
@@ -95,6 +97,32 @@ def test_a_copy_keeps_what_describes_the_work():
         "x", b"\xff", b"m", {"a": "b"}, -4, delay_ms=7, ttl_ms=500, delivery=Delivery.AT_MOST_ONCE
     )
     assert copy(item, "y").topic == "y"
+
+
+def test_a_copy_keeps_its_tenant_and_throttle_keys():
+    item = whole(fairness_key="acme", _throttle_keys=["a", "b"])
+    assert {"fairness_key": "acme", "throttle_keys": ["a", "b"]}.items() <= item_json(item).items()
+    assert (copy(item).fairness_key, copy(item).throttle_keys) == ("acme", ["a", "b"])
+    assert not {"fairness_key", "throttle_keys"} & item_json(whole()).keys()
+
+
+def test_keys_that_a_line_leaves_out_come_from_the_command():
+    given = {"fairness_key": "acme", "throttle_keys": ["a"], "weight": 2}
+    line = b'{"fairness_key": "zenith", "throttle_keys": [], "weight": 9}'
+    assert spec_of_line(b"{}", topic="t", **given) == ItemSpec("t", b"", **given)
+    assert spec_of_line(line, topic="t", **given) == ItemSpec(
+        "t", b"", fairness_key="zenith", throttle_keys=[], weight=9
+    )
+
+
+def test_a_dead_letter_shows_the_keys_that_it_had():
+    failure = Failure("t", "acme", ["a"], 3, 1, "no", 255, 9)
+    assert item_json(whole(failure=failure))["failure"] == {
+        "topic": "t", "fairness_key": "acme", "throttle_keys": ["a"], "attempts": 3, "cause": "FAILED", "reason": "no",
+        "fingerprint": "00000000000000ff", "died_at_ms": 9,
+    }  # fmt: skip
+    failure = Failure("t", cause=1)
+    assert not {"fairness_key", "throttle_keys"} & item_json(whole(failure=failure))["failure"].keys()
 
 
 def test_a_copy_keeps_a_time_in_the_future():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from platform import python_version
 from time import perf_counter
 
@@ -17,10 +17,11 @@ from foqs.admin.families import FAMILIES
 from foqs.admin.topics import TopicCounts, topic_rows
 from foqs.admin.view import View
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
+from foqs.engine.lane_groups import lanes_of
 from foqs.engine.shard import Shard
+from foqs.engine.state import State
 from foqs.errors import Code
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
@@ -74,7 +75,7 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     for shard in shards:
         await turns.rest()
         _shard(add, shard)
-    topics, window_rows = await _topics(list(node.engine.topics.values()), turns)
+    topics, window_rows = await _topics(node.engine, turns)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
     for name, found in (await asyncio.to_thread(topic_rows, topics, most_topics, node.now_ms())).items():
@@ -82,20 +83,23 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     return rows
 
 
-async def _topics(
-    topics: Sequence[Topic[Lane[Item]]], turns: _Turns
-) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
+async def _topics(state: State, turns: _Turns) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
     """Return the counts of topics with items, and the number of items in the windows of each shard."""
     counts: dict[TopicKey, TopicCounts] = {}
     window_rows: Counter[int] = Counter()
-    for at, topic in enumerate(topics):
+    for at, key in enumerate(list(state.topics)):
         if not at % _TOPICS:
             await turns.rest()
-        for lane in topic.lanes():
-            if lane.total:
-                counts.setdefault(topic.key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
-            if lane.window is not None:
-                window_rows[lane.tenure.shard.number] += len(lane.window)
+        for part, lanes in enumerate(lanes_of(state, key)):
+            if part:
+                await turns.rest()
+            for lane in lanes:
+                if lane.tenure.shard is None:
+                    continue  # closed since the walk began
+                if lane.total:
+                    counts.setdefault(key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
+                if lane.window is not None:
+                    window_rows[lane.tenure.shard.number] += len(lane.window)
     return counts, window_rows
 
 

@@ -15,12 +15,11 @@ from foqs.engine.inspect import (
     Listed,
     Listing,
     active_topics,
-    counts,
+    count,
     topics_cursor,
 )
 from foqs.engine.pending import LookCall
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
-from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
@@ -101,7 +100,7 @@ class Lookups:
         state, cursor, only = request.state or 0, request.cursor, request.shard
 
         def reply(items: list[Listed], cursor: str | None) -> None:
-            call.reply(idl.ListItemsResponse([responses.shown(lane_key(key), *item) for item in items], cursor))
+            call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor))
 
         listing = Listing(self._engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
         self._engine.list(listing, self._now_ms(), timeout_ms)
@@ -130,9 +129,6 @@ class Lookups:
         timeout_ms = validation.timeout_ms(request, limits)
         policies = self._engine.policies.namespace(ns)
         layers = {field: key for field, key in policies.layers(name).items() if key != BUILT_IN}
-        topic = self._engine.topics.get((ns, name))
-        here = counts(topic.lanes() if topic is not None else ())
-
         now_ms = self._now_ms()
 
         def done(counts: Counts, workers: list[Any], missing: list[str]) -> None:
@@ -142,8 +138,8 @@ class Lookups:
                 idl.GetTopicStatsResponse(*counts, policy.paused, policy.closed, document, layers, workers, missing)
             )
 
-        def counted(workers: list[release.WorkerLeases]) -> None:
+        def counted(here: Counts, workers: list[release.WorkerLeases]) -> None:
             stats = [idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms)) for one in workers]
             self._forwarder.topic_stats(request, here, stats, now_ms + min(timeout_ms, ANSWER_MS), done)
 
-        release.workers(self._engine, (ns, name), counted)
+        count(self._engine, (ns, name), lambda here: release.workers(self._engine, (ns, name), partial(counted, here)))

@@ -59,9 +59,10 @@ class LanesRead:
 
 @dataclass(slots=True)
 class ListRead:
-    """Rows for an operator: ready ones behind `after` in lane order, or timer rows."""
+    """Rows for an operator, of lanes in the order of their numbers (at most 1,000): ready ones, lane by lane in their
+    order, `after` is in the first lane; or timer rows in the order of time, behind `after`."""
 
-    lane: int
+    lanes: list[int]
     state: str  # "ready", "delayed" or "leased"
     after: tuple[int, ...] | None
     limit: int

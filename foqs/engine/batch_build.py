@@ -314,17 +314,17 @@ def _ends_in_scan(shard: Shard, item: Item) -> bool:
 
 def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     """Write the rows of unindexed items, which may be leased as before: of items whose ids are too far back, since the
-    next owner reads all items behind the first one; and of the topic whose ready rows this batch lists."""
+    next owner reads all items behind the first one; and of the lanes whose ready rows this batch lists."""
     below = shard.first_id + shard.next_number - _TAIL_SPAN * shard.config.tail_items
-    listed = shard.lists[0].lane if shard.lists and shard.lists[0].state == "ready" else None
+    listed = set(shard.lists[0].lanes) if shard.lists and shard.lists[0].state == "ready" else ()
     first = shard.tail.first()
-    if listed is None and (first is None or first >= below):
+    if not listed and (first is None or first >= below):
         return
     room = max(shard.config.batch_rows, len(transaction.inserts))
     for item in shard.tail.items():
-        if item.id >= below and listed is None:
+        if item.id >= below and not listed:
             break
-        if (item.id < below and room > 0) or item.lane.number == listed:
+        if (item.id < below and room > 0) or item.lane.number in listed:
             number = item.lane.number
             assert number is not None, "a stored item's lane has a number"
             transaction.ready_new.append(

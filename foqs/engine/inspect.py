@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from foqs.buffers.shard_batch import ListRead
 from foqs.engine import turns
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
+from foqs.engine.lane_groups import Spot, lanes_at, lanes_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import TopicKey, lane_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of
 from foqs.idl import idl
-from foqs.item import Item, body_bytes
-from foqs.prefetch.lane import Lane
+from foqs.item import body_bytes
 from foqs.rows import Body, FailureRow, ReadyRow, TimerRow
 
 _STATES = ("ready", "delayed", "leased")
@@ -39,18 +39,17 @@ def cursor_of(*parts: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode()
 
 
-def parts_of(cursor: str | None, types: tuple[type, ...]) -> list[Any] | None:
-    """Return the parts of a cursor, of these types; None without a cursor. Raises Invalid."""
+def parts_of(cursor: str | None, *forms: tuple[type, ...]) -> list[Any] | None:
+    """Return the parts of a cursor, whose types are one of `forms`; None without a cursor. Raises Invalid."""
     if cursor is None:
         return None
     try:
         parts = json.loads(base64.urlsafe_b64decode(cursor))
     except (ValueError, RecursionError):
         raise Invalid("the cursor is not one of this server's") from None
-    right = isinstance(parts, list) and len(parts) == len(types)
-    if not right or not all(type(part) is kind for part, kind in zip(parts, types, strict=True)):
+    if not isinstance(parts, list) or tuple(map(type, parts)) not in forms:
         raise Invalid("the cursor is not one of this server's")
-    return parts  # type: ignore[no-any-return]
+    return parts
 
 
 def active_topics(
@@ -94,16 +93,14 @@ def _search(
             if ns is not None and key[0] != ns:
                 done(found, False)
                 return
-            topic = state.topics.get(key)
-            known = topic.lanes() if topic is not None else []
-            lanes = [lane for lane in known if lane.ready or (every and lane.total)]
-            if not lanes or (within is not None and key[0] not in within):
+            if within is not None and key[0] not in within:
+                continue
+            ready, delayed, leased, oldest_ms = yield from _counted(state, key)
+            if not (ready or (every and (delayed or leased))):
                 continue
             if len(found) == limit:
                 done(found, True)
                 return
-            ready, delayed, leased = counts(lanes)
-            oldest_ms = min((lane.oldest_ready_at_ms() for lane in lanes if lane.ready), default=0)
             by_state = (delayed, leased) if every else ()
             found.append(idl.ActiveTopic(*key, ready, oldest_ms, [address], *by_state))
         if len(keys) < _TOPICS:
@@ -113,12 +110,28 @@ def _search(
     done(found, False)
 
 
-def counts(lanes: Iterable[Lane[Item]]) -> tuple[int, int, int]:
-    """Return the numbers of ready, delayed and leased items of `lanes`."""
-    ready = leased = total = 0
-    for lane in lanes:
-        ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
-    return ready, max(0, total - ready - leased), leased
+def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> None:
+    """Report the numbers of ready, delayed and leased items of a topic."""
+    turns.begin(state, _count(state, key, done))
+
+
+def _count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> Iterator[None]:
+    ready, delayed, leased, _ = yield from _counted(state, key)
+    done((ready, delayed, leased))
+
+
+def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, int, int, int]]:
+    """Return the numbers of ready, delayed and leased items of a topic, and `oldest_ready_at_ms`, 0 without one."""
+    ready = leased = total = oldest_ms = 0
+    for at, lanes in enumerate(lanes_of(state, key)):
+        if at:
+            yield
+        for lane in lanes:
+            if lane.ready:
+                lane_ms = lane.oldest_ready_at_ms()
+                oldest_ms = min(oldest_ms, lane_ms) if ready else lane_ms
+            ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
+    return ready, max(0, total - ready - leased), leased, oldest_ms
 
 
 def topics_cursor(last: Any) -> str:
@@ -140,15 +153,29 @@ def first_cursor(shard: int, state: int) -> str:
 
 def cursor_shard(cursor: str) -> int:
     """The shard that a cursor of items goes on with. Raises Invalid."""
-    parts = parts_of(cursor, (int, str, list))
+    return _place(cursor)[0]
+
+
+def _place(cursor: str) -> tuple[int, str, Spot]:
+    """Return the shard, the state and the spot of a cursor of items. Raises Invalid.
+
+    Hosts without tenants make and take those of plain lanes, which have no group."""
+    parts = parts_of(cursor, (int, str, list), (int, str, list, list))
     assert parts is not None
-    shard: int = parts[0]
-    return shard
+    shard, state, after, *rest = parts
+    group = rest[0] if rest else None
+    lengths = (0, *([3] if state == "ready" else [2])) if group is None else (0, *([4] if state == "ready" else [2]))
+    numbers = [*after, *(group or ())]
+    right = all(type(one) is int and abs(one) < 1 << 63 for one in numbers) and len(after) in lengths
+    if not right or (group is not None and (len(group) != 2 or not 0 <= group[0] <= group[1])):
+        raise Invalid("the cursor is not one of this server's")
+    return shard, state, Spot(tuple(after) or None, None if group is None else (group[0], group[1]))
 
 
 class Listed(NamedTuple):
     """One item of a page; `state` is a member of ItemState."""
 
+    lane: LaneKey
     body: Body
     attempt: int
     state: int
@@ -190,25 +217,28 @@ class Listing:
         self._shards = sorted(shard.number for shard in engine.serving if only in (None, shard.number))
         if only is not None and not self._shards:
             raise NotServed("the shard is not served here now")
-        parts = parts_of(cursor, (int, str, list))
-        self._at: tuple[int, str, tuple[int, ...] | None] | None = None
-        if parts is not None:
-            shard, in_state, after = parts
-            if in_state not in self._states or not all(type(one) is int and abs(one) < 1 << 63 for one in after):
+        self._at: tuple[int, str, Spot] | None = None
+        if cursor is not None:
+            self._at = _place(cursor)
+            if self._at[1] not in self._states:
                 raise Invalid("the cursor is not one of this server's")
-            if len(after) not in (0, 3 if in_state == "ready" else 2):
-                raise Invalid("the cursor is not one of this server's")
-            self._at = (shard, in_state, tuple(after) or None)
         elif self._shards:
-            self._at = (self._shards[0], self._states[0], None)
+            self._at = (self._shards[0], self._states[0], Spot())
 
     def go_on(self) -> None:
-        """Ask the next shard and state that may have items, or reply."""
+        """Ask the next shard, state and lanes that may have items, or reply."""
+        turns.begin(self._engine, self._ask())
+
+    def _ask(self) -> Iterator[None]:
         while self._at is not None and self._left and self._room_bytes > 0:
-            number, state, after = self._at
-            shard = self._engine.shards.get(number)
-            lane = shard.lanes.get(lane_key(self._key)) if shard is not None else None
-            if shard is not None and lane is not None and lane.number is not None and lane.total:
+            number, state, spot = self._at
+            shard, lanes = self._engine.shards.get(number), list[int]()
+            if shard is not None:
+                lanes, spot = yield from lanes_at(shard, self._key, state, spot)
+                if self.done:
+                    return
+            if shard is not None and lanes:
+                self._at = (number, state, spot)
                 room_bytes = min(self._room_bytes, _READ_BYTES)
                 if not self._engine.budget.fits(room_bytes, ANSWERS_SHARE):
                     if self._items:
@@ -217,7 +247,8 @@ class Listing:
                     self._fail(Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS))
                     return
                 self._hold(room_bytes)
-                shard.lists.append(ListRead(lane.number, state, after, self._left, room_bytes, self._listed))
+                after = spot.after_in(lanes, state)
+                shard.lists.append(ListRead(lanes, state, after, self._left, room_bytes, self._listed))
                 self._engine.touch(shard)
                 return
             self._next_place()
@@ -228,10 +259,10 @@ class Listing:
         number, state, _ = self._at
         states = self._states
         if state in states and states.index(state) + 1 < len(states):
-            self._at = (number, states[states.index(state) + 1], None)
+            self._at = (number, states[states.index(state) + 1], Spot())
             return
         later = [other for other in self._shards if other > number]
-        self._at = (later[0], states[0], None) if later else None
+        self._at = (later[0], states[0], Spot()) if later else None
 
     def _listed(
         self,
@@ -247,29 +278,28 @@ class Listing:
             self._fail(error)
             return
         assert self._at is not None
-        number, state, after = self._at
-        read_bytes = 0
+        number, state, spot = self._at
+        shard, after, read_bytes = self._engine.shards.get(number), spot.after, 0
         for row in rows:
             body = bodies.get(row.id)
-            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes
+            lane = shard.lane_numbers.get(row.lane) if shard is not None else None
+            key = lane_key(self._key) if lane is None else lane.key
+            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + _tenancy_bytes(key)
             if self._items and size > self._room_bytes:
                 self._room_bytes = 0
                 break
-            after = _position(row)
+            after = _position(row, spot)
             if body is None:
                 continue
             until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
             failure = failures.get(row.id)
             size += _failure_bytes(failure)
-            self._items.append(Listed(body, row.attempt, _STATE_NUMBER[state], until_ms, failure))
+            self._items.append(Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure))
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size
         self._hold(read_bytes - self._asked_bytes)
-        if rows:
-            self._at = (number, state, after)
-        else:
-            self._next_place()
+        self._at = (number, state, spot._replace(after=after) if rows else spot.behind())
         self.go_on()
 
     def _hold(self, more_bytes: int) -> None:
@@ -289,8 +319,8 @@ class Listing:
         self._end()
         cursor = None
         if self._at is not None:
-            number, state, after = self._at
-            cursor = cursor_of(number, state, list(after or ()))
+            number, state, (after, group) = self._at
+            cursor = cursor_of(number, state, list(after or ()), *([] if group is None else [list(group)]))
         items, self._items = self._items, []
         self._reply(items, cursor)
 
@@ -305,7 +335,14 @@ def _failure_bytes(failure: FailureRow | None) -> int:
     return 0 if failure is None else _FAILURE_OVERHEAD_BYTES + len(failure.topic) + len(failure.reason)
 
 
-def _position(row: ReadyRow | TimerRow) -> tuple[int, ...]:
+def _tenancy_bytes(key: LaneKey) -> int:
+    fairness, throttles = tenancy_of(key)
+    return len(fairness.encode()) + sum(len(one.encode()) for one in throttles)
+
+
+def _position(row: ReadyRow | TimerRow, spot: Spot) -> tuple[int, ...]:
+    """Return `Spot.after` for the row."""
     if isinstance(row, TimerRow):
         return (row.due_ms, row.id)
-    return (row.priority, row.deliver_after_ms, row.id)
+    after = (row.priority, row.deliver_after_ms, row.id)
+    return after if spot.group is None else (row.lane, *after)

@@ -9,6 +9,7 @@ from foqs.buffers.shard_batch import ListRead
 from foqs.engine import turns
 from foqs.engine.expiry import when_due
 from foqs.engine.item_ops import given_of, stands
+from foqs.engine.lane_groups import Spot, lanes_at
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Unavailable
@@ -43,11 +44,11 @@ def _count(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], Non
     found: dict[str, WorkerLeases] = {}
     looked = 0
     for shard in list(state.serving):
-        lane = shard.lanes.get(lane_key(key))
-        if lane is None or not lane.leased:
+        plain = shard.lanes.get(lane_key(key))
+        if key not in shard.tenants and (plain is None or not plain.leased):
             continue
         for item in list(shard.known.values()):
-            if item.lane is lane and item.phase is Phase.LEASED:
+            if item.phase is Phase.LEASED and item.lane.topic.key == key:
                 at_ms, worker, _ = given_of(shard, item)
                 _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
                 found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
@@ -75,7 +76,7 @@ class Releasing(Settles):
         self._given_until_ms = given_until_ms
         self._reply = reply
         self._shards = list(state.serving)
-        self._at: tuple[int, ...] | None = None
+        self._at = Spot()
         self._open = 0  # ends that are not committed yet
         self._released = 0
         self._error: FoqsError | None = None
@@ -83,11 +84,17 @@ class Releasing(Settles):
 
     def go_on(self) -> None:
         """Read the next page, or reply when every end is committed."""
+        turns.begin(self._state, self._ask())
+
+    def _ask(self) -> Iterator[None]:
         while self._shards and self._error is None:
             shard = self._shards[0]
-            lane = shard.lanes.get(lane_key(self._key))
-            if lane is not None and lane.number is not None and lane.leased:
-                shard.lists.append(ListRead(lane.number, "leased", self._at, _PAGE_ROWS, _PAGE_BYTES, self._read))
+            lanes, self._at = yield from lanes_at(shard, self._key, "leased", self._at)
+            if self.done:
+                return
+            if lanes:
+                after = self._at.after_in(lanes, "leased")
+                shard.lists.append(ListRead(lanes, "leased", after, _PAGE_ROWS, _PAGE_BYTES, self._read))
                 self._state.touch(shard)
                 return
             self._next_shard()
@@ -112,7 +119,7 @@ class Releasing(Settles):
 
     def _next_shard(self) -> None:
         del self._shards[0]
-        self._at = None
+        self._at = Spot()
 
     def _read(self, rows: list[TimerRow], bodies: dict[int, Body], _failures: object, error: FoqsError | None) -> None:
         if self.done:
@@ -123,7 +130,7 @@ class Releasing(Settles):
             return
         shard, now_ms = self._shards[0], self._state.now_ms
         for row in rows:
-            self._at = (row.due_ms, row.id)
+            self._at = self._at._replace(after=(row.due_ms, row.id))
             item = shard.known.get(row.id)
             lane = shard.lane_numbers.get(row.lane)
             if item is None and row.id in bodies and lane is not None:
@@ -139,5 +146,5 @@ class Releasing(Settles):
             self._open += 1
             shard.put(change, now_ms)
         if not rows:
-            self._next_shard()
+            self._at = self._at.behind()
         self._state.soon(self.go_on)

@@ -146,8 +146,8 @@ def items_of(shard: Shard, key: Bounded) -> int:
     batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
     chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
     if topic:
-        lane = shard.lanes.get(lane_key(key))
-        stored = lane.total if lane is not None else 0
-        return stored + sum(chunk.keys.count(lane_key(key)) for chunk in chunks)
+        plain, tenants = shard.lanes.get(lane_key(key)), shard.tenants.get(key)
+        stored = (plain.total if plain is not None else 0) + (tenants.total if tenants is not None else 0)
+        return stored + sum([topic_key(one) == key for chunk in chunks for one in chunk.keys])
     waiting = sum(len(chunk.items) for chunk in chunks if chunk.keys and topic_key(chunk.keys[0])[0] == ns)
     return shard.totals.get(ns, 0) + waiting

@@ -175,7 +175,7 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
     if shard_batch.dead is not None:
         result.dead = _dead(store, shard_batch.dead)
     for listing in shard_batch.lists:
-        result.lists.append(_list(store, listing, dead=listing.lane in shard_batch.dead_lanes))
+        result.lists.append(_list(store, listing, dead=not shard_batch.dead_lanes.isdisjoint(listing.lanes)))
 
 
 def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
@@ -208,10 +208,13 @@ def _list(
     rows: list[ReadyRow] | list[TimerRow]
     if listing.state == "ready":
         after = (listing.after[0], listing.after[1], listing.after[2]) if listing.after else None
-        rows = store.page(listing.lane, after, listing.limit)
+        first, *others = listing.lanes
+        rows = store.page(first, after, listing.limit)
+        if others and len(rows) < listing.limit:
+            rows += store.page_of_lanes(others, listing.limit - len(rows))
     else:
         behind = (listing.after[0], listing.after[1]) if listing.after else None
-        rows = store.list_timer(listing.lane, listing.state == "leased", behind, listing.limit)
+        rows = store.list_timer(listing.lanes, listing.state == "leased", behind, listing.limit)
     ids: list[int] = []
     room = listing.body_bytes
     for row in rows:

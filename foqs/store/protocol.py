@@ -151,8 +151,9 @@ class ShardStore(Protocol):
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         """How far from `from_ms` about `limit` expired rows reach."""
 
-    def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
-        """Timer rows of `lane`, delayed or leased ones, behind `after` (due_ms, id). For operators: may scan."""
+    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+        """Timer rows of `lanes` (at most 1,000) in the order of time, delayed or leased ones, behind `after` (due_ms,
+        id). For operators: may scan."""
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         """Replaces the settings of a namespace by what `change` makes of them, and returns the stored ones. Raises

@@ -1,6 +1,6 @@
 """Reads as SQL text. Each one reads a range of an index in its order, and returns every row that it reads.
 
-The exceptions: `look` finds rows one by one, and `timer_of_lane` reads the timers of other lanes too.
+The exceptions: `look` finds rows one by one, and `timer_of_lanes` reads the timers of other lanes too.
 """
 
 from __future__ import annotations
@@ -114,11 +114,14 @@ def sizes(dialect: Dialect, ids: Sequence[int]) -> str:
     )
 
 
-def timer_of_lane(dialect: Dialect, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> str:
+def timer_of_lanes(
+    dialect: Dialect, lanes: Sequence[int], leased: bool, after: tuple[int, int] | None, limit: int
+) -> str:
     bound = "" if after is None else f" AND {dialect.behind(('due', 'id'), after)}"
     return (
         "SELECT due, id, lane, lease, attempt, lease_ms, bytes "
-        f"FROM {dialect.forced('timer')} WHERE lane = {lane:d} AND lease {'<>' if leased else '='} 0{bound} "
+        f"FROM {dialect.forced('timer')} WHERE lane IN ({','.join(map(str, lanes))}) "
+        f"AND lease {'<>' if leased else '='} 0{bound} "
         f"ORDER BY due, id LIMIT {limit:d}"
     )
 

@@ -107,9 +107,9 @@ class Reads:
         return DedupScan(first_ms or 0, last[0][0] if last else now_ms, not last, next_ms or 0, db_now_ms)
 
     def list_timer(
-        self, link: Link, lane: int, leased: bool, after: tuple[int, int] | None, limit: int
+        self, link: Link, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int
     ) -> list[TimerRow]:
-        query = queries.timer_of_lane(self._dialect, lane, leased, after, limit)
+        query = queries.timer_of_lanes(self._dialect, lanes, leased, after, limit)
         return list(map(TimerRow._make, link.fetch(query)))
 
 

@@ -351,8 +351,8 @@ class SqlStore:
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         return self._ask(lambda link: self._reads.dedup_expired(link, from_ms, now_ms, limit))
 
-    def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
-        return self._ask(lambda link: self._reads.list_timer(link, lane, leased, after, limit))
+    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+        return self._ask(lambda link: self._reads.list_timer(link, lanes, leased, after, limit))
 
     # ------------------------------------------------------------------------------------------- settings
 

@@ -156,9 +156,9 @@ def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> 
     """An operator sees all ready items of a topic: those that are not leased have their rows."""
     refused = result.rejected or result.failed or result.known
     for listing in batch.lists[: 0 if refused else len(result.lists)]:
-        unseen = [row.id for row in db.unindexed.values() if row.lane == listing.lane and listing.state == "ready"]
+        unseen = [row.id for row in db.unindexed.values() if row.lane in listing.lanes and listing.state == "ready"]
         if unseen:
-            raise MemoryWrong(f"a list of lane {listing.lane} lacks the items {unseen}")
+            raise MemoryWrong(f"a list of lanes {listing.lanes} lacks the items {unseen}")
 
 
 def audit_budget(host: Engine, listings: list[Listing]) -> None:

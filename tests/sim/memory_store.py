@@ -280,12 +280,12 @@ class MemoryStore:
         first_ms, next_ms = times[start] if end > start else 0, times[end] if end < len(times) else 0
         return DedupScan(first_ms, bound_ms, not cut, next_ms, self._db.now_ms())
 
-    def list_timer(self, lane: int, leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         self._read()
         order = self._db.due_order
         start = bisect_right(order, after) if after is not None else 0
         rows = (self._db.timer[item_id] for _, item_id in order[start:])
-        return [row for row in rows if row.lane == lane and bool(row.lease) == leased][:limit]
+        return [row for row in rows if row.lane in lanes and bool(row.lease) == leased][:limit]
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._alive()

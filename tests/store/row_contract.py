@@ -247,7 +247,7 @@ class RowContract:
         assert store.page(1, None, 10) == []
         assert store.page(99, None, 10) == []
         assert store.page(1, (0, 0, 0), 10) == []
-        assert store.list_timer(1, True, None, 10) == []
+        assert store.list_timer([1], True, None, 10) == []
         for scan in (store.due(0, NOW_MS, 10), store.expiring(0, NOW_MS, 10)):
             assert (scan.rows, scan.complete, scan.next_ms) == ([], True, 0)
             assert scan.db_now_ms > 0
@@ -378,9 +378,9 @@ class RowContract:
         store.commit(Batch(lanes_new=[LaneRow(2, b"n", b"t", b"")], inserts=[other], next_number=100))
         leased = [timer_row(item, NOW_MS + 20, 5, 1, 10) for item in timers[:4]]
         store.commit(Batch(timer_gone=[item.id for item in timers[:4]], timer_new=leased, next_number=1))
-        assert store.list_timer(1, True, None, 10) == leased
-        assert store.list_timer(1, True, (NOW_MS + 20, timers[1].id), 1) == leased[2:3]
+        assert store.list_timer([1], True, None, 10) == leased
+        assert store.list_timer([1], True, (NOW_MS + 20, timers[1].id), 1) == leased[2:3]
         delayed = [timer_row(item, item.due_ms) for item in timers[4:]]
-        assert store.list_timer(1, False, None, 3) == delayed[:3]
-        assert store.list_timer(1, False, (delayed[2].due_ms, delayed[2].id), 99) == delayed[3:]
-        assert store.list_timer(2, False, None, 99) == [timer_row(other, other.due_ms)]
+        assert store.list_timer([1], False, None, 3) == delayed[:3]
+        assert store.list_timer([1], False, (delayed[2].due_ms, delayed[2].id), 99) == delayed[3:]
+        assert store.list_timer([2], False, None, 99) == [timer_row(other, other.due_ms)]

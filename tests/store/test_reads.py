@@ -101,7 +101,7 @@ def test_rows_read(backlog: Backlog) -> None:
         "expiring": (lambda: store.expiring(half_ms, until_ms, PAGE), 7 * PAGE),
         "confirm": (store.confirm, 1),
         # As documented, those of other lanes are read too.
-        "list_timer": (lambda: store.list_timer(1, False, (half_ms, 0), PAGE), 2 * PAGE),
+        "list_timer": (lambda: store.list_timer([1], False, (half_ms, 0), PAGE), 2 * PAGE),
     }
     read = {name: rows_read(store, use) for name, (use, _) in allowed.items()}
     too_many = {name: count for name, count in read.items() if count > allowed[name][1] + 25}

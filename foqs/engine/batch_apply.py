@@ -188,19 +188,21 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
 def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
-    Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
-    known, written, tail = shard.known, shard.written, shard.tail
+    Its assignments are `Item.commit` of a change to GONE, `Shard.indexed` and `count_items`."""
+    known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
     held = saved = removed = counted = 0
-    lane = flow = None
+    lane = changes[0].item.lane
+    flow = lane.flow
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
             committed(shard, change, now_ms)
             continue
         if item.lane is not lane:  # most come lane by lane
-            if lane is not None:
-                lane.namespace.removed["ack"] += removed - counted
-                shard.count_items(lane, counted - removed)
+            lane.namespace.removed["ack"] += removed - counted
+            totals[lane.topic.key[0]] -= removed - counted
+            if lane.tenants is not None:
+                lane.tenants.total -= removed - counted
             lane, flow, counted = item.lane, item.lane.flow, removed
         removed += 1
         leased = item.phase is _LEASED
@@ -226,9 +228,10 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         for request, at in change.waits:
             request.settled(at, None)
     shard.budget.give(held)
-    if lane is not None:
-        lane.namespace.removed["ack"] += removed - counted
-        shard.count_items(lane, counted - removed)
+    lane.namespace.removed["ack"] += removed - counted
+    totals[lane.topic.key[0]] -= removed - counted
+    if lane.tenants is not None:
+        lane.tenants.total -= removed - counted
     shard.counters.lease_writes_saved += saved
 
 

@@ -1,4 +1,4 @@
-"""ExplainItem: an operator asks why an item, or no item of a topic, is delivered."""
+"""ExplainItem: an operator asks why an item is not delivered, or none of a topic."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven
+from foqs.client.explain import ExplainReason, Explanation, Reason
 from foqs.client.items import (
     ActiveTopic,
     Delivery,
@@ -62,6 +63,8 @@ __all__ = [
     "Conflict",
     "Delivery",
     "Duplicate",
+    "ExplainReason",
+    "Explanation",
     "Failure",
     "FailureCause",
     "FailureFilter",
@@ -83,6 +86,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "Producer",
+    "Reason",
     "Redriven",
     "Released",
     "Retry",

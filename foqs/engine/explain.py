@@ -136,7 +136,7 @@ def in_order(reasons: Iterable[Any]) -> list[Any]:
 
 
 def _not_served(number: int, *, disabled: bool) -> Any:
-    why = f"No host serves shard {number} now: it is moved or opened, or its database is away; see foqs status."
+    why = f"No host serves shard {number} now: it is moved or opened, or its database is away; see foqs doctor."
     if disabled:
         why = f"Shard {number} is disabled: foqs shards enable {number} ends that."
     return _Reason(_Code.SHARD_NOT_SERVED, why)

@@ -84,9 +84,11 @@ class Nearest:
         if _distance(answer) == idl.Reason.GONE and (self._unowned or self._missing):
             shards = [f"shard {number} is not served" for number in self._unowned]
             hosts = [f"host {address} did not answer" for address in sorted(self._missing)]
-            why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs status."
+            why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}"
             rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
-            answer = idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
+            answer = idl.ExplainItemResponse(
+                [idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, f"{why}: see foqs cluster status."), *rest]
+            )
         self._reply(answer)
 
 

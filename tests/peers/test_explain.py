@@ -124,7 +124,7 @@ def test_items_may_be_where_no_host_could_look() -> None:
     nearest.answered("b:1", None, NotSent("down"))
     reason, paused = replies[0].reasons
     where = "shard 2 is not served, shard 3 is not served, host b:1 did not answer"
-    assert reason.text == f"No host that answered has items of the topic, and {where}: see foqs status."
+    assert reason.text == f"No host that answered has items of the topic, and {where}: see foqs cluster status."
     assert (reason.code, paused.code) == (R.SHARD_NOT_SERVED, R.PAUSED)
     Nearest(answer(R.GONE), (), (), replies.append)
     assert codes(replies[1]) == [R.GONE]

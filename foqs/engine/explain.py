@@ -15,6 +15,8 @@ from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.fairness.standing import Standing, standing_of
+from foqs.fairness.topics import Topic
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
@@ -78,11 +80,13 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         reasons.append(_delayed(item, now_ms))
     else:
         found = idl.ItemState.READY
-        lanes = [lane for lane in item.lane.topic.lanes() if _merges(lane, item, now_ms)]
-        least, most = _ahead(lanes, item)
+        least, most = _ahead(_merged(item, now_ms), item)
         if least:
             reasons.append(_behind(least, most))
-        reasons += _no_consumer(state, key, item.lane.topic.lanes(), now_ms)
+        standing = _standing(item)
+        if standing.turns or standing.urgent:
+            reasons.append(_behind_tenants(item, standing))
+        reasons += _no_consumer(state, item.lane.topic, now_ms)
         if item.phase is not Phase.WINDOW:
             why = "Its row is not in memory: a dequeue that needs it reads the row."
             if most and not least:
@@ -91,8 +95,9 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         elif item.body is None:
             reasons.append(_Reason(_Code.NOT_LOADED, "Its body is not in memory: a dequeue that needs it reads it."))
         rate = state.explained.a_second(key, now_ms)
-        if least and least == most and rate and not passing:
-            eta_ms = int(least / rate * 1000)
+        ahead = least / standing.share + standing.turns
+        if ahead and least == most and rate and not (passing or standing.urgent):
+            eta_ms = int(ahead / rate * 1000)
     reasons += _paused(state, key)
     return Explanation(in_order(reasons), eta_ms, found)
 
@@ -100,31 +105,43 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
 def of_topic(state: State, key: TopicKey, now_ms: int) -> Explanation:
     """Explain why no item of a topic is delivered by this host."""
     topic = state.topics.get(key)
-    lanes = topic.lanes() if topic is not None else []
-    ready, delayed, leased = counts(lanes)
-    reasons: list[Any] = []
-    if not ready + delayed + leased:
-        reasons.append(_Reason(_Code.GONE, "The topic has no items."))
-    elif not ready:
-        see = f"see {_command('items', key)}"
-        if delayed:
-            why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
-            reasons.append(_Reason(_Code.DELAYED, why, count=delayed))
-        if leased:
-            why = f"{_items(leased)} leased, and none is ready: {see} --state leased."
-            reasons.append(_Reason(_Code.LEASED, why, count=leased))
+    if topic is not None and topic.ready:
+        reasons = _of_ready(state, topic, now_ms)
     else:
-        lanes = [lane for lane in lanes if lane.ready]
-        held = {lane.tenure.shard.number: of_shard(state, lane.tenure.shard, now_ms) for lane in lanes}
-        if all(held.values()):
-            reasons += [reason for each in held.values() for reason in each]
-        else:
-            reasons += _no_consumer(state, key, lanes, now_ms)
-            if not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard.number]):
-                why = "The first items are not in memory: a dequeue reads them."
-                reasons.append(_Reason(_Code.NOT_LOADED, why))
-    reasons += _paused(state, key)
-    return Explanation(in_order(reasons))
+        reasons = _of_others(key, [] if topic is None else topic.lanes())
+    return Explanation(in_order([*reasons, *_paused(state, key)]))
+
+
+def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
+    """Explain a topic that has ready items."""
+    if topic.turns is not None:
+        tallies = topic.turns.tallies.items()
+        lanes, shards = [], [tenure.shard for tenure, tally in tallies if tally.ready and tenure.shard is not None]
+    else:
+        lanes = [lane for lane in topic.lanes() if lane.ready]
+        shards = [lane.tenure.shard for lane in lanes]
+    held = {shard: of_shard(state, shard, now_ms) for shard in shards}
+    if all(held.values()):
+        return [reason for each in held.values() for reason in each]
+    reasons = _no_consumer(state, topic, now_ms)
+    if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard]):
+        reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
+    return reasons
+
+
+def _of_others(key: TopicKey, lanes: list[Lane[Item]]) -> list[Any]:
+    """Explain a topic without ready items."""
+    _, delayed, leased = counts(lanes)
+    if not delayed + leased:
+        return [_Reason(_Code.GONE, "The topic has no items.")]
+    reasons, see = [], f"see {_command('items', key)}"
+    if delayed:
+        why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
+        reasons.append(_Reason(_Code.DELAYED, why, count=delayed))
+    if leased:
+        why = f"{_items(leased)} leased, and none is ready: {see} --state leased."
+        reasons.append(_Reason(_Code.LEASED, why, count=leased))
+    return reasons
 
 
 def in_order(reasons: Iterable[Any]) -> list[Any]:
@@ -172,8 +189,21 @@ def _behind(least: int, most: int) -> Any:
     return _Reason(_Code.BEHIND_IN_LANE, why, count=least)
 
 
-def _no_consumer(state: State, key: TopicKey, lanes: Iterable[Lane[Item]], now_ms: int) -> list[Any]:
-    asked_ms = max((lane.window.used_ms for lane in lanes if lane.window is not None), default=0)
+def _behind_tenants(item: Item, standing: Standing) -> Any:
+    tenant, share = tenancy_of(item.lane.key)[0], f"{standing.share:.2%}"
+    first = f"About {standing.turns:,} turns of other tenants come first"
+    if standing.urgent:
+        first = "Tenants with more urgent items go first"
+    why = f"{first}; by weight, tenant {tenant!r} has {share} of the turns of those that wait."
+    return _Reason(_Code.BEHIND_IN_TURN, why, key=tenant, count=standing.turns)
+
+
+def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
+    key = topic.key
+    if topic.turns is not None:
+        asked_ms = topic.turns.used_ms
+    else:
+        asked_ms = max((lane.window.used_ms for lane in topic.lanes() if lane.window is not None), default=0)
     if key in state.waiting or now_ms - asked_ms < LATELY_MS:
         return []
     last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
@@ -184,11 +214,25 @@ def _no_consumer(state: State, key: TopicKey, lanes: Iterable[Lane[Item]], now_m
 # ------------------------------------------------------------------------------------------ inside
 
 
-def _merges(lane: Lane[Item], item: Item, now_ms: int) -> bool:
-    """Whether the items of `lane` are merged with those of the item's lane."""
-    shard: Shard = lane.tenure.shard
-    same = tenancy_of(lane.key)[0] == tenancy_of(item.lane.key)[0]
-    return same and lane.ready > 0 and (lane is item.lane or shard.healthy(now_ms))
+def _merged(item: Item, now_ms: int) -> list[Lane[Item]]:
+    """Return the lanes with ready items that are merged with the item's lane: those of its tenant."""
+    own = item.lane
+    if own.flow is not None:
+        flows = own.flow.tenant.flows.values()
+        lanes = [lane for flow in flows if flow.parked is None or flow is own.flow for lane in flow.lanes]
+    else:
+        lanes = own.topic.lanes()
+    return [lane for lane in lanes if lane.ready and (lane is own or _healthy(lane.tenure.shard, now_ms))]
+
+
+def _healthy(shard: Shard | None, now_ms: int) -> bool:
+    return shard is not None and shard.healthy(now_ms)
+
+
+def _standing(item: Item) -> Standing:
+    turns, flow = item.lane.topic.turns, item.lane.flow
+    standing = None if turns is None or flow is None else standing_of(flow.tenant, turns)
+    return standing or _ALONE
 
 
 def _ahead(lanes: Iterable[Lane[Item]], item: Item) -> tuple[int, int]:
@@ -230,4 +274,5 @@ def _span(ms: int) -> str:
     return next(f"{seconds / size:.1f} {unit}" for unit, size in _UNITS if seconds >= size)
 
 
+_ALONE = Standing(0, 1.0, False)
 _UNITS = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

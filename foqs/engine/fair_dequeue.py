@@ -62,6 +62,7 @@ class Round:
         self._state = state
         self._topic = topic
         self._turns: Turns[Lane[Item]] = topic.turns
+        topic.turns.used_ms = now_ms
         self._able = able
         self.now_ms = now_ms
         self._takings: dict[_Tenant, _Taking] = {}

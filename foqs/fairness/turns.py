@@ -36,6 +36,7 @@ class Turns(Generic[L]):
     `unit`: one of ITEMS, BYTES and BUSY. `charges`: what leased items were charged by the mean time of leases; those
     that are never corrected are dropped.
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when.
+    `used_ms`: when a dequeue asked for the topic last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
@@ -46,6 +47,7 @@ class Turns(Generic[L]):
         self.unit = ITEMS
         self.charges: dict[int, float] = {}
         self.lease_ms = 1.0  # of all tenants' leases
+        self.used_ms = 0
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self._seq = 0

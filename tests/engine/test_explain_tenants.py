@@ -1,0 +1,93 @@
+"""ExplainItem in a topic whose tenants take turns."""
+
+from typing import Any
+
+import pytest
+
+from foqs.idl import idl
+from tests.api.wire import State
+from tests.support.one_host import OneHost, put, take
+
+pytestmark = pytest.mark.memory
+R = idl.Reason
+
+
+@pytest.fixture
+def host() -> OneHost:
+    return OneHost(1, 2)
+
+
+def why(host: OneHost, item_id: int) -> Any:
+    return host.ask("ExplainItem", id=item_id)
+
+
+def of_topic(host: OneHost) -> Any:
+    return host.ask("ExplainItem", ns="n", topic="t")
+
+
+def codes(answer: Any) -> list[int]:
+    return [reason.code for reason in answer.reasons]
+
+
+def test_an_item_behind_the_turns_of_other_tenants(host: OneHost) -> None:
+    for tenant in "ab":
+        for _ in range(20):
+            put(host, b"x", fairness_key=tenant, weight=3)
+    take(host, 4)
+    late = {*put(host, b"x", fairness_key="c", weight=2), *put(host, b"x", fairness_key="c")}
+    (first,) = take(host, 1).items
+    (second,) = late - {first.id}
+    assert first.id in late, "a newcomer's turn comes soon"
+    (reason,) = why(host, second).reasons
+    assert (reason.code, reason.key) == (R.BEHIND_IN_TURN, "c")
+    served = []
+    while second not in served:
+        served += [item.id for item in take(host, 1).items]
+    assert reason.count == len(served) - 1
+    words = f"About {reason.count} turns of other tenants come first; by weight, tenant 'c' has 25.00% of the turns"
+    assert reason.text.startswith(words)
+
+
+def test_an_item_behind_those_of_its_own_tenant(host: OneHost) -> None:
+    for _ in range(9):
+        put(host, b"x", fairness_key="busy")
+    ids = [put(host, b"x", fairness_key="a", throttle_keys=keys)[0] for keys in (None, ["k"], None)]
+    put(host, b"plain")
+    take(host, 1)
+    behind = [why(host, item_id).reasons[0] for item_id in ids[1:]]
+    assert [(reason.code, reason.count) for reason in behind] in (
+        [(R.BEHIND_IN_LANE, 1), (R.BEHIND_IN_LANE, 2)],
+        [(R.BEHIND_IN_LANE, 2), (R.BEHIND_IN_LANE, 1)],
+    )
+
+
+def test_an_estimate_is_by_the_tenants_share(host: OneHost) -> None:
+    for tenant in "ab":
+        ids = [put(host, b"x", fairness_key=tenant)[0] for _ in range(60)]
+    assert why(host, ids[-1]).eta_ms is None
+    for _ in range(10):
+        take(host, 4)
+        host.wait(1_000)
+    answer = why(host, ids[-1])
+    (lane, *_) = answer.reasons
+    left = 120 - 40
+    assert (lane.code, answer.state) == (R.BEHIND_IN_LANE, State.READY)
+    # Its items are every second one, and 36 of the 40 were delivered in the last 10 s.
+    assert answer.eta_ms == pytest.approx(left / 3.6 * 1_000, rel=0.06)
+
+
+def test_a_topic_with_tenants(host: OneHost) -> None:
+    for tenant in "abcd":
+        put(host, b"x", fairness_key=tenant)
+    assert codes(of_topic(host)) == [R.NO_CONSUMER]
+    take(host, 1)
+    assert codes(of_topic(host)) == []
+    host.engine.shards[1].breaker.trip(host.now_ms)
+    assert codes(of_topic(host)) in ([], [R.BREAKER_OPEN])
+    host.engine.shards[2].breaker.trip(host.now_ms)
+    assert set(codes(of_topic(host))) == {R.BREAKER_OPEN}
+    host.engine.shards[1].breaker.done(host.now_ms, ok=True, latency_ms=1)
+    host.engine.shards[2].breaker.done(host.now_ms, ok=True, latency_ms=1)
+    take(host)
+    (leased,) = of_topic(host).reasons
+    assert (leased.code, leased.count) == (R.LEASED, 4)

@@ -1,0 +1,89 @@
+"""The turns that come before a tenant's next one are those that it then waits for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foqs.fairness import standing
+from foqs.fairness.standing import Standing, standing_of
+from tests.fairness.turns_model import Rig
+
+NAMES = [f"t{at}" for at in range(6)]
+WEIGHTS = (1.0, 2.0, 4.0)  # whose quotients are exact
+
+
+def waits_for(rig: Rig, name: str) -> int:
+    """Serve tenants until it is the turn of `name`."""
+    turns = 0
+    while rig.pick() != name:
+        turns += 1
+    return turns
+
+
+@given(
+    st.lists(st.sampled_from(WEIGHTS), min_size=2, max_size=6),
+    st.integers(0, 60),
+    st.sampled_from(NAMES),
+    st.integers(0, 3),
+)
+def test_the_turns_before_the_next_one(weights: list[float], picks: int, name: str, newcomers: int) -> None:
+    rig = Rig()
+    tenants = dict(zip(NAMES, weights, strict=False))
+    for each, weight in tenants.items():
+        rig.join(each, 1_000, weight)
+    rig.picks(picks)
+    settled = not any(rig.tenant(each).newcomer for each in tenants)
+    for at in range(newcomers if settled else 0):
+        rig.join(f"new{at}", 1_000)
+    asked = name if name in tenants else "t0"
+    if newcomers and settled:
+        asked = f"new{newcomers - 1}"
+    found = standing_of(rig.tenant(asked), rig.turns)
+    assert found is not None
+    if settled or rig.tenant(asked).newcomer:
+        assert found.turns == waits_for(rig, asked)
+    total = sum(rig.tenant(each).weight for each in rig.turns.tenants)
+    assert found.share == pytest.approx(rig.tenant(asked).weight / total)
+    assert not found.urgent
+
+
+def test_a_flood_of_newcomers_takes_every_second_turn() -> None:
+    rig = Rig()
+    for name in "abc":
+        rig.join(name, 100)
+    rig.picks(9)
+    for at in range(50):
+        rig.join(f"new{at}", 1)
+    last = max((rig.tenant(name) for name in "abc"), key=lambda tenant: (tenant.start, tenant.seq))
+    found = standing_of(last, rig.turns)
+    assert found is not None
+    assert found.turns == waits_for(rig, last.name) == 5
+
+
+def test_a_tenant_that_is_not_queued_stands_nowhere() -> None:
+    rig = Rig()
+    rig.join("a", 1)
+    rig.join("b", 0)
+    assert standing_of(rig.tenant("b"), rig.turns) is None
+    assert standing_of(rig.tenant("a"), rig.turns) == Standing(0, 1.0, False)
+
+
+def test_tenants_with_more_urgent_items_go_first() -> None:
+    rig = Rig(ranked=True)
+    for name, rank in (("a", 0), ("b", 5)):
+        rig.turns.place(rig.join(name, 9), rank)
+    urgent, other = (standing_of(rig.tenant(name), rig.turns) for name in "ab")
+    assert (urgent, other) == (Standing(0, 1.0, False), Standing(0, 1.0, True))
+
+
+def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    for at in range(40):
+        rig.join(str(at), 100)
+    rig.picks(79)
+    monkeypatch.setattr(standing, "_MOST", 20)
+    last = max(rig.turns.tenants.values(), key=lambda tenant: (tenant.start, tenant.seq))
+    found = standing_of(last, rig.turns)
+    assert found is not None
+    assert found.share == pytest.approx(1 / 40)
+    assert 20 <= found.turns <= 80

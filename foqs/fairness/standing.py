@@ -7,15 +7,16 @@ from math import ceil, floor
 from typing import Any, NamedTuple
 
 from foqs.fairness.flow import Tenant
-from foqs.fairness.turns import Turns
+from foqs.fairness.turns import ITEMS, Turns
 
 _MOST = 10_000
 """Tenants that are looked at; the rest is taken to be like them."""
 
 
 class Standing(NamedTuple):
-    """About so many `turns` of other tenants come first, and `share` of all turns are the tenant's. `urgent`: tenants
-    with more urgent items go first, whose turns are not counted."""
+    """About so many `turns` of other tenants come first, or at least one of each where items do not cost the same.
+    `share` of all turns are the tenant's. `urgent`: tenants with more urgent items go first, whose turns are not
+    counted."""
 
     turns: int
     share: float
@@ -33,8 +34,9 @@ def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
     if tenant.newcomer:  # every second turn is a newcomer's
         count = 2 * newcomers.index((tenant.seq, tenant)) + (level.took_newcomer and bool(heap))
     else:
-        count = int(scale * sum(_before(tenant, start, seq, other) for start, seq, other in heap))
-        new = sum(_before(tenant, level.now, seq, other) for seq, other in newcomers)
+        most = 1 << 62 if turns.unit == ITEMS else 1
+        count = int(scale * sum(min(most, _before(tenant, start, seq, other)) for start, seq, other in heap))
+        new = sum(min(most, _before(tenant, level.now, seq, other)) for seq, other in newcomers)
         count += min(new, count + (not level.took_newcomer))
     weights = scale * _weights(other for _, _, other in heap) + _weights(other for _, other in newcomers)
     first = next(iter(turns.next_up(1)), tenant)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from foqs.fairness import standing
 from foqs.fairness.standing import Standing, standing_of
+from foqs.fairness.turns import BYTES
 from tests.fairness.turns_model import Rig
 
 NAMES = [f"t{at}" for at in range(6)]
@@ -87,3 +88,15 @@ def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found is not None
     assert found.share == pytest.approx(1 / 40)
     assert 20 <= found.turns <= 80
+
+
+def test_turns_of_other_costs_count_once_a_tenant() -> None:
+    rig = Rig()
+    rig.turns.unit = BYTES
+    for name in "ab":
+        rig.join(name, 100)
+    rig.picks(4)
+    rig.pick(1_000)
+    late, early = sorted((rig.tenant(name) for name in "ab"), key=lambda tenant: -tenant.start)
+    assert late.start - early.start > 900
+    assert standing_of(late, rig.turns) == Standing(1, 0.5, False)

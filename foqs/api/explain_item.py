@@ -46,8 +46,11 @@ class Explain:
         deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
         if request.id is None:
             key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
-            here = response(explain.of_topic(self._engine, key, self._now_ms()))
-            self._forwarder.explain_topic(call, here, deadline_ms)
+
+            def explained(here: explain.Explanation) -> None:
+                self._forwarder.explain_topic(call, response(here), deadline_ms)
+
+            explain.of_topic(self._engine, key, self._now_ms(), explained)
         elif request.ns is not None or request.topic is not None:
             raise Invalid("give an id, or ns and topic")  # the rights were checked for ns, not for the item
         else:

@@ -13,6 +13,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.item import Cause, Change, Item, from_found
 from foqs.item_states import Phase, Place, To
+from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 
 # Members of enums, bound once for the hot path.
@@ -188,8 +189,8 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
 def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
-    Its assignments are `Item.commit` of a change to GONE, `Shard.indexed` and `count_items`."""
-    known, written, totals, tail = shard.known, shard.written, shard.totals, shard.tail
+    Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
+    known, written, tail = shard.known, shard.written, shard.tail
     held = saved = removed = counted = 0
     lane = changes[0].item.lane
     flow = lane.flow
@@ -199,10 +200,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
             committed(shard, change, now_ms)
             continue
         if item.lane is not lane:  # most come lane by lane
-            lane.namespace.removed["ack"] += removed - counted
-            totals[lane.topic.key[0]] -= removed - counted
-            if lane.tenants is not None:
-                lane.tenants.total -= removed - counted
+            _acked(shard, lane, removed - counted)
             lane, flow, counted = item.lane, item.lane.flow, removed
         removed += 1
         leased = item.phase is _LEASED
@@ -228,11 +226,17 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         for request, at in change.waits:
             request.settled(at, None)
     shard.budget.give(held)
-    lane.namespace.removed["ack"] += removed - counted
-    totals[lane.topic.key[0]] -= removed - counted
-    if lane.tenants is not None:
-        lane.tenants.total -= removed - counted
+    _acked(shard, lane, removed - counted)
     shard.counters.lease_writes_saved += saved
+
+
+def _acked(shard: Shard, lane: Lane[Item], items: int) -> None:
+    """Count items of the lane that were removed. (`Shard.count_items`, written out.)"""
+    if items:
+        lane.namespace.removed["ack"] += items
+        shard.totals[lane.topic.key[0]] -= items
+        if lane.tenants is not None:
+            lane.tenants.total -= items
 
 
 def committed(shard: Shard, change: Change, now_ms: int) -> None:

@@ -6,11 +6,11 @@ The reasons are in the order of their codes, which is the order in which they ha
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
-from foqs.engine.inspect import counts
+from foqs.engine.inspect import count
 from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -102,14 +102,17 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
     return Explanation(in_order(reasons), eta_ms, found)
 
 
-def of_topic(state: State, key: TopicKey, now_ms: int) -> Explanation:
+def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanation], None]) -> None:
     """Explain why no item of a topic is delivered by this host."""
+
+    def explained(reasons: list[Any]) -> None:
+        done(Explanation(in_order([*reasons, *_paused(state, key)])))
+
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
-        reasons = _of_ready(state, topic, now_ms)
+        explained(_of_ready(state, topic, now_ms))
     else:
-        reasons = _of_others(key, [] if topic is None else topic.lanes())
-    return Explanation(in_order([*reasons, *_paused(state, key)]))
+        count(state, key, lambda counts: explained(_of_others(key, *counts[1:])))
 
 
 def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
@@ -129,9 +132,8 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     return reasons
 
 
-def _of_others(key: TopicKey, lanes: list[Lane[Item]]) -> list[Any]:
+def _of_others(key: TopicKey, delayed: int, leased: int) -> list[Any]:
     """Explain a topic without ready items."""
-    _, delayed, leased = counts(lanes)
     if not delayed + leased:
         return [_Reason(_Code.GONE, "The topic has no items.")]
     reasons, see = [], f"see {_command('items', key)}"

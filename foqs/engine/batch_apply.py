@@ -192,16 +192,17 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
     known, written, tail = shard.known, shard.written, shard.tail
     held = saved = removed = counted = 0
-    lane = changes[0].item.lane
-    flow = lane.flow
+    lane = flow = None
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
             committed(shard, change, now_ms)
             continue
         if item.lane is not lane:  # most come lane by lane
-            _acked(shard, lane, removed - counted)
-            lane, flow, counted = item.lane, item.lane.flow, removed
+            if lane is not None:
+                _acked(shard, lane, removed - counted)
+            lane, counted = item.lane, removed
+            flow = lane.flow if lane.flow is not None and lane.flow.busy else None
         removed += 1
         leased = item.phase is _LEASED
         saved += leased and item.place is _IN_READY
@@ -226,17 +227,17 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         for request, at in change.waits:
             request.settled(at, None)
     shard.budget.give(held)
-    _acked(shard, lane, removed - counted)
+    if lane is not None:
+        _acked(shard, lane, removed - counted)
     shard.counters.lease_writes_saved += saved
 
 
 def _acked(shard: Shard, lane: Lane[Item], items: int) -> None:
     """Count items of the lane that were removed. (`Shard.count_items`, written out.)"""
-    if items:
-        lane.namespace.removed["ack"] += items
-        shard.totals[lane.topic.key[0]] -= items
-        if lane.tenants is not None:
-            lane.tenants.total -= items
+    lane.namespace.removed["ack"] += items
+    shard.totals[lane.topic.key[0]] -= items
+    if lane.tenants is not None:
+        lane.tenants.total -= items
 
 
 def committed(shard: Shard, change: Change, now_ms: int) -> None:

@@ -151,9 +151,14 @@ class Flow(Generic[L]):
         """An item of the flow did not reach its consumer, or was not begun."""
         self.tenant.turns.refund(self.tenant, size_bytes)
 
+    @property
+    def busy(self) -> bool:
+        """Whether leased items were charged by the mean time of leases."""
+        return bool(self.tenant.turns.charges)
+
     def lease_over(self, item_id: int, held_ms: int) -> None:
         """The lease of an item of the flow is over."""
-        if self.tenant.turns.charges:
+        if self.busy:
             self.tenant.turns.lease_over(self.tenant, item_id, held_ms)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from foqs.client import Client, Conflict, Settings, SettingsChange
 from tests.api.hosts import foqs
 from tests.cli.test_items import Run, client, host, in_terminal, lines, run
 
+ROOT = Path(__file__).parent.parent.parent
 __all__ = ["client", "host", "run"]  # fixtures
 
 
@@ -151,3 +153,14 @@ def test_the_errors_name_commands_that_work(client: Client, run: Run, key: str) 
     assert (done.returncode, entry(client, key)) == (0, {"per_second": 2}), done.stderr
     (command,) = re.findall("`foqs (.*)`", run("throttle", "remove", "other", status=1).stderr)
     assert key in foqs(*shlex.split(command), env=env).stdout
+
+
+def test_the_commands_of_the_page_work_as_written(client: Client) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## Throttles\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^    foqs (throttle .*?)(?: +#.*)?$", page, re.MULTILINE)
+    assert [words.split()[1] for words in commands] == ["set", "set", "set", "list", "remove"]
+    for words in commands:
+        done = foqs(*shlex.split(words), env={"FOQS_ADDRESS": client.address})
+        assert (done.returncode, done.stderr) == (0, ""), words
+    left = foqs("settings", "get", "--ns", "shop", env={"FOQS_ADDRESS": client.address}).stdout
+    assert [json.loads(line)["key"] for line in left.splitlines()] == ["throttle.customer:*"]

@@ -28,9 +28,14 @@ class Patterns(Generic[T]):
             yield name, self._exact[name]
 
     def closest(self, name: str) -> T | None:
-        """Return the value of the exact name, else of the longest prefix; None if no key fits."""
-        values = [value for _, value in self.fitting(name)]
-        return values[-1] if values else None
+        """Return the last value of `fitting`, which is that of the exact name or the longest prefix; None: there is
+        none. A topic has a weight to look up for each of its tenants."""
+        if name in self._exact:
+            return self._exact[name]
+        for length in reversed(self._lengths):
+            if (prefix := name[:length]) in self._prefixes:
+                return self._prefixes[prefix]
+        return None
 
     def __bool__(self) -> bool:
         return bool(self._exact or self._prefixes)

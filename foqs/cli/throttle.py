@@ -99,7 +99,7 @@ def remove(key: Key, *, connection: Connection) -> None:
         if _PREFIX + key not in entries:
             way_out = throttle_command("list", connection.namespace)
             fail(f"there is no throttle {name(key)}; `{way_out}` lists those that there are")
-        rest = {one: value for one, value in entries.items() if one != _PREFIX + key}
+        rest = {one: value for one, value in entries.items() if one.startswith(_PREFIX) and one != _PREFIX + key}
         left = None if key.endswith("*") else NamespacePolicies(rest).throttle(key)
         return {}, [_PREFIX + key]
 

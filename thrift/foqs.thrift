@@ -769,6 +769,45 @@ struct TakeTokensResponse {
   3: i64 retry_after_ms,
 }
 
+/** Tokens of one throttle key that a host asks for, one for each item it delivers. Numbers are 0 or more. */
+struct TokenAsk {
+  1: string ns,
+  /** The throttle key: at most 255 bytes. */
+  2: string key,
+  /** Higher than in any earlier question of the holder. */
+  3: i64 number,
+  4: i64 wanted,
+  /** Tokens that the holder has. */
+  5: i64 held,
+  /** Tokens that the holder returns; not part of `held`. */
+  6: i64 back,
+}
+
+/** The answer to a TokenAsk. Nothing is set if the answering host does not coordinate the key now. */
+struct TokenGrant {
+  1: optional i64 granted,
+  /** True: the held tokens stay valid. False: they are void. */
+  2: optional bool kept,
+  /** Duration: another token may be available after it. */
+  3: optional i64 retry_after_ms,
+}
+
+/** Between hosts: takes tokens of throttle keys. */
+struct LendRequest {
+  /** Names the asking host, with another name after each start. At most 255 bytes. */
+  1: string holder,
+  /** 1 to 10,000. */
+  2: list<TokenAsk> tokens,
+  // 3 is reserved: slots
+  15: optional RequestContext context,
+}
+
+struct LendResponse {
+  /** In the order of the request. */
+  1: list<TokenGrant> tokens,
+  // 2 is reserved: slots
+}
+
 /** Between hosts: counts the items of a namespace, or of a topic, in the shards of a host. */
 struct CountItemsRequest {
   1: string ns,
@@ -961,6 +1000,7 @@ service Foqs {
   WatchTopicsResponse WatchTopics(1: WatchTopicsRequest request) throws (1: RequestError error),
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
+  LendResponse Lend(1: LendRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),
   RedriveItemsResponse RedriveItems(1: RedriveItemsRequest request) throws (1: RequestError error),

@@ -56,6 +56,7 @@ NEEDS: Mapping[str, Right | str] = {
     "WatchTopics": _HOST,
     "GiveSlot": _HOST,
     "TakeTokens": _HOST,
+    "Lend": _HOST,
     "CountItems": _HOST,
     "AwaitSettings": _HOST,
 }

@@ -14,12 +14,15 @@ from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers import slot_migration
 from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.policies.names import throttle_key_error
+from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.bucket import Ask, Grant
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots
 
 _MOST_TOKENS = 1 << 40
+_MOST_ASKS = 10_000
 _NAMES = Limits()  # the limits of the asking host may differ
 
 
@@ -39,7 +42,12 @@ class PeerMethods:
         self._coordinator = coordinator
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
-        return {"GiveSlot": self.give_slot, "TakeTokens": self.take_tokens, "CountItems": self.count_items}
+        return {
+            "GiveSlot": self.give_slot,
+            "TakeTokens": self.take_tokens,
+            "Lend": self.lend,
+            "CountItems": self.count_items,
+        }
 
     def give_slot(self, call: Call) -> None:
         """Raises as `slot_migration.give`, and Invalid."""
@@ -64,9 +72,7 @@ class PeerMethods:
         request = call.request
         ns = validation.name(request.ns, "ns", _NAMES)
         holder = validation.name(request.holder, "holder", _NAMES)
-        numbers = (request.number, request.wanted, request.held, request.back)
-        if any(number is None or not 0 <= number < _MOST_TOKENS for number in numbers):
-            raise Invalid("number, wanted, held or back is missing, or not in its bounds")
+        asked = _ask(request)
 
         def answer(grant: Grant | FoqsError) -> None:
             if isinstance(grant, FoqsError):
@@ -74,7 +80,19 @@ class PeerMethods:
             else:
                 call.reply(idl.TakeTokensResponse(*grant))
 
-        self._coordinator.take((ns, _topic(request)), holder, Ask(*numbers), answer)
+        self._coordinator.take((ns, _topic(request)), holder, asked, answer)
+
+    def lend(self, call: Call) -> None:
+        request = call.request
+        holder = validation.name(request.holder, "holder", _NAMES)
+        if not request.tokens or len(request.tokens) > _MOST_ASKS:
+            raise Invalid(f"tokens: 1 to {_MOST_ASKS} are needed, not {len(request.tokens or ())}")
+        asks = [(_throttle_key(token), _ask(token)) for token in request.tokens]
+
+        def answer(grants: list[Grant | None]) -> None:
+            call.reply(idl.LendResponse([idl.TokenGrant(*(grant or ())) for grant in grants]))
+
+        self._coordinator.lend(holder, asks, answer)
 
     def count_items(self, call: Call) -> None:
         ns = validation.name(call.request.ns, "ns", _NAMES)
@@ -83,6 +101,23 @@ class PeerMethods:
             call.reply(idl.CountItemsResponse(shards))
 
         self._coordinator.counts.count_here((ns, _topic(call.request)), answer)
+
+
+def _ask(request: Any) -> Ask:
+    """Return the question of a request. Raises Invalid."""
+    numbers = (request.number, request.wanted, request.held, request.back)
+    if any(number is None or not 0 <= number < _MOST_TOKENS for number in numbers):
+        raise Invalid("number, wanted, held or back is missing, or not in its bounds")
+    return Ask(*numbers)
+
+
+def _throttle_key(token: Any) -> Bounded:
+    """Raises Invalid."""
+    ns, key = validation.name(token.ns, "ns", _NAMES), token.key
+    error = "key is missing" if key is None else throttle_key_error(key)
+    if error is not None:
+        raise Invalid(error)
+    return (ns, THROTTLE + key)
 
 
 def _topic(request: Any) -> str:

@@ -77,7 +77,7 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         state.touch(shard)
     if state.waiting:
         serve(state, woken, now_ms)
-        _let_go(state, now_ms)
+        let_go(state, now_ms)
     if state.became_ready is not None:
         for key in woken:
             state.became_ready(key)
@@ -187,8 +187,8 @@ def end_merge_waits(state: State, now_ms: int) -> None:
     serve(state, due, now_ms)
 
 
-def _let_go(state: State, now_ms: int) -> None:
-    """End the extra wait of calls whose topics have no ready item on any shard any more."""
+def let_go(state: State, now_ms: int) -> None:
+    """End the extra wait of calls whose topics have no ready item on any shard any more, and wait for no tokens."""
     for call, until_ms in list(state.staying.items()):
         if not _has_ready(state, call):
             del state.staying[call]
@@ -201,7 +201,7 @@ def _has_ready(state: State, call: DequeueCall) -> bool:
     search goes on where it ended."""
     wants, first = call.wants, call.ready_at
     for at in chain(range(first, len(wants)), range(first)):
-        if ready(state, wants[at][0]):
+        if ready(state, wants[at][0]) or state.throttling.asks(wants[at][0]):
             call.ready_at = at
             return True
     return False

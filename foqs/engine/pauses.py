@@ -1,4 +1,4 @@
-"""Another version of a namespace's settings: topics that are not paused any more go on."""
+"""Another version of a namespace's settings: topics that are not paused any more go on, and throttles change."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def apply(state: State, settings: Settings) -> None:
     the event loop on."""
     before = state.policies.pausing.get(settings.ns)
     state.policies.apply(settings)
+    state.throttling.changed(settings.ns)
     if before is not None:
         state.long_work.append(_resume(state, settings.ns, before))
         state.wake()

@@ -16,6 +16,7 @@ from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
+from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.recent import Recent
@@ -39,6 +40,7 @@ class Callbacks:
     `wake`: call `pump` soon. `alarm`: call `tick` by that time. `served`: the shards served here, or their slots,
     changed. `became_ready`: a topic has ready items that waiting consumers did not take. `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
+    `tokens_wanted`: throttle keys need tokens. `monotonic_ms` is the clock of tokens: it never goes back.
     """
 
     wake: Callable[[], None] = _nothing
@@ -47,6 +49,8 @@ class Callbacks:
     became_ready: Callable[[TopicKey], None] | None = None
     left_waiting: Callable[[TopicKey], None] = _nothing
     slots_written: Callable[[], None] = _nothing
+    tokens_wanted: Callable[[], None] = _nothing
+    monotonic_ms: Callable[[], int] = lambda: 0
 
 
 UNCONNECTED = Callbacks()
@@ -97,6 +101,10 @@ class State:
         self.committing: Deadlines[Committing] = Deadlines()
         self.long_work: deque[Iterator[None]] = deque()  # of `turns`
         self.next_turn: list[Callable[[], None]] = []  # what `soon` puts off
+        self.throttling = Throttling(
+            self.policies, self.waiting, self._unparked, self._begin_long, rng.random,
+            callbacks.tokens_wanted, callbacks.monotonic_ms,
+        )  # fmt: skip
         self.draining = False
         self.housekeeping_ms = 0
 
@@ -109,6 +117,18 @@ class State:
     def soon(self, do: Callable[[], None]) -> None:
         """Call `do` in the next turn of the event loop: a reply may come while a batch is applied."""
         self.next_turn.append(do)
+        self.wake()
+
+    def _unparked(self, key: TopicKey) -> None:
+        """Flows of the topic wait for tokens no more."""
+        if key in self.waiting:
+            self.due[key] = None
+            self.wake()
+        elif self.became_ready is not None:
+            self.became_ready(key)
+
+    def _begin_long(self, work: Iterator[None]) -> None:
+        self.long_work.append(work)
         self.wake()
 
     def settles(self, shard: Shard) -> bool:

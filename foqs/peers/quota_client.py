@@ -25,7 +25,7 @@ from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
 from foqs.policies.remedy import topic_command
-from foqs.quota import Bounded, Quota
+from foqs.quota import THROTTLE, Bounded, Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
 from foqs.shardmgr.routing import Route
@@ -77,6 +77,9 @@ class QuotaClient:
         if not key[1]:
             return self.of(key[0])
         self.begin()
+        if key[1].startswith(THROTTLE):
+            throttle = self._engine.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
+            return None if throttle is None else throttle.quota
         most = self._engine.policies.of(key).max_stored
         return None if most is None else Quota(None, 0, most)
 

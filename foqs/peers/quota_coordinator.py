@@ -1,14 +1,15 @@
-"""Coordinators of quotas: decide how many tokens a host that asks is granted.
+"""Coordinators of quotas and throttles: decide how many tokens a host that asks is granted.
 
-The coordinator of a namespace or a topic is the owner of the shard that has its slot (see `foqs.dedup`). A shard has
-one owner at a time, because of the fence and the confirmed epochs, and a slot is on one shard at a time. So no quota
-has two coordinators, whatever hosts believe of each other.
+The coordinator of a namespace, a topic or a throttle key is the owner of the shard that has its slot (see
+`foqs.dedup`). A shard has one owner at a time, because of the fence and the confirmed epochs, and a slot is on one
+shard at a time. So no quota has two coordinators, whatever hosts believe of each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from foqs.dedup import digest_of, slot_of
@@ -24,12 +25,16 @@ from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
 
 _KEEP_CONFIRMED_SHARE = 3
+_TENDED = 2_000
+"""Quotas that are looked at each time for whether they can be forgotten."""
 _RECOUNT_MS = 1_000
 """Items of a topic are counted again so often while hosts ask for tokens: dead letters, and enqueues of hosts that do
 not know the topic's policy yet, are stored without tokens."""
 _NOT_HERE = "this host does not coordinate the quota now"
 
 Answer = Callable[[Grant | FoqsError], None]
+Grants = Callable[[list[Grant | None]], None]
+"""Gets an answer to each question; None where this host does not coordinate the key."""
 
 
 def coordinator_slot(ns: str, topic: str = "") -> int:
@@ -78,11 +83,7 @@ class QuotaCoordinator:
         if now_ms < empty_at_ms:
             answer(Grant(0, False, empty_at_ms - now_ms + quota.ms_for(asked.wanted)))
             return
-        known = self._tokens.get(key)
-        if known is None or known[1:] != (owner, empty_at_ms):
-            known = self._tokens[key] = (NamespaceTokens(quota, empty_at_ms), owner, empty_at_ms)
-        tokens = known[0]
-        tokens.follow(quota, now_ms)
+        tokens = self._tokens_of(key, quota, owner, empty_at_ms, now_ms)
         kept = tokens.report(holder, asked, now_ms)
 
         def grant() -> None:
@@ -95,16 +96,59 @@ class QuotaCoordinator:
         if key[1] and not self.counts.fresh(key, _RECOUNT_MS):
             self.counts.refresh(key, tokens, lambda: None)
 
+    def lend(self, holder: str, asks: Sequence[tuple[Bounded, Ask]], answer: Grants) -> None:
+        """Answer the questions of one host for tokens of throttle keys, after their shards were confirmed."""
+        grants: list[Grant | None] = [None] * len(asks)
+        by_slot: dict[int, list[int]] = {}
+        for at, (key, _) in enumerate(asks):
+            by_slot.setdefault(coordinator_slot(*key), []).append(at)
+        left = len(by_slot)
+
+        def found(places: list[int], owner: SlotOwner | None, empty_at_ms: int) -> None:
+            nonlocal left
+            left -= 1
+            if owner is not None:
+                now_ms = self._monotonic_ms()
+                for at in places:
+                    grants[at] = self._lend_here(*asks[at], holder, owner, empty_at_ms, now_ms)
+            if not left:
+                answer(grants)
+
+        if not asks:
+            answer(grants)
+        for slot, places in by_slot.items():
+            self._owners.find(slot, partial(found, places))
+
+    def _lend_here(
+        self, key: Bounded, asked: Ask, holder: str, owner: SlotOwner, empty_at_ms: int, now_ms: int
+    ) -> Grant | None:
+        quota = self._quota_of(key)
+        if quota is None:
+            return None
+        if now_ms < empty_at_ms:
+            return Grant(0, False, empty_at_ms - now_ms + quota.ms_for(1))
+        return self._tokens_of(key, quota, owner, empty_at_ms, now_ms).lend(holder, asked, now_ms)
+
+    def _tokens_of(
+        self, key: Bounded, quota: Quota, owner: SlotOwner, empty_at_ms: int, now_ms: int
+    ) -> NamespaceTokens:
+        known = self._tokens.get(key)
+        if known is None or known[1:] != (owner, empty_at_ms):
+            known = self._tokens[key] = (NamespaceTokens(quota, empty_at_ms), owner, empty_at_ms)
+        known[0].follow(quota, now_ms)
+        return known[0]
+
     def tend(self) -> None:
         """Keep the shards confirmed that a coordinator needs, and forget idle quotas. Call it twice a second or
         so."""
         self._owners.observe()
         now_ms = self._monotonic_ms()
-        for key, (tokens, owner, _) in list(self._tokens.items()):
-            if tokens.idle(now_ms) and not self.counts.under_way(key):
-                del self._tokens[key]
-                continue
-            shard = self._engine.shards.get(owner.shard)
+        for key, known in list(islice(self._tokens.items(), _TENDED)):
+            del self._tokens[key]
+            if not known[0].idle(now_ms) or self.counts.under_way(key):
+                self._tokens[key] = known  # at the end
+        for number in {owner.shard for _, owner, _ in self._tokens.values()}:
+            shard = self._engine.shards.get(number)
             if shard is not None and shard.state is ShardState.SERVING:
                 age_ms = self._now_ms() - shard.confirmed_ms
                 if not 0 <= age_ms * _KEEP_CONFIRMED_SHARE < shard.config.confirm_ms:

@@ -120,6 +120,11 @@ class Allowance:
         self._end_term(now_ms)
         return self.balance
 
+    def used_up(self) -> bool:
+        """Whether tokens were spent and none is left: the coordinator does not know it, and makes none in their
+        place."""
+        return self._spent > 0 and not self.balance
+
     def dry(self, now_ms: int) -> bool:
         """Whether the coordinator said only just that there is no more."""
         return now_ms < self._dry_until_ms

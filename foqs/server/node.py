@@ -22,6 +22,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
+from foqs.peers.token_lender import TokenLender
 from foqs.policies.store import SettingsStore
 from foqs.rows import Opened
 from foqs.rpc.request_log import RequestLog
@@ -72,6 +73,8 @@ class Node:
             became_ready=None if neighbours.static else self.news.became_ready,
             left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
+            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
+            monotonic_ms=monotonic_ms,
         )
         self.runner = ShardRunner(
             config,
@@ -114,6 +117,7 @@ class Node:
         quotas = QuotaClient(
             self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
         )
+        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, monotonic_ms, self._later)
         self.service: Handlers = Handlers(
             self.engine,
             limits,

@@ -12,15 +12,17 @@ _STALE = 64
 
 
 class Parking(Generic[F]):
-    """The flows in the order of their tenants' virtual starts. `items`: how many items consumers wanted of them."""
+    """The flows in the order of their tenants' virtual starts. `items`: how many items consumers wanted of them.
+    `scout`: the flow that woke without a token while no consumer wants the topic."""
 
-    __slots__ = ("_heap", "_parked", "_seq", "items")
+    __slots__ = ("_heap", "_parked", "_seq", "items", "scout")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, F]] = []  # with flows that left
         self._parked: dict[F, tuple[int, int, int]] = {}  # its entry's number, its items, since when
         self._seq = 0
         self.items = 0
+        self.scout: F | None = None
 
     def add(self, flow: F, start: float, items: int, now_ms: int) -> None:
         """Park a flow that is not here. `start`: of its tenant."""

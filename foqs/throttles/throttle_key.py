@@ -22,10 +22,11 @@ F = TypeVar("F")
 T = TypeVar("T")
 
 AWAKE_MS = 100
-UNANSWERED_MS = 100
+UNANSWERED_MS = 200
 LONGEST_PAUSE_MS = 50
 """Between two questions that found too few tokens. Those that accrue in it are granted in one portion."""
 _USED_MS = 50
+_REPORT_SHARE = 50  # of the time in which the bucket fills
 _TOPICS = 100
 """Topics that are looked at for what their consumers want."""
 
@@ -103,7 +104,7 @@ class ThrottleKey(Generic[T, F]):
         allowance, returning = self.allowance, self.returning and not need
         self.returning = False
         held = allowance.held(now_ms)
-        if need <= held and not (held and (beat or returning)):
+        if need <= held and not (held and (beat or returning)) and not allowance.used_up():
             return None
         self.marked_ms, self.lacked = self.taken_ms, 0
         spare = returning or (beat and not self._awake)
@@ -118,9 +119,22 @@ class ThrottleKey(Generic[T, F]):
         if grant is None:
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
-            fill_ms = int(500 * self.throttle.burst / self.throttle.per_second)
-            pause_ms = max(1, grant.retry_after_ms, min(LONGEST_PAUSE_MS, fill_ms))
+            pause_ms = max(1, grant.retry_after_ms, min(LONGEST_PAUSE_MS, self._fill_ms // 2))
             self.due_ms = now_ms + pause_ms + int(jitter * min(LONGEST_PAUSE_MS, pause_ms // 20))
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """Return when there is something to ask, None if there is nothing.
+
+        The last token is reported as spent before the time in which the coordinator could have made another one."""
+        at_ms = max(now_ms, self.due_ms) if self.active or self.lacked else None
+        if self.allowance.used_up():
+            report_ms = self.used_ms + min(LONGEST_PAUSE_MS, self._fill_ms // _REPORT_SHARE)
+            at_ms = report_ms if at_ms is None else min(at_ms, report_ms)
+        return at_ms
+
+    @property
+    def _fill_ms(self) -> int:
+        return int(1_000 * self.throttle.burst / self.throttle.per_second)
 
     def unneeded(self, now_ms: int) -> bool:
         """Whether its tokens wait for a token of another key alone."""
@@ -158,7 +172,7 @@ class ThrottleKey(Generic[T, F]):
             del self.active[topic]
             if not demanded(topic):
                 self.asleep[topic] = parking
-                woken += self.probe(topic, lives)
+                woken += self.scout(topic, lives)
                 continue
             flow = _next(parking, lives)
             if parking:
@@ -175,13 +189,13 @@ class ThrottleKey(Generic[T, F]):
         woken: list[tuple[T, F]] = []
         for topic in [topic for topic in islice(self.active, _TOPICS) if not demanded(topic)]:
             self.asleep[topic] = self.active.pop(topic)
-            woken += self.probe(topic, lives)
+            woken += self.scout(topic, lives)
         return woken
 
-    def probe(self, topic: T, lives: Callable[[F], bool]) -> list[tuple[T, F]]:
+    def scout(self, topic: T, lives: Callable[[F], bool]) -> list[tuple[T, F]]:
         """Wake a flow of a topic that is asleep, if there is one."""
         parking = self.asleep[topic]
-        flow = _next(parking, lives)
+        flow = parking.scout = _next(parking, lives)
         if not parking:
             del self.asleep[topic]
         return [] if flow is None else [(topic, flow)]

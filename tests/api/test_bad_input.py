@@ -92,6 +92,7 @@ def requests() -> list[bytes]:
         "WatchTopics": idl.WatchTopicsRequest(7, 0, context),
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, "topic", context),
+        "Lend": idl.LendRequest("holder", [idl.TokenAsk("ns", "key", 1, 5, 0, 0)] * 2, context),
         "CountItems": idl.CountItemsRequest("ns", "topic", context),
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),

@@ -1,4 +1,4 @@
-"""GiveSlot, TakeTokens and CountItems: fields are checked, and the answer has the rows, tokens or counts asked for."""
+"""GiveSlot, TakeTokens, Lend and CountItems: fields are checked, and the answer has the rows, tokens or counts."""
 
 from typing import Any
 
@@ -7,6 +7,8 @@ import pytest
 from foqs.config.schema import QuotaKeys
 from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
 from foqs.errors import NotServed, Unavailable
+from foqs.idl import idl
+from foqs.policies.settings import Settings
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Routing
@@ -116,6 +118,46 @@ def test_names_of_a_question_are_checked() -> None:
     assert refused(host, "TakeTokens", holder="h") == "ns is missing"
     assert refused(host, "TakeTokens", ns="n") == "holder is missing"
     assert refused(host, "CountItems") == "ns is missing"
+
+
+# ------------------------------------------------------------------------------------------ Lend
+
+
+def lent(host: OneHost, *asks: Any) -> list[Any]:
+    response = host.ask("Lend", holder="h", tokens=[idl.TokenAsk(*ask) for ask in asks])
+    return [(grant.granted, grant.kept, grant.retry_after_ms) for grant in response.tokens]
+
+
+def test_a_coordinator_lends_tokens_of_each_key() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}))
+    entries = {"throttle.api": '{"per_second": 2, "burst": 4}', "throttle.c:*": '{"per_second": 1}'}
+    host.settings.apply(Settings("n", 1, entries))
+    host.wait(500)  # observed first
+    host.wait(TTL_MS + 600)
+    asks = [("n", "api", 1, 5, 0, 0), ("n", "c:7", 2, 1, 0, 0), ("n", "other", 3, 1, 0, 0)]
+    assert lent(host, *asks) == [(1, True, 400), (0, True, 400), (None, None, None)]
+
+
+def test_a_host_without_the_slot_lends_nothing() -> None:
+    host = OneHost(routing=routing_of({2: "b"}))
+    host.settings.apply(Settings("n", 1, {"throttle.api": '{"per_second": 2}'}))
+    assert lent(host, ("n", "api", 1, 5, 0, 0)) == [(None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (("n", "api", 1, 5, 0, -1), "number, wanted, held or back is missing, or not in its bounds"),
+        (("n", None, 1, 5, 0, 0), "key is missing"),
+        (("n", "a*", 1, 5, 0, 0), "a throttle key does not end in *"),
+        ((None, "api", 1, 5, 0, 0), "ns is missing"),
+    ],
+)
+def test_questions_for_tokens_of_keys_are_checked(ask: tuple[Any, ...], why: str) -> None:
+    host = OneHost(1)
+    assert refused(host, "Lend", holder="h", tokens=[idl.TokenAsk(*ask)]) == why
+    assert refused(host, "Lend", tokens=[idl.TokenAsk("n", "api", 1, 5, 0, 0)]) == "holder is missing"
+    assert refused(host, "Lend", holder="h", tokens=[]) == "tokens: 1 to 10000 are needed, not 0"
 
 
 # ------------------------------------------------------------------------------------------ CountItems

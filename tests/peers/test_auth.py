@@ -148,7 +148,10 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "GetServerInfo": {},
         "GetRouting": {},
     }
-    assert requests.keys() | {"WatchTopics", "GiveSlot", "TakeTokens", "CountItems", "AwaitSettings"} == NEEDS.keys()
+    assert (
+        requests.keys() | {"WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "AwaitSettings"}
+        == NEEDS.keys()
+    )
     nobody, wrong, none = wire("nobody"), wire("x" * 4_000), wire(None)
     for method, fields in requests.items():
         assert code(lambda m=method, f=fields: wrong.ask(m, **f)) == Code.UNAUTHENTICATED, method
@@ -254,6 +257,7 @@ def test_a_client_cannot_pretend_to_be_a_host(wire: NewWire, proof: str | None) 
         assert code(lambda w=pretender: w.ask("WatchTopics")) == wanted
         assert code(lambda w=pretender: w.ask("GiveSlot", shard=1, slot=1, stamp=1)) == wanted
         assert code(lambda w=pretender: w.ask("TakeTokens", ns="shop")) == wanted
+        assert code(lambda w=pretender: w.ask("Lend", holder="h", tokens=[])) == wanted
         assert code(lambda w=pretender: w.ask("CountItems", ns="shop")) == wanted
         assert code(lambda w=pretender: w.ask("AwaitSettings", ns="shop", version=1)) == wanted
     assert code(lambda: wire("admin", hops=1).look(item_id)) == Code.FORBIDDEN

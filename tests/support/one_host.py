@@ -22,6 +22,7 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.slot_owners import SlotOwners
+from foqs.peers.token_lender import TokenLender
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec
@@ -106,6 +107,8 @@ class OneHost(Laboratory):
             became_ready=self.news.became_ready,
             left_waiting=self._left_waiting,
             slots_written=self._slots_written,
+            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
+            monotonic_ms=lambda: self.monotonic_ms,
         )
         super().__init__(
             *numbers,
@@ -131,6 +134,9 @@ class OneHost(Laboratory):
             self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
             owners = LoneSlotOwner(self.monotonic_ms)
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
+        self.lender = TokenLender(
+            self.engine, self.forwarder, self.quotas.coordinator, lambda: self.monotonic_ms, self._later
+        )
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(

@@ -140,7 +140,7 @@ def test_no_wake_is_lost(seed: int) -> None:
         awake += woken
         if rng.random() < 0.1:  # the flow that was awake for a sleeping topic may have ended
             for topic in list(rig.key.asleep):
-                awake += [flow for _, flow in rig.key.probe(topic, lambda flow: flow not in rig.dead)]
+                awake += [flow for _, flow in rig.key.scout(topic, lambda flow: flow not in rig.dead)]
         rng.shuffle(awake)
         for flow in awake[: rng.randrange(3)]:
             awake.remove(flow)

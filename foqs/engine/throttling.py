@@ -1,0 +1,371 @@
+"""Throttles on one host: which flows may be delivered, which are parked, and which throttle keys need tokens.
+
+`foqs.peers.token_lender` asks the coordinators for tokens. A flow is delivered if there is a token of each of its keys;
+else it takes none, and is parked on the first key, in the order of their names, that has none. The order is the same on
+all hosts, so no two flows wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from foqs.dedup import digest_of, slot_of
+from foqs.engine.pending import DequeueCall
+from foqs.fairness.flow import Flow
+from foqs.fairness.keys import TopicKey
+from foqs.item import Item
+from foqs.policies.layers import Policies
+from foqs.quota import THROTTLE, Bounded
+from foqs.quotas.allowance import Allowance
+from foqs.quotas.bucket import Ask, Grant
+from foqs.throttles.throttle_key import ThrottleKey
+
+Parked = Flow[Any]
+Key = ThrottleKey[TopicKey, Parked]
+
+_RECENT_MS = 2_000
+"""A topic is wanted for so long after a dequeue of it found a flow without tokens."""
+_SLICE = 500
+_CALLS = 100
+"""Consumers of a topic that are looked at for how many items they want."""
+_KEYS = 100
+"""Keys of a topic that are looked at for an empty reply."""
+
+
+class Rules(NamedTuple):
+    """The throttles of a flow, when `Throttling.changes` had this value. `keys` are in the order of their names."""
+
+    changes: int
+    keys: tuple[Key, ...]
+    owner: Throttling
+
+
+class Throttling:
+    """`waiting`: the consumers that wait. `woken(topic)`: flows of the topic may be delivered. `tokens_wanted`: call
+    `turn` soon. `long_work` is done in parts. `monotonic_ms` never goes back, as the host's clock may."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        waiting: Mapping[TopicKey, Sequence[DequeueCall]],
+        woken: Callable[[TopicKey], None],
+        long_work: Callable[[Iterator[None]], None],
+        random: Callable[[], float],
+        tokens_wanted: Callable[[], None],
+        monotonic_ms: Callable[[], int],
+    ) -> None:
+        self._policies = policies
+        self._waiting = waiting
+        self._woken = woken
+        self._long_work = long_work
+        self._random = random
+        self._tokens_wanted = tokens_wanted
+        self._monotonic_ms = monotonic_ms
+        self.changes = 0
+        self.keys: dict[Bounded, Key] = {}
+        self.to_ask: dict[Key, None] = {}  # until `ask`
+        self.fresh: list[Key] = []  # new in `to_ask` since the last turn
+        self._beating: set[Key] = set()
+        self._unsettled: dict[Key, None] = {}  # flows may wake
+        self._holding: dict[Key, None] = {}  # keys with tokens
+        self._timers: list[tuple[int, int, Key]] = []
+        self._seq = count(1)
+        self._numbers = count(1)
+        self._topics: dict[TopicKey, dict[Key, None]] = {}  # where flows of the topic are parked, or were
+        self._lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue found a dry flow, and the items it wanted
+        self._latest_ms = 0  # of the host's clock
+
+    # ------------------------------------------------------------------------------------- dequeues
+
+    def take(self, flow: Parked, now_ms: int) -> Key | None:
+        """Take one token of each of the flow's keys for an item that is delivered next. If a key has none, take nothing
+        and return that key: `park` the flow. `now_ms` is the host's clock."""
+        rules = flow.rules
+        if rules is None or rules.changes != self.changes:
+            rules = self._resolve(flow)
+        self._latest_ms = max(self._latest_ms, now_ms)
+        if not rules.keys:
+            return None
+        at_ms = self._monotonic_ms()
+        for key in rules.keys:
+            if not key.allowance.held(at_ms) and not key.throttle.shadow:
+                return key  # type: ignore[no-any-return]
+        for key in rules.keys:
+            key.settled(flow)
+            if not key.spend(at_ms, now_ms) or key.allowance.used_up():
+                self._schedule(key, at_ms)
+        return None
+
+    def park(self, flow: Parked, key: Key, wanted: int) -> bool:
+        """Park the flow on a key that `take` returned, for a consumer that wants so many more items. Return whether the
+        coordinator is asked at once: the consumer may wait for that answer."""
+        at_ms = self._monotonic_ms()
+        topic = flow.lanes[0].topic.key
+        asks_now = key.due_ms <= at_ms
+        for other in flow.rules.keys:
+            if other is not key and other.allowance.held(at_ms):
+                key.behind.setdefault(other, []).append(flow)
+        if not asks_now:
+            self._let_go(key, at_ms)
+        self._lacked.pop(topic, None)  # the oldest stands first
+        self._lacked[topic] = (at_ms, wanted)
+        self._topics.setdefault(topic, {})[key] = None
+        flow.parked = key
+        key.park(topic, flow, flow.tenant.start, min(flow.ready, wanted), at_ms)
+        self._schedule(key, at_ms)
+        return asks_now
+
+    def empty_reply(self, topics: Sequence[TopicKey]) -> tuple[int, str] | None:
+        """Return the time until the first of the topics may have tokens again, and the key that it waits for."""
+        at_ms, first = self._monotonic_ms(), None
+        for topic in topics:
+            for key in islice(self._topics.get(topic, ()), _KEYS):
+                if (topic in key.active or topic in key.asleep) and (first is None or key.due_ms < first.due_ms):
+                    first = key
+        return None if first is None else (max(1, first.due_ms - at_ms), f"throttled: {first.name}")
+
+    def asks(self, topic: TopicKey) -> bool:
+        """Whether flows of the topic wait for an answer of a coordinator."""
+        keys = islice(self._topics.get(topic, ()), _KEYS)
+        return any(topic in key.active and (key in self.to_ask or key.allowance.asked is not None) for key in keys)
+
+    def _resolve(self, flow: Parked) -> Rules:
+        topic = flow.lanes[0].topic.key
+        namespace = self._policies.namespaces.get(topic[0])
+        keys: list[Key] = []
+        if namespace is not None:
+            names = {*flow.throttles, *namespace.of(topic[1]).throttles}
+            keys = [key for name in sorted(names) if (key := self._key(topic[0], name)) is not None]
+        rules = flow.rules = Rules(self.changes, tuple(keys), self)
+        return rules
+
+    def _key(self, ns: str, name: str) -> Key | None:
+        """Return the key with its present throttle, None if it has none."""
+        bounded = (ns, THROTTLE + name)
+        throttle, key = self._policies.namespace(ns).throttle(name), self.keys.get(bounded)
+        if throttle is None:
+            return None
+        if key is None:
+            at_ms, slot = self._monotonic_ms(), slot_of(digest_of(*bounded))
+            key = ThrottleKey(ns, name, throttle, slot, Allowance(at_ms, self._numbers), self._latest_ms)
+            self.keys[bounded] = key
+        elif key.throttle != throttle:
+            key.update(throttle, self._monotonic_ms(), self._latest_ms)
+            self._settle_soon(key)
+        return key
+
+    # ------------------------------------------------------------------------------------- tokens
+
+    def turn(self) -> None:
+        """Wake flows, and add the keys that are due to `to_ask` and `fresh`."""
+        at_ms = self._monotonic_ms()
+        unsettled, self._unsettled = self._unsettled, {}
+        for key in unsettled:
+            self._settle(key, at_ms)
+        timers = self._timers
+        while timers and timers[0][0] <= at_ms:
+            due_ms, _, key = heappop(timers)
+            if key.timer_ms == due_ms:
+                key.timer_ms = 0
+                self._settle(key, at_ms)
+
+    def next_ms(self) -> int | None:
+        """Return the monotonic time by which `turn` must be called, None if there is none."""
+        return self._timers[0][0] if self._timers else None
+
+    def ask(self, key: Key) -> Ask | None:
+        """Return the question for the key's coordinator, None if it needs none now."""
+        self.to_ask.pop(key, None)
+        if key.allowance.asked is not None:
+            return None
+        at_ms = self._monotonic_ms()
+        beat = key in self._beating
+        self._beating.discard(key)
+        self._wake(key, at_ms)
+        need = key.need(self._wanted)
+        if key.active and not need:
+            for topic, flow in key.doze(self._demanded, _lives):
+                self._unpark(topic, flow)
+        asked = key.ask(need, at_ms, beat=beat)
+        if asked is None and key.active:  # its tokens are claimed
+            self._set_timer(key, key.claims_end_ms() or at_ms + 1)
+        return asked
+
+    def answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
+        """Take the coordinator's answer, None if there is none."""
+        if not key.allowance.waits_for(ask):
+            return
+        at_ms = self._monotonic_ms()
+        key.answered(ask, grant, at_ms, self._random())
+        if key.allowance.balance:
+            self._holding[key] = None
+            key.behind.clear()
+        else:
+            self._let_go(key, at_ms)
+        self._settle(key, at_ms)
+
+    def beat(self) -> bool:
+        """Report the tokens held here, which keeps them good, and return those that are not needed. Call it twice a
+        second or so. Return False if no throttle key is in use."""
+        at_ms = self._monotonic_ms()
+        for key in list(self._holding):
+            key.allowance.beat(at_ms)
+            if key.allowance.balance:
+                self._beating.add(key)
+                self._to_ask(key)
+            else:
+                del self._holding[key]
+        while self._lacked:
+            topic, (lacked_ms, _) = next(iter(self._lacked.items()))
+            if at_ms - lacked_ms < _RECENT_MS:
+                break
+            del self._lacked[topic]
+        self._look_after(at_ms)
+        return bool(self.keys)
+
+    def _look_after(self, at_ms: int) -> None:
+        """Wake another flow of some topics that are asleep, whose awake flow may have ended; forget unused keys."""
+        for topic, keys in list(islice(self._topics.items(), _SLICE)):
+            del self._topics[topic]
+            for key in list(islice(keys, _SLICE)):
+                del keys[key]
+                parking = key.asleep.get(topic)
+                if parking is not None and not _may_be_served(parking.scout):
+                    for _, flow in key.scout(topic, _lives):
+                        self._unpark(topic, flow)
+                if topic in key.active or topic in key.asleep:
+                    keys[key] = None
+            if keys:
+                self._topics[topic] = keys  # at the end
+        for bounded, key in list(islice(self.keys.items(), _SLICE)):
+            del self.keys[bounded]
+            if key.unused and key not in self.to_ask and at_ms - key.used_ms > _RECENT_MS:
+                self.changes += 1  # flows that have it look it up again
+            else:
+                self.keys[bounded] = key
+
+    def _let_go(self, key: Key, at_ms: int) -> None:
+        """Flows that are parked on a key without tokens have no use for those of their other keys."""
+        behind, key.behind = key.behind, {}
+        for other, flows in behind.items():
+            for flow in flows:
+                other.settled(flow)
+            if other.unneeded(at_ms):
+                other.returning = True
+                self._to_ask(other)
+            else:
+                self._settle_soon(other)
+
+    def _settle(self, key: Key, at_ms: int) -> None:
+        self._wake(key, at_ms)
+        self._schedule(key, at_ms)
+
+    def _settle_soon(self, key: Key) -> None:
+        """Flows do not wake in the middle of a dequeue."""
+        self._unsettled[key] = None
+        self._tokens_wanted()
+
+    def _wake(self, key: Key, at_ms: int) -> None:
+        for topic, flow in key.wake(self._demanded, _lives, at_ms):
+            self._unpark(topic, flow)
+
+    def _unpark(self, topic: TopicKey, flow: Parked) -> None:
+        flow.parked = None
+        flow.wake()
+        self._woken(topic)
+
+    def _schedule(self, key: Key, at_ms: int) -> None:
+        if key.allowance.asked is None and key not in self.to_ask:
+            due_ms = key.next_ms(at_ms)
+            if due_ms is not None and due_ms <= at_ms:
+                self._to_ask(key)
+            elif due_ms is not None:
+                self._set_timer(key, due_ms)
+
+    def ask_again(self, key: Key) -> None:
+        """Ask for the key in another turn: its coordinator may be another host by then."""
+        self.to_ask.pop(key, None)
+        self._to_ask(key)
+
+    def _to_ask(self, key: Key) -> None:
+        if key not in self.to_ask:
+            self.to_ask[key] = None
+            self.fresh.append(key)
+            self._tokens_wanted()
+
+    def _set_timer(self, key: Key, due_ms: int) -> None:
+        if not key.timer_ms or due_ms < key.timer_ms:
+            key.timer_ms = due_ms
+            heappush(self._timers, (due_ms, next(self._seq), key))
+            if self._timers[0][2] is key:
+                self._tokens_wanted()
+
+    def _demanded(self, topic: TopicKey) -> bool:
+        if topic in self._waiting:
+            return True
+        lacked = self._lacked.get(topic)
+        return lacked is not None and self._monotonic_ms() - lacked[0] < _RECENT_MS
+
+    def _wanted(self, topic: TopicKey) -> int:
+        """Return how many items of the topic consumers want."""
+        waiting = self._waiting.get(topic)
+        if waiting is not None:
+            return sum([max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
+        return self._lacked[topic][1] if self._demanded(topic) else 0
+
+    # ------------------------------------------------------------------------------------- changes
+
+    def changed(self, ns: str) -> None:
+        """Other throttles or policies of the namespace are in force: from now on for each dequeue. Flows wake whose
+        keys have no throttle any more, or another one."""
+        self.changes += 1
+        self._long_work(self._follow(ns))
+
+    def _follow(self, ns: str) -> Iterator[None]:
+        done = 0
+        for bounded, key in [item for item in self.keys.items() if item[0][0] == ns]:
+            now = self._key(ns, key.name)
+            if now is None:
+                del self.keys[bounded]
+            for topic, parking in list(key.parked()):
+                for flow in parking:
+                    done += 1
+                    if now is not key or now.throttle.shadow or key not in self._resolve(flow).keys:
+                        key.remove(topic, flow)
+                        self._unpark(topic, flow)
+                    if done % _SLICE == 0:
+                        yield
+            done += 1
+            if done % _SLICE == 0:
+                yield
+
+    def give_back(self, rules: Rules, given_ms: int) -> None:
+        """Take back the tokens of an item that was leased at `given_ms` of the host's clock and not delivered."""
+        at_ms = self._monotonic_ms()
+        for key in rules.keys:
+            if key.give_back(given_ms, at_ms):
+                self._holding[key] = None
+                self._settle_soon(key)
+
+
+def give_back(item: Item) -> None:
+    """Return the tokens of an item that did not reach its consumer, or was released as not begun."""
+    lane: Any = item.lane
+    flow = lane.flow
+    if flow is not None and flow.rules is not None and item.given is not None:
+        flow.rules.owner.give_back(flow.rules, item.given.at_ms)
+
+
+def _may_be_served(flow: Parked | None) -> bool:
+    return flow is not None and flow.parked is None and bool(flow.lanes) and flow.ready > 0
+
+
+def _lives(flow: Parked) -> bool:
+    """Whether the flow, which is parked no more, has items to deliver."""
+    if flow.lanes and flow.ready:
+        return True
+    flow.parked = None
+    return False

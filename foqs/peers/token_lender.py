@@ -1,0 +1,159 @@
+"""Asks the coordinators of throttle keys for the tokens that `foqs.engine.throttling` needs.
+
+One call is in flight to each other host that coordinates keys, and has the questions of all of them: the number of
+messages does not grow with the number of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from foqs.engine import consumers
+from foqs.engine.engine import Engine
+from foqs.engine.throttling import Key
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.leases.deadlines import NEVER_MS
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.quotas.bucket import Ask, Grant
+
+ANSWER_MS = 1_000
+"""A coordinator that does not answer within this is asked again."""
+BEAT_MS = 500
+MOST_ASKS = 1_000
+"""In one call: more of them would stall the event loop of the coordinator."""
+
+Asked = Sequence[tuple[Key, Ask]]
+
+
+class TokenLender:
+    """One host's. `later` calls back after so many milliseconds. Nothing runs while no throttle key is in use."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        forwarder: Forwarder | LoneForwarder,
+        coordinator: QuotaCoordinator,
+        monotonic_ms: Callable[[], int],
+        later: Callable[[int, Callable[[], None]], Any],
+    ) -> None:
+        self._engine = engine
+        self._throttling = engine.throttling
+        self._forwarder = forwarder
+        self._coordinator = coordinator
+        self._monotonic_ms = monotonic_ms
+        self._later = later
+        self._holder = f"{engine.rng.getrandbits(128):032x}"
+        self._due = False
+        self._timer_ms = NEVER_MS
+        self._beating = False
+        self._queues: dict[str, dict[Key, None]] = {}  # by address; its questions wait for the open call
+        self._open: set[str] = set()
+
+    def wanted(self) -> None:
+        """Ask in the next turn of the event loop."""
+        if not self._due:
+            self._due = True
+            self._engine.soon(self._turn)
+        if not self._beating:
+            self._beating = True
+            self._later(BEAT_MS, self._beat)
+
+    def _turn(self) -> None:
+        self._due = False
+        if self._engine.draining:
+            return
+        throttling = self._throttling
+        throttling.turn()
+        fresh, throttling.fresh = throttling.fresh, []
+        here: dict[Key, None] = {}
+        for key in fresh:
+            address = self._elsewhere(key)
+            keys = here if address is None else self._queues.setdefault(address, {})
+            keys[key] = None
+        self._ask_here(here)
+        for address in list(self._queues):
+            if address not in self._open:
+                self._ask(address)
+        next_ms = throttling.next_ms()
+        if next_ms is not None and next_ms < self._timer_ms:
+            self._timer_ms = next_ms
+            self._later(max(1, next_ms - self._monotonic_ms()), self._timer)
+
+    def _timer(self) -> None:
+        self._timer_ms = NEVER_MS
+        self.wanted()
+
+    def _elsewhere(self, key: Key) -> str | None:
+        """Return the address of the coordinator, None if it is this host."""
+        routing = self._forwarder.routing()
+        slots = routing.slots.shards
+        route = routing.owners.get(slots[key.slot]) if slots else None
+        return None if route is None or route.host == self._engine.config.server.id else route.address
+
+    def _questions(self, keys: dict[Key, None]) -> Asked:
+        """Take the first questions out of `keys`."""
+        asked: list[tuple[Key, Ask]] = []
+        for key in list(islice(keys, MOST_ASKS)):
+            del keys[key]
+            ask = self._throttling.ask(key)
+            if ask is not None:
+                asked.append((key, ask))
+        return asked
+
+    def _ask_here(self, keys: dict[Key, None]) -> None:
+        asked = self._questions(keys)
+        for key in keys:
+            self._throttling.ask_again(key)
+        if not asked:
+            return
+
+        def answered(grants: Sequence[Grant | None]) -> None:
+            self._answered(asked, grants)
+
+        self._coordinator.lend(self._holder, [(key.bounded, ask) for key, ask in asked], answered)
+        if asked[0][0].allowance.waits_for(asked[0][1]) or asked[-1][0].allowance.waits_for(asked[-1][1]):
+            self._later(ANSWER_MS, lambda: answered([None] * len(asked)))
+
+    def _ask(self, address: str) -> None:
+        """Send the questions that wait for this host."""
+        keys = self._queues.pop(address)
+        asked = self._questions(keys)
+        if keys:
+            self._queues[address] = keys
+        if not asked:
+            return
+        self._open.add(address)
+
+        def replied(response: Any, error: FoqsError | None) -> None:
+            self._open.discard(address)
+            given = [] if error is not None else [_grant(grant) for grant in response.tokens or ()]
+            self._answered(asked, given + [None] * (len(asked) - len(given)))
+            for key in self._queues.pop(address, ()):  # their coordinator may be another host by now
+                self._throttling.ask_again(key)
+
+        asks = [idl.TokenAsk(key.bounded[0], key.name, *ask) for key, ask in asked]
+        self._forwarder.ask(address, "Lend", idl.LendRequest(self._holder, asks), ANSWER_MS, replied)
+
+    def _answered(self, asked: Asked, grants: Sequence[Grant | None]) -> None:
+        for (key, ask), grant in zip(asked, grants, strict=True):
+            self._throttling.answered(key, ask, grant)
+        consumers.let_go(self._engine, self._engine.now_ms)
+
+    def _beat(self) -> None:
+        self._beating = False
+        if self._engine.draining:
+            return
+        if self._throttling.beat():
+            self._beating = True
+            self._later(BEAT_MS, self._beat)
+
+
+def _grant(grant: Any) -> Grant | None:
+    if grant.granted is None or grant.kept is None or grant.retry_after_ms is None:
+        return None
+    return Grant(grant.granted, grant.kept, grant.retry_after_ms)

@@ -1,0 +1,133 @@
+"""Throttles of one host: what a dequeue takes and parks, the reply of an empty one, and tokens that come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from foqs.engine.throttling import give_back
+from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
+
+SLOW = '{"per_second": 0.01, "burst": 3}'
+
+
+def host_with(**throttles: str) -> Host:
+    return Cluster(1, {f"throttle.{key}": value for key, value in throttles.items()}).hosts[0]
+
+
+def put(host: Host, *throttles: str, topic: str = "sync", ready: int = 10) -> FakeFlow:
+    """A flow whose items no consumer waits for."""
+    flow = FakeFlow(host, topic, throttles, ready)
+    host.flows.append(flow)
+    host.awake[flow] = None
+    return flow
+
+
+def take(host: Host, flow: Any) -> Any:
+    return host.throttling.take(flow, host.cluster.now)
+
+
+def park(host: Host, flow: Any, key: Any) -> bool:
+    host.awake.pop(flow)
+    return host.throttling.park(flow, key, 1)
+
+
+def filled(host: Host, flow: FakeFlow) -> None:
+    """Let the flow have all tokens that its keys have."""
+    park(host, flow, take(host, flow))
+    host.throttling._lacked[flow.topic] = (host.cluster.now, 100)
+    host.cluster.run(1)
+    assert flow.parked is None
+
+
+def test_keys_without_a_throttle_pass() -> None:
+    host = host_with(api=SLOW)
+    for flow in (put(host), put(host, "other")):
+        assert take(host, flow) is None
+        assert flow.rules.keys == ()
+
+
+def test_a_dry_key_takes_no_token_of_another() -> None:
+    host = host_with(a=SLOW, b=SLOW)
+    filled(host, put(host, "a", ready=5))
+    a = host.throttling.keys[NS, "\1a"]
+    both = put(host, "a", "b")
+    held = a.allowance.balance
+    assert held
+    assert take(host, both).name == "b"
+    assert a.allowance.balance == held
+
+
+def test_the_first_dry_key_is_told_in_the_reply() -> None:
+    host = host_with(a='{"per_second": 0.1, "burst": 1}', b='{"per_second": 10, "burst": 1}')
+    for key in "ab":
+        for _ in range(2):
+            flow = put(host, key, topic=f"t{key}")
+            park(host, flow, take(host, flow))
+    host.cluster.run(5)
+    for flow in list(host.awake):
+        while (dry := take(host, flow)) is None:
+            pass
+        park(host, flow, dry)
+    host.cluster.run(5)
+    retry_ms, reason = host.throttling.empty_reply([(NS, "ta"), (NS, "tb"), (NS, "tc")]) or (0, "")
+    assert reason == "throttled: b"
+    assert 1 <= retry_ms <= 200
+    retry_ms, reason = host.throttling.empty_reply([(NS, "ta")]) or (0, "")
+    assert (retry_ms > 5_000, reason) == (True, "throttled: a")
+    assert host.throttling.empty_reply([(NS, "tc")]) is None
+
+
+def test_a_consumer_waits_for_the_answer_to_a_cold_key() -> None:
+    host = host_with(api='{"per_second": 0.01, "burst": 1}')
+    host.cluster.owners = dict.fromkeys((1, 2, 3), (host, 1, host.cluster.now - 1_500))  # an empty bucket
+    flow = put(host, "api")
+    assert park(host, flow, take(host, flow))
+    assert host.throttling.asks(flow.topic)
+    host.cluster.run(1)
+    assert not host.throttling.asks(flow.topic)
+    assert flow.parked is not None
+    again = put(host, "api")
+    assert not park(host, again, take(host, again))  # there is nothing to wait for
+
+
+def test_a_topic_that_no_consumer_wants_keeps_one_flow_awake() -> None:
+    host = host_with(api='{"per_second": 0.2, "burst": 1}')
+    host.cluster.owners = dict.fromkeys((1, 2, 3), (host, 1, host.cluster.now - 1_500))
+    flows = [put(host, "api") for _ in range(3)]
+    for at, flow in enumerate(flows):
+        flow.tenant.start = at
+        park(host, flow, take(host, flow))
+    host.cluster.run(6_000)
+    assert [flow.parked is None for flow in flows] == [True, False, False]
+    flows[0].ready = 0  # its items end: another one wakes
+    host.cluster.run(1_000)
+    assert [flow.parked is None for flow in flows[1:]] == [True, False]
+    assert park(host, flows[1], take(host, flows[1]))
+    host.cluster.run(5)
+    assert flows[1].parked is None
+    assert take(host, flows[1]) is None
+
+
+def test_a_token_returns_with_an_item_that_was_not_delivered() -> None:
+    host = host_with(api=SLOW)
+    flow = put(host, "api")
+    filled(host, flow)
+    (key,) = host.throttling.keys.values()
+    host.cluster.run(1)
+    assert take(host, flow) is None
+    item: Any = SimpleNamespace(lane=flow.lanes[0], given=SimpleNamespace(at_ms=host.cluster.now))
+    balance = key.allowance.balance
+    give_back(item)
+    assert key.allowance.balance == balance + 1
+    give_back(item)  # the coordinator counts no second one
+    assert key.allowance.balance == balance + 1
+
+
+def test_keys_without_flows_are_forgotten() -> None:
+    host = host_with(**{"c:*": '{"per_second": 1000, "burst": 1000}'})
+    flows = [host.put("sync", f"c:{number}", ready=1) for number in range(20)]
+    host.cluster.run(10_000)
+    assert not any(flow.ready for flow in flows)
+    assert not host.throttling.keys
+    assert host.throttling.beat() is False

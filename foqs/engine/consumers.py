@@ -199,9 +199,9 @@ def let_go(state: State, now_ms: int) -> None:
 def _has_ready(state: State, call: DequeueCall) -> bool:
     """Whether a topic of `call` has ready items. This is asked after each batch, and topics are drained in order: the
     search goes on where it ended."""
-    wants, first = call.wants, call.ready_at
+    wants, first, throttling = call.wants, call.ready_at, state.throttling
     for at in chain(range(first, len(wants)), range(first)):
-        if ready(state, wants[at][0]) or state.throttling.asks(wants[at][0]):
+        if ready(state, wants[at][0]) or (throttling.keys and throttling.asks(wants[at][0])):
             call.ready_at = at
             return True
     return False

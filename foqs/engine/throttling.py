@@ -322,7 +322,10 @@ class Throttling:
         """Other throttles or policies of the namespace are in force: from now on for each dequeue. Flows wake whose
         keys have no throttle any more, or another one."""
         self.changes += 1
-        self._long_work(self._follow(ns))
+        if self._policies.namespace(ns).throttled:
+            self._tokens_wanted()
+        if self.keys:
+            self._long_work(self._follow(ns))
 
     def _follow(self, ns: str) -> Iterator[None]:
         done = 0

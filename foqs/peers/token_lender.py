@@ -31,13 +31,15 @@ Asked = Sequence[tuple[Key, Ask]]
 
 
 class TokenLender:
-    """One host's. `later` calls back after so many milliseconds. Nothing runs while no throttle key is in use."""
+    """One host's. `begin` has this host coordinate throttle keys from now on: a coordinator grants nothing at first.
+    `later` calls back after so many milliseconds. Nothing runs while no throttle key is in use."""
 
     def __init__(
         self,
         engine: Engine,
         forwarder: Forwarder | LoneForwarder,
         coordinator: QuotaCoordinator,
+        begin: Callable[[], None],
         monotonic_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
     ) -> None:
@@ -45,6 +47,7 @@ class TokenLender:
         self._throttling = engine.throttling
         self._forwarder = forwarder
         self._coordinator = coordinator
+        self._begin = begin
         self._monotonic_ms = monotonic_ms
         self._later = later
         self._holder = f"{engine.rng.getrandbits(128):032x}"
@@ -56,6 +59,7 @@ class TokenLender:
 
     def wanted(self) -> None:
         """Ask in the next turn of the event loop."""
+        self._begin()
         if not self._due:
             self._due = True
             self._engine.soon(self._turn)

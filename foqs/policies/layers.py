@@ -47,7 +47,8 @@ class NamespacePolicies:
     """The policies of a namespace's topics, of one version of its settings."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
-        """`entries` are valid settings. `pauses`: some topic may be paused."""
+        """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `pauses`: some topic may be
+        paused."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -59,6 +60,7 @@ class NamespacePolicies:
             elif key.startswith(WEIGHT):
                 weights[key.removeprefix(WEIGHT)] = parse_weight(text)
         self._topics, self._throttles, self._weights = Patterns(topics), Patterns(throttles), Patterns(weights)
+        self.throttled = bool(throttles)
         self.pauses = any(entry.paused for entry in topics.values())
         named = [entry.dead.topic for entry in topics.values() if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)

@@ -117,7 +117,9 @@ class Node:
         quotas = QuotaClient(
             self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
         )
-        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, monotonic_ms, self._later)
+        self.lender = TokenLender(
+            self.engine, self.forwarder, quotas.coordinator, quotas.begin, monotonic_ms, self._later
+        )
         self.service: Handlers = Handlers(
             self.engine,
             limits,

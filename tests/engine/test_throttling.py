@@ -58,7 +58,7 @@ def test_a_dry_key_takes_no_token_of_another() -> None:
     assert a.allowance.balance == held
 
 
-def test_the_first_dry_key_is_told_in_the_reply() -> None:
+def test_an_empty_reply_names_the_key_that_is_due_first() -> None:
     host = host_with(a='{"per_second": 0.1, "burst": 1}', b='{"per_second": 10, "burst": 1}')
     for key in "ab":
         for _ in range(2):

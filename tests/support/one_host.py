@@ -135,8 +135,9 @@ class OneHost(Laboratory):
             owners = LoneSlotOwner(self.monotonic_ms)
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
         self.lender = TokenLender(
-            self.engine, self.forwarder, self.quotas.coordinator, lambda: self.monotonic_ms, self._later
-        )
+            self.engine, self.forwarder, self.quotas.coordinator, self.quotas.begin, lambda: self.monotonic_ms,
+            self._later,
+        )  # fmt: skip
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(

@@ -150,10 +150,10 @@ class ItemLife:
                     response.news_version = self._news.found_nothing(key for key, _ in keys)
                 if any(self._engine.policies.paused(key) for key, _ in keys):
                     response.reason = "paused"
-                elif (hint := waiting.hint) is not None:
+                elif (hint := self._engine.throttling.hint(waiting, at_ms := self._now_ms())) is not None:
                     response.reason = hint.reason
                     if hint.retry_at_ms is not None:
-                        response.retry_after_ms = max(0, hint.retry_at_ms - self._now_ms())
+                        response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from foqs.engine import item_end
+from foqs.engine import item_end, throttling
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
@@ -166,7 +166,9 @@ def release(lease: int) -> Op:
 def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> None:
     """End the lease of an item that its consumer did not begin; at once when the lease was never written."""
     if item.lane.flow is not None:
+    if item.lane.flow is not None:
         item.lane.flow.refund(item.bytes)
+        throttling.give_back(item)
     if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
         shard.put(Change(item, To.GONE, Cause.TTL, waits), now_ms)
     elif item.place is Place.READY and not item.busy:

@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from foqs.dedup import digest_of, slot_of
-from foqs.engine.pending import DequeueCall
+from foqs.engine.pending import DequeueCall, Hint
 from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
 from foqs.item import Item
@@ -118,14 +118,21 @@ class Throttling:
         self._schedule(key, at_ms)
         return asks_now
 
-    def empty_reply(self, topics: Sequence[TopicKey]) -> tuple[int, str] | None:
-        """Return the time until the first of the topics may have tokens again, and the key that it waits for."""
+    def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
+        """Return why `call` gets nothing: its topic that may have tokens again first, here or on another host that was
+        asked. `now_ms` is the host's clock."""
         at_ms, first = self._monotonic_ms(), None
-        for topic in topics:
+        for topic, _ in call.wants if self._topics else ():
             for key in islice(self._topics.get(topic, ()), _KEYS):
                 if (topic in key.active or topic in key.asleep) and (first is None or key.due_ms < first.due_ms):
                     first = key
-        return None if first is None else (max(1, first.due_ms - at_ms), f"throttled: {first.name}")
+        elsewhere = call.hint
+        if first is None:
+            return elsewhere
+        retry_at_ms = now_ms + max(1, first.due_ms - at_ms)
+        if elsewhere is not None and elsewhere.retry_at_ms is not None and elsewhere.retry_at_ms < retry_at_ms:
+            return elsewhere
+        return Hint(f"throttled: {first.name}", retry_at_ms)
 
     def asks(self, topic: TopicKey) -> bool:
         """Whether flows of the topic wait for an answer of a coordinator."""
@@ -356,8 +363,7 @@ class Throttling:
 
 def give_back(item: Item) -> None:
     """Return the tokens of an item that did not reach its consumer, or was released as not begun."""
-    lane: Any = item.lane
-    flow = lane.flow
+    flow = item.lane.flow
     if flow is not None and flow.rules is not None and item.given is not None:
         flow.rules.owner.give_back(flow.rules, item.given.at_ms)
 

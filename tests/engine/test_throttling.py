@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
 
@@ -30,6 +31,11 @@ def take(host: Host, flow: Any) -> Any:
 def park(host: Host, flow: Any, key: Any) -> bool:
     host.awake.pop(flow)
     return host.throttling.park(flow, key, 1)
+
+
+def hint_of(host: Host, *topics: str, elsewhere: Hint | None = None) -> Any:
+    call: Any = SimpleNamespace(wants=[((NS, topic), 1) for topic in topics], hint=elsewhere)
+    return host.throttling.hint(call, 0)
 
 
 def filled(host: Host, flow: FakeFlow) -> None:
@@ -70,12 +76,13 @@ def test_an_empty_reply_names_the_key_that_is_due_first() -> None:
             pass
         park(host, flow, dry)
     host.cluster.run(5)
-    retry_ms, reason = host.throttling.empty_reply([(NS, "ta"), (NS, "tb"), (NS, "tc")]) or (0, "")
-    assert reason == "throttled: b"
-    assert 1 <= retry_ms <= 200
-    retry_ms, reason = host.throttling.empty_reply([(NS, "ta")]) or (0, "")
-    assert (retry_ms > 5_000, reason) == (True, "throttled: a")
-    assert host.throttling.empty_reply([(NS, "tc")]) is None
+    hint = hint_of(host, "ta", "tb", "tc")
+    assert hint.reason == "throttled: b"
+    assert 1 <= hint.retry_at_ms <= 200
+    hint = hint_of(host, "ta")
+    assert (hint.retry_at_ms > 5_000, hint.reason) == (True, "throttled: a")
+    assert hint_of(host, "tc") is None
+    assert hint_of(host, "ta", elsewhere=Hint("throttled: c", 9)).reason == "throttled: c"
 
 
 def test_a_consumer_waits_for_the_answer_to_a_cold_key() -> None:

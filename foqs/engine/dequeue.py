@@ -101,7 +101,7 @@ def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, ro
     if picked:
         room_bytes = _lease(state, call, picked, room_bytes, turns.now_ms)[1]
     turns.end(found=bool(picked))
-    call.lacks = call.lacks or turns.lacks
+    call.lacks = call.lacks or turns.lacks or turns.asks
     return 0 if turns.full else room_bytes
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Any
 
 from foqs.engine import sources, turns
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, Tenant
+from foqs.engine.throttling import Key
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, Flow, Tenant
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
@@ -18,7 +20,7 @@ from foqs.item import Item
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
-from foqs.rows import Key
+from foqs.rows import Key as OrderKey
 
 _FIRST_CHUNK = 8
 """Items of a tenant that are merged at first; each further merge doubles it. So many tenants cost no full merges."""
@@ -27,7 +29,8 @@ _PASSED = 64
 _AHEAD = 128
 """Tenants whose pages are asked for in a dequeue, at least."""
 _IDLE = 1_000
-"""Tenants without an item that a dequeue finds before it leaves the rest to the next turn of the event loop."""
+"""Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
+of the event loop."""
 _AGAIN_MS = 250
 """A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
 was short when its page came."""
@@ -40,25 +43,27 @@ _Tenant = Tenant[Lane[Item]]
 
 class _Taking:
     """What a round takes of one tenant: `entries` are the first of its `lanes`, of which those before `at` are taken.
-    Of the lanes, `paged` have more rows behind their window."""
+    Of the lanes, `paged` have more rows behind their window, and those in `parked` flows give no more."""
 
-    __slots__ = ("at", "entries", "lanes", "paged", "size")
+    __slots__ = ("at", "entries", "lanes", "paged", "parked", "size")
 
     def __init__(self) -> None:
         self.lanes: Sequence[Lane[Item]] = ()
         self.paged: Sequence[sources.Source] = ()
         self.entries: Sequence[Entry[Item]] = ()
+        self.parked: set[Flow[Lane[Item]]] = set()
         self.at = 0
         self.size = _FIRST_CHUNK
 
 
 class Round:
     """The turns of one dequeue, or of several calls that waited. `lacks`: after it some ready items are left that are
-    not in memory yet. `full`: the next item was too large for the bytes left."""
+    not in memory yet. `asks`: some wait for a coordinator's answer about tokens. `full`: the next item was too large
+    for the bytes left."""
 
     def __init__(self, state: State, topic: Topic[Lane[Item]], able: sources.Able, now_ms: int) -> None:
         assert topic.turns is not None, "the topic's tenants take turns"
-        self.lacks = self.full = False
+        self.lacks = self.asks = self.full = False
         self._state = state
         self._topic = topic
         self._turns: Turns[Lane[Item]] = topic.turns
@@ -67,7 +72,7 @@ class Round:
         self.now_ms = now_ms
         self._takings: dict[_Tenant, _Taking] = {}
         self._skipping = topic.key in state.skipping
-        self._passed = self._lacked = self._idle = 0
+        self._passed = self._lacked = self._nothing = 0
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
         self._ahead = _AHEAD
         bounds = sources.bounds_of(state, topic)
@@ -88,6 +93,7 @@ class Round:
         topic_turns, takings = self._turns, self._takings
         first, charge, ranked = topic_turns.first, topic_turns.charge, topic_turns.ranked
         counts_items = topic_turns.unit == ITEMS
+        throttled, throttling = self._throttled, self._state.throttling
         overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
         some = bool(call.found)
         picked: list[Entry[Item]] = []
@@ -113,6 +119,12 @@ class Round:
             if some and (size + overhead_bytes > room_bytes or size > bodies_bytes):
                 self.full = True
                 break
+            flow: Any = item.lane.flow
+            if throttled or flow.throttles:
+                dry = throttling.take(flow, self.now_ms)
+                if dry is not None:
+                    self._park(taking, flow, dry, count - len(picked))
+                    continue
             room_bytes -= size + overhead_bytes
             bodies_bytes -= size
             taking.at += 1
@@ -126,7 +138,7 @@ class Round:
         if taking is None:
             self._weigh(tenant)
             taking = self._takings[tenant] = _Taking()
-        elif taking.at:
+        else:
             self._finish(taking)
             taking.size *= 2
         now_ms = self.now_ms
@@ -138,7 +150,7 @@ class Round:
             if not windows:
                 self._put_away(tenant, lacking=bool(lacking), down=down)
                 return None
-            bound: Key | None = None
+            bound: OrderKey | None = None
             if paged or lacking:
                 bound = sources.bound_of(paged, () if self._skipping else lacking)
             entries = merge.first(windows, taking.size, bound)
@@ -165,8 +177,7 @@ class Round:
         paged: list[sources.Source] = []
         lacking: list[sources.Source] = []
         down, able, key = False, self._able, self._topic.key
-        unparked = [flow.lanes for flow in tenant.flows.values() if flow.parked is None]
-        for lane in chain.from_iterable(unparked):
+        for lane in chain.from_iterable([flow.lanes for flow in tenant.unparked]):
             shard: Shard | None = lane.tenure.shard
             if shard is None or not lane.ready:
                 continue
@@ -208,13 +219,17 @@ class Round:
             self._turns.set_aside(tenant, self.now_ms, down=not lacking)
             self._stop = self._lacked >= self._ahead
         else:
-            parked = any(flow.parked is not None for flow in tenant.flows.values())
-            self._turns.leave(tenant, PARKED if parked else IDLE)
-            self._idle += 1
-            if self._idle == _IDLE:
-                self._stop = self.lacks = True
-                self._state.due[self._topic.key] = None
-                self._state.wake()
+            self._turns.leave(tenant, PARKED if len(tenant.flows) > len(tenant.unparked) else IDLE)
+            self._found_none()
+
+    def _found_none(self) -> None:
+        """A tenant or a flow had nothing to give. After many of them, leave the rest to the next turn of the event
+        loop."""
+        self._nothing += 1
+        if self._nothing == _IDLE:
+            self._stop = self.lacks = True
+            self._state.due[self._topic.key] = None
+            self._state.wake()
 
     def _pass(self, tenant: _Tenant) -> None:
         """A lane that is lacking may have the tenant's next item. Where urgent items go first, none goes before it."""
@@ -223,13 +238,27 @@ class Round:
         if self._turns.ranked or self._passed == _PASSED:
             self._stop = True
 
+    def _park(self, taking: _Taking, flow: Flow[Lane[Item]], key: Key, wanted: int) -> None:
+        """The flow, which has the next entry, waits for tokens of `key`. Other entries of the tenant stay."""
+        at, entries = taking.at, taking.entries
+        if at:
+            merge.take(flow.lanes, entries[at - 1])
+        taking.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
+        taking.parked.add(flow)
+        self.asks = self._state.throttling.park(flow, key, wanted) or self.asks
+        self._found_none()
+
     def _finish(self, taking: _Taking) -> None:
         """Take the picked entries out of the windows."""
         if taking.at:
-            merge.take(taking.lanes, taking.entries[taking.at - 1])
+            lanes, parked = taking.lanes, taking.parked
+            if parked:
+                lanes = [lane for lane in lanes if lane.flow not in parked]
+            merge.take(lanes, taking.entries[taking.at - 1])
         if taking.paged:
             sources.ask_pages(self._state, taking.paged)
         taking.entries, taking.at = (), 0
+        taking.parked.clear()
 
     def _weigh(self, tenant: _Tenant) -> None:
         changes = self._state.policies.changes

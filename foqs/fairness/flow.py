@@ -73,6 +73,7 @@ class Tenant(Generic[L]):
         "seq",
         "start",
         "turns",
+        "unparked",
         "weight",
     )
 
@@ -89,6 +90,7 @@ class Tenant(Generic[L]):
         self.seq = 0  # of its entry in its level; 0 while it has none
         self.newcomer = False
         self.flows: dict[Throttles, Flow[L]] = {}
+        self.unparked: dict[Flow[L], None] = {}
 
     def weigh(self, given: int) -> None:
         """An item was stored with this weight."""
@@ -111,6 +113,7 @@ class Flow(Generic[L]):
         self.lanes: list[L] = []
         self.rules: Any = None
         self._parked: Any = None
+        tenant.unparked[self] = None
 
     @property
     def parked(self) -> Any:
@@ -121,6 +124,10 @@ class Flow(Generic[L]):
     def parked(self, on: Any) -> None:
         change = (on is not None) - (self._parked is not None)
         self._parked = on
+        if on is not None:
+            self.tenant.unparked.pop(self, None)
+        elif self.lanes:
+            self.tenant.unparked[self] = None
         if change:
             tallies = self.tenant.turns.tallies
             for lane in self.lanes:

@@ -95,6 +95,7 @@ class Turns(Generic[L]):
         if flow.lanes:
             return
         del tenant.flows[flow.throttles]
+        tenant.unparked.pop(flow, None)
         if not tenant.flows:
             del self.tenants[tenant.name]
             self.leave(tenant, IDLE)

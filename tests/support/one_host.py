@@ -207,8 +207,12 @@ class OneHost(Laboratory):
             if sent := self.send():
                 for shard, batch in sent:
                     self.arrive(shard, batch)
-            elif not (self._turn or self.engine.next_turn or self.engine.dirty):
+            elif not (self._turn or self._left_to_do()):
                 return
+
+    def _left_to_do(self) -> bool:
+        engine = self.engine
+        return bool(engine.next_turn or engine.dirty or engine.due or engine.long_work)
 
     def wait(self, by_ms: int) -> None:
         """Let time pass on both clocks, and call the timers that are due."""

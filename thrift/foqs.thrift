@@ -808,6 +808,33 @@ struct LendResponse {
   // 2 is reserved: slots
 }
 
+/** The items of a topic with one fairness key. */
+struct TenantShare {
+  /** "" for items without one. */
+  1: string fairness_key,
+  /** Thousandths of what the host delivered since it started, in the unit of the topic's policy (fair.unit); 0 or more. */
+  2: i64 served,
+}
+
+/** What a host delivered of a topic. */
+struct TopicShare {
+  1: string ns,
+  2: string topic,
+  /** At most 256. */
+  3: list<TenantShare> tenants,
+}
+
+/** Between hosts, twice a second: what the asking host delivered of topics whose tenants the hosts balance. */
+struct TellSharesRequest {
+  /** Id of the asking host. At most 255 bytes. */
+  1: string host,
+  /** At most 4,096 tenants in all. */
+  2: list<TopicShare> topics,
+  15: optional RequestContext context,
+}
+
+struct TellSharesResponse {}
+
 /** Between hosts: counts the items of a namespace, or of a topic, in the shards of a host. */
 struct CountItemsRequest {
   1: string ns,
@@ -1002,6 +1029,7 @@ service Foqs {
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   LendResponse Lend(1: LendRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
+  TellSharesResponse TellShares(1: TellSharesRequest request) throws (1: RequestError error),
   ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),
   RedriveItemsResponse RedriveItems(1: RedriveItemsRequest request) throws (1: RequestError error),
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),

@@ -58,6 +58,7 @@ NEEDS: Mapping[str, Right | str] = {
     "TakeTokens": _HOST,
     "Lend": _HOST,
     "CountItems": _HOST,
+    "TellShares": _HOST,
     "AwaitSettings": _HOST,
 }
 _ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})

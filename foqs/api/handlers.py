@@ -22,6 +22,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
+from foqs.peers.share_exchange import ShareExchange
 from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
 
@@ -38,6 +39,7 @@ class Handlers:
         address: Callable[[], str],
         news: ReadyPublisher,
         quotas: QuotaClient,
+        shares: ShareExchange,
         forwarder: Forwarder | LoneForwarder,
         settings: HostSettings,
         store: SettingsStore,
@@ -50,7 +52,8 @@ class Handlers:
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
-        self._peers = PeerMethods(engine, lambda: self.limits, lambda: forwarder.routing().slots, quotas.coordinator)
+        slots = lambda: forwarder.routing().slots  # noqa: E731
+        self._peers = PeerMethods(engine, lambda: self.limits, slots, quotas.coordinator, shares)
         self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
         self.routing_changed = self.routing.changed
 

@@ -1,4 +1,4 @@
-"""Methods that only hosts call: tokens of quotas, counts of items, and slots that move."""
+"""Methods that only hosts call: tokens of quotas, counts of items, shares of tenants, and slots that move."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from foqs.api import validation
+from foqs.api.tenancy import fairness_key
 from foqs.buffers.pending_dedup import Give
 from foqs.dedup import DIGEST_BYTES, SLOTS, bounds_of
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, Invalid
+from foqs.fairness.balance import MOST_TENANTS
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers import slot_migration
 from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.peers.share_exchange import ShareExchange
 from foqs.policies.names import throttle_key_error
 from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.bucket import Ask, Grant
@@ -23,6 +27,7 @@ from foqs.shardmgr.facts import Slots
 
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
+_MOST_SHARES = 4_096
 _NAMES = Limits()  # the limits of the asking host may differ
 
 
@@ -35,11 +40,13 @@ class PeerMethods:
         limits: Callable[[], Limits],
         slots: Callable[[], Slots],
         coordinator: QuotaCoordinator,
+        shares: ShareExchange,
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._slots = slots
         self._coordinator = coordinator
+        self._shares = shares
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -47,6 +54,7 @@ class PeerMethods:
             "TakeTokens": self.take_tokens,
             "Lend": self.lend,
             "CountItems": self.count_items,
+            "TellShares": self.tell_shares,
         }
 
     def give_slot(self, call: Call) -> None:
@@ -101,6 +109,25 @@ class PeerMethods:
             call.reply(idl.CountItemsResponse(shards))
 
         self._coordinator.counts.count_here((ns, _topic(call.request)), answer)
+
+    def tell_shares(self, call: Call) -> None:
+        request = call.request
+        host, topics = validation.name(request.host, "host", _NAMES), request.topics or ()
+        if sum(len(topic.tenants or ()) for topic in topics) > _MOST_SHARES:
+            raise Invalid(f"topics: more than {_MOST_SHARES} tenants")
+        self._shares.heard(host, [_shares_of(topic) for topic in topics])
+        call.reply(idl.TellSharesResponse())
+
+
+def _shares_of(share: Any) -> tuple[TopicKey, list[tuple[str, int]]]:
+    """Return (topic, [(fairness key, service)]) of a TopicShare. Raises Invalid."""
+    key = validation.name(share.ns, "ns", _NAMES), validation.name(share.topic, "topic", _NAMES)
+    tenants = share.tenants or ()
+    if len(tenants) > MOST_TENANTS:
+        raise Invalid(f"tenants: more than {MOST_TENANTS}")
+    if any(one.served is None or one.served < 0 for one in tenants):
+        raise Invalid("served is missing, or below 0")
+    return key, [(fairness_key(one.fairness_key), one.served) for one in tenants]
 
 
 def _ask(request: Any) -> Ask:

@@ -265,7 +265,8 @@ class Round:
         if tenant.changes != changes:
             tenant.changes = changes
             ns, topic = self._topic.key
-            tenant.weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
+            weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
+            tenant.weight = weight * tenant.factor
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""

@@ -75,7 +75,7 @@ class ShardMemory:
         topic = self.topics.of(topic_key(key))
         key = lane_key(topic.key, *tenancy_of(key))  # with the topic's own names
         lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(topic.key[0]))
-        topic.attach(lane)
+        self.topics.attach(topic, lane)
         return lane
 
     def wake_lane(self, lane: Lane[Item], *, opened: bool = False) -> None:

@@ -58,12 +58,14 @@ class TakesTurns(Protocol):
 
 class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
-    stored item that had one. `weight`: the one in effect; a change counts from the next turn. `lease_ms`: the mean of
-    its last leases, None before the first ended."""
+    stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts; a change counts
+    from the next turn. `served`: the cost of all that it was given. `lease_ms`: the mean of its last leases, None
+    before the first ended."""
 
     __slots__ = (
         "away",
         "changes",
+        "factor",
         "flows",
         "given_weight",
         "lease_ms",
@@ -71,6 +73,7 @@ class Tenant(Generic[L]):
         "name",
         "newcomer",
         "seq",
+        "served",
         "start",
         "turns",
         "unparked",
@@ -82,7 +85,8 @@ class Tenant(Generic[L]):
         self.turns = turns
         self.level = level
         self.start = start
-        self.weight = 1.0
+        self.weight = self.factor = 1.0
+        self.served = 0.0
         self.given_weight = 0  # none was given
         self.lease_ms: float | None = None
         self.changes = -1  # the policies from which `weight` was read

@@ -116,10 +116,11 @@ class Topic(Generic[L]):
 
 
 class Topics(dict[TopicKey, Topic[L]]):
-    """Every topic that has a lane here."""
+    """Every topic that has a lane here. `in_turns` has those whose tenants take turns."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_turns: dict[TopicKey, Topic[L]] = {}
         self._tenures = 0
         self._order: TopicOrder | None = None
 
@@ -138,11 +139,22 @@ class Topics(dict[TopicKey, Topic[L]]):
                 self._order.add(key)
         return topic
 
+    def attach(self, topic: Topic[L], lane: L) -> None:
+        topic.attach(lane)
+        if topic.turns is not None:
+            self.in_turns[topic.key] = topic
+
+    def begin_turns(self, topic: Topic[L]) -> None:
+        """Let the tenants of the topic take turns from now on."""
+        topic.begin_turns()
+        self.in_turns[topic.key] = topic
+
     def detach(self, topic: Topic[L], lane: L) -> None:
         """Detach the lane. A topic without a lane is forgotten."""
         topic.detach(lane)
         if topic.empty:
             del self[topic.key]
+            self.in_turns.pop(topic.key, None)
             if self._order is not None:
                 self._order.discard(topic.key)
 

@@ -36,7 +36,7 @@ class Turns(Generic[L]):
     `unit`: one of ITEMS, BYTES and BUSY. `charges`: what leased items were charged by the mean time of leases; those
     that are never corrected are dropped.
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when.
-    `used_ms`: when a dequeue asked for the topic last.
+    `used_ms`: when a dequeue asked for the topic last. `last_cost`: of the item that was given last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
@@ -50,6 +50,7 @@ class Turns(Generic[L]):
         self.used_ms = 0
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
+        self.last_cost = 1.0
         self._seq = 0
         self._flat: Level[Tenant[L]] = Level(0)
         self._levels: WeakValueDictionary[int, Level[Tenant[L]]] = WeakValueDictionary({0: self._flat})
@@ -99,6 +100,7 @@ class Turns(Generic[L]):
         if not tenant.flows:
             del self.tenants[tenant.name]
             self.leave(tenant, IDLE)
+            self.scale(tenant, 1.0)
             if tenant.start > tenant.level.now:
                 self._remember(tenant)
 
@@ -144,6 +146,8 @@ class Turns(Generic[L]):
         """The queued tenant had its turn, and was given an item of this cost: 1, or in the units of the topic."""
         level, heap = tenant.level, tenant.level.heap
         start = tenant.start
+        tenant.served += cost
+        self.last_cost = cost
         if tenant.newcomer:
             start = max(start, level.now)  # no credit for the wait among newcomers
             self._withdraw(tenant)
@@ -189,11 +193,28 @@ class Turns(Generic[L]):
 
     def correct(self, tenant: Tenant[L], cost: float) -> None:
         """An item that the tenant was given cost this much more than it was charged, or less."""
+        tenant.served += cost
         least = tenant.level.now - _ASIDE_ITEMS / tenant.weight
         tenant.start = max(tenant.start + cost / tenant.weight, least)
         if tenant.seq and not tenant.newcomer:
             self._withdraw(tenant)
             self._queue(tenant)
+
+    def scale(self, tenant: Tenant[L], factor: float) -> None:
+        """Multiply the tenant's weight by `factor`, in place of the one before.
+
+        The tenant's debt changes, too. Else an item that it was given at a hundredth of its weight would keep it from
+        its turns long after it has all of its weight again."""
+        if factor == tenant.factor:
+            return
+        debt = (tenant.start - tenant.level.now) * tenant.factor / factor
+        tenant.weight = round(tenant.weight / tenant.factor) * factor  # weights are whole numbers
+        tenant.factor = factor
+        if debt > 0:
+            tenant.start = tenant.level.now + debt
+            if tenant.seq and not tenant.newcomer:
+                self._withdraw(tenant)
+                self._queue(tenant)
 
     def enter(self, tenant: Tenant[L], *, opened: bool = False) -> None:
         """The tenant has items to deliver. A tenant that is passed over stays so.

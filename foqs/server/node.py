@@ -22,6 +22,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
+from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.token_lender import TokenLender
 from foqs.policies.store import SettingsStore
 from foqs.rows import Opened
@@ -120,6 +121,9 @@ class Node:
         self.lender = TokenLender(
             self.engine, self.forwarder, quotas.coordinator, quotas.begin, monotonic_ms, self._later
         )
+        shares = ShareExchange(self.engine, self.forwarder.other_hosts, self.forwarder.ask, monotonic_ms, self._later)
+        if not neighbours.static:
+            shares.begin()
         self.service: Handlers = Handlers(
             self.engine,
             limits,
@@ -127,6 +131,7 @@ class Node:
             lambda: self.address,
             self.news,
             quotas,
+            shares,
             self.forwarder,
             self.settings,
             self._settings_store,

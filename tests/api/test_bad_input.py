@@ -94,6 +94,9 @@ def requests() -> list[bytes]:
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, "topic", context),
         "Lend": idl.LendRequest("holder", [idl.TokenAsk("ns", "key", 1, 5, 0, 0)] * 2, context),
         "CountItems": idl.CountItemsRequest("ns", "topic", context),
+        "TellShares": idl.TellSharesRequest(
+            "a", [idl.TopicShare("ns", "topic", [idl.TenantShare("f", 5)] * 2)] * 2, context
+        ),
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
         "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),

@@ -18,7 +18,7 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "ListItems", "DeleteItems",
-    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems",
+    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
     "ReleaseLeases", "ExplainItem",
 ]  # fmt: skip

@@ -148,10 +148,8 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "GetServerInfo": {},
         "GetRouting": {},
     }
-    assert (
-        requests.keys() | {"WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "AwaitSettings"}
-        == NEEDS.keys()
-    )
+    between_hosts = {"WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "TellShares", "AwaitSettings"}
+    assert requests.keys() | between_hosts == NEEDS.keys()
     nobody, wrong, none = wire("nobody"), wire("x" * 4_000), wire(None)
     for method, fields in requests.items():
         assert code(lambda m=method, f=fields: wrong.ask(m, **f)) == Code.UNAUTHENTICATED, method
@@ -259,6 +257,7 @@ def test_a_client_cannot_pretend_to_be_a_host(wire: NewWire, proof: str | None) 
         assert code(lambda w=pretender: w.ask("TakeTokens", ns="shop")) == wanted
         assert code(lambda w=pretender: w.ask("Lend", holder="h", tokens=[])) == wanted
         assert code(lambda w=pretender: w.ask("CountItems", ns="shop")) == wanted
+        assert code(lambda w=pretender: w.ask("TellShares", host="a", topics=[])) == wanted
         assert code(lambda w=pretender: w.ask("AwaitSettings", ns="shop", version=1)) == wanted
     assert code(lambda: wire("admin", hops=1).look(item_id)) == Code.FORBIDDEN
     # Without a proof of a host, the principal that it names is ignored.

@@ -24,6 +24,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
+from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_owners import SlotOwners
 from foqs.quota import Bounded, Quota
 from foqs.rows import Opened
@@ -146,11 +147,15 @@ class Host:
         owners = SlotOwners(self.engine, now_ms, lambda: sim.clock.time, self.forwarder.slot_moves.adopt)
         quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, lambda: sim.clock.time, self.later)
         quotas.host = self
+        shares = ShareExchange(
+            self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: sim.clock.time, self.later
+        )
+        shares.begin()
         limits = Limits(**config.limits.model_dump())
         self.settings = HostSettings(self.engine)
         self._handlers = Handlers(
-            self.engine, limits, now_ms, lambda: self.address, news, quotas, self.forwarder, self.settings,
-            HostStore(sim.settings, self),
+            self.engine, limits, now_ms, lambda: self.address, news, quotas, shares, self.forwarder,
+            self.settings, HostStore(sim.settings, self),
         )  # fmt: skip
         self._methods = self._handlers.handlers()
 

@@ -1,6 +1,7 @@
 """One host in memory: its handlers, quotas and forwarding. A test moves its databases, its clocks and the other hosts.
 
-A lone host has no routing. A host with a routing is "a" of a cluster, at "a:1"; the test answers its requests to peers.
+A lone host has no routing. A host with a routing is `name` of a cluster, at "<name>:1"; the test answers its requests
+to peers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.settings_sync import HostSettings
+from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lender import TokenLender
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -88,7 +90,9 @@ class OneHost(Laboratory):
         routing: Routing | None = None,
         quotas: Mapping[str, QuotaKeys] | None = None,
         limits: Limits | None = None,
+        name: str = "a",
     ) -> None:
+        self.name = name
         self.routing = routing
         self.limits = limits or Limits()
         self.monotonic_ms = 5_000
@@ -114,7 +118,7 @@ class OneHost(Laboratory):
             *numbers,
             callbacks=callbacks,
             shards_elsewhere=routing is not None,
-            sections={"server": ServerSection(id="a"), "quotas": QuotasSection(namespaces=dict(quotas or {}))},
+            sections={"server": ServerSection(id=name), "quotas": QuotasSection(namespaces=dict(quotas or {}))},
         )
         self._connect()
 
@@ -123,9 +127,9 @@ class OneHost(Laboratory):
         now_ms = lambda: self.now_ms  # noqa: E731
         if self.routing is not None:
             self.forwarder = Forwarder(
-                self.engine, "a", self._routing, self._ask, self.cut.append, handover_ms=HANDOVER_MS, now_ms=now_ms,
-                soon=self._turn.append, later=self._later, requests=self.log, slots_arrived=self.arrived.append,
-                share_slots=self._share_slots,
+                self.engine, self.name, self._routing, self._ask, self.cut.append, handover_ms=HANDOVER_MS,
+                now_ms=now_ms, soon=self._turn.append, later=self._later, requests=self.log,
+                slots_arrived=self.arrived.append, share_slots=self._share_slots,
             )  # fmt: skip
             owners: SlotOwners | LoneSlotOwner = SlotOwners(
                 self.engine, now_ms, lambda: self.monotonic_ms, self.forwarder.slot_moves.adopt
@@ -138,11 +142,14 @@ class OneHost(Laboratory):
             self.engine, self.forwarder, self.quotas.coordinator, self.quotas.begin, lambda: self.monotonic_ms,
             self._later,
         )  # fmt: skip
+        self.shares = ShareExchange(
+            self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: self.monotonic_ms, self._later
+        )
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
-            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.forwarder, self.settings,
-            self.settings_store,
+            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.shares, self.forwarder,
+            self.settings, self.settings_store,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

@@ -1,0 +1,182 @@
+"""Balances the tenants of topics that several hosts have: twice a second hosts report to each other how much they
+delivered of each tenant, and scale the weights of their own tenants (`foqs.fairness.balance`).
+
+A host reports on a topic in which two or more tenants have items here, or on another host that said so lately. A host
+without such topics sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from heapq import nsmallest
+from itertools import islice
+from typing import Any
+
+from foqs.engine.engine import Engine
+from foqs.errors import FoqsError, Invalid
+from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
+from foqs.fairness.flow import ASIDE, PASSED, QUEUED, Tenant
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.turns import Turns
+from foqs.idl import idl
+from foqs.item import Item
+from foqs.peers.ready_subscriber import Ask
+from foqs.prefetch.lane import Lane
+
+MOST_SHARES = 2_000
+"""Tenants in a report. Topics that are left out come first in the next one."""
+_MOST_TOPICS = 10_000
+"""Topics that are looked at in a beat."""
+_MOST_CHOICE = 10_000
+_UNIT = 1_000
+"""Service is reported in thousandths."""
+_SAMPLES = 8
+_ANSWER_MS = 1_000
+_OLDER_MS = 60_000
+"""How long a host is left alone that refuses reports, as one of an older version does."""
+
+_WAITS = frozenset({QUEUED, PASSED, ASIDE})
+
+_Tenant = Tenant[Lane[Item]]
+_Turns = Turns[Lane[Item]]
+
+
+class _Shared:
+    """A topic. `tenants`: those that are reported, and whose weights are scaled. `usual_cost` of an item."""
+
+    __slots__ = ("balance", "chosen_ms", "tenants", "usual_cost")
+
+    def __init__(self) -> None:
+        self.balance = Balance()
+        self.usual_cost = 1.0
+        self.tenants: list[_Tenant] = []
+        self.chosen_ms = 0
+
+    def choose(self, turns: _Turns, now_ms: int) -> None:
+        """Choose the same tenants as other hosts, the heaviest, where there are too many."""
+        if len(turns.tenants) > MOST_TENANTS and self.tenants and now_ms - self.chosen_ms < SILENT_MS:
+            self.tenants = [one for one in self.tenants if turns.tenants.get(one.name) is one]
+            return
+        self.chosen_ms = now_ms
+        before, self.tenants = self.tenants, list(islice(turns.tenants.values(), _MOST_CHOICE))
+        if len(self.tenants) > MOST_TENANTS:
+            self.tenants = nsmallest(MOST_TENANTS, self.tenants, key=lambda one: (-one.weight, one.name))
+        for tenant in set(before).difference(self.tenants):
+            turns.scale(tenant, 1.0)
+
+    def step(self, turns: _Turns, now_ms: int) -> list[Share]:
+        """Scale the weights, and return the tenants to report on."""
+        self.choose(turns, now_ms)
+        shares = [
+            Share(one.name, one.weight / one.factor, max(0, round(one.served * _UNIT)), one.away in _WAITS)
+            for one in self.tenants
+        ]
+        self.usual_cost += (turns.last_cost - self.usual_cost) / _SAMPLES
+        self.balance.step(shares, max(1.0, self.usual_cost * _UNIT), now_ms)
+        factors = self.balance.factors
+        for tenant in self.tenants:
+            turns.scale(tenant, factors.get(tenant.name, 1.0))
+        return self.balance.report(shares, now_ms)
+
+    def end(self, turns: _Turns) -> None:
+        for tenant in self.tenants:
+            turns.scale(tenant, 1.0)
+
+
+class ShareExchange:
+    """One host's. `other_hosts` returns the addresses of the other living hosts; `monotonic_ms` never goes back;
+    `later` calls back after so many milliseconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        other_hosts: Callable[[], Collection[str]],
+        ask: Ask,
+        monotonic_ms: Callable[[], int],
+        later: Callable[[int, Callable[[], None]], Any],
+    ) -> None:
+        self._engine = engine
+        self._other_hosts = other_hosts
+        self._ask = ask
+        self._monotonic_ms = monotonic_ms
+        self._later = later
+        self._shared: dict[TopicKey, _Shared] = {}
+        self._left: deque[TopicKey] = deque()  # of the last beat
+        self._asked: set[str] = set()
+        self._older: dict[str, int] = {}  # addresses of hosts that refuse -> until when they are left alone
+
+    def begin(self) -> None:
+        """Begin to report: the host is in a cluster."""
+        self._later(BEAT_MS, self._beat)
+
+    def heard(self, host: str, topics: Iterable[tuple[TopicKey, Sequence[tuple[str, int]]]]) -> None:
+        """Take the report of another host: for each topic (fairness key, service) of its tenants."""
+        now_ms, here = self._monotonic_ms(), self._engine.topics
+        for key, shares in topics:
+            if key in here and shares:
+                here.begin_turns(here[key])  # its items without a fairness key are those of a tenant, too
+                self._shared.setdefault(key, _Shared()).balance.heard(host, shares, now_ms)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _beat(self) -> None:
+        if self._engine.draining:
+            return
+        if self._engine.topics.in_turns:
+            self._report()
+        elif self._shared:
+            self._shared.clear()
+        self._later(BEAT_MS, self._beat)
+
+    def _report(self) -> None:
+        addresses, now_ms = self._other_hosts(), self._monotonic_ms()
+        topics, tenants, looked_at = [], 0, 0
+        left = self._left
+        if not left:
+            left.extend(self._engine.topics.in_turns)
+            for key in self._shared.keys() - self._engine.topics.in_turns.keys():
+                del self._shared[key]
+        while left and tenants < MOST_SHARES and looked_at < _MOST_TOPICS:
+            key = left.popleft()
+            looked_at += 1
+            shares = self._step(key, addresses, now_ms)
+            if shares:
+                tenants += len(shares)
+                topics.append(idl.TopicShare(*key, [idl.TenantShare(one.name, one.served) for one in shares]))
+        if topics:
+            self._send(addresses, topics, now_ms)
+
+    def _step(self, key: TopicKey, addresses: Collection[str], now_ms: int) -> list[Share]:
+        """Scale the weights of a topic's tenants. Return the tenants to report on."""
+        engine = self._engine
+        topic, shared = engine.topics.in_turns.get(key), self._shared.get(key)
+        if topic is None:
+            return []
+        turns: _Turns = topic.turns  # type: ignore[assignment]
+        several = len(turns.tenants) > 1 and bool(addresses)
+        needed = several or (shared is not None and not shared.balance.quiet)
+        if not needed or not engine.policies.of(key).fair.balance:
+            if shared is not None:
+                shared.end(turns)
+                del self._shared[key]
+            return []
+        if shared is None:
+            shared = self._shared[key] = _Shared()
+        shares = shared.step(turns, now_ms)
+        return shares if several or shared.balance.contested(now_ms) else []
+
+    def _send(self, addresses: Collection[str], topics: list[Any], now_ms: int) -> None:
+        host = self._engine.config.server.id
+        self._older = {address: until_ms for address, until_ms in self._older.items() if until_ms > now_ms}
+        for address in addresses:
+            if address not in self._asked and address not in self._older:
+                self._asked.add(address)
+                request = idl.TellSharesRequest(host, topics)
+                self._ask(address, "TellShares", request, _ANSWER_MS, partial(self._answered, address))
+
+    def _answered(self, address: str, response: Any, error: FoqsError | None) -> None:
+        self._asked.discard(address)
+        if isinstance(error, Invalid):
+            self._older[address] = self._monotonic_ms() + _OLDER_MS

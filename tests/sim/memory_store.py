@@ -83,7 +83,7 @@ class MemoryStore:
             next_number=db.next_number,
             due_from_ms=db.due_from_ms,
             expiry_from_ms=db.expiry_from_ms,
-            lanes=list(db.lanes.values()),
+            lanes=sorted(db.lanes.values()),
             backlog=[Backlog(lane, bucket, items) for (lane, bucket), items in buckets.items()],
             timers={
                 lane: (rows, leased[lane]) for lane, rows in Counter(row.lane for row in db.timer.values()).items()

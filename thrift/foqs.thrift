@@ -261,7 +261,8 @@ struct DequeueRequest {
   5: optional i64 max_bytes,
   /** Names the worker process, for GetTopicStats and ReleaseLeases; 1 to 128 bytes, no control characters. */
   6: optional string worker,
-  // 7: ledger
+  /** The items of the reply have a `ledger`. Default: no. */
+  7: optional bool ledger,
   /**
    * The consumer begins this many items of the reply at once, the first ones; 0 or more. The others are marked as with
    * ExtendItem.begun = false. Default: it begins all.
@@ -286,6 +287,19 @@ struct Failure {
   7: i64 fingerprint,
   /** Epoch milliseconds. */
   8: i64 died_at_ms,
+}
+
+/** What an item waited for, as the host that delivers it knows. */
+struct Ledger {
+  /** Duration from deliver_after_ms to this delivery. */
+  1: i64 waited_ms,
+  /**
+   * Deliveries of the topic by the host since the item became ready, without those of the items that came before it then.
+   * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, items that were
+   * not in memory may have come before it, or the topic's tenants take turns.
+   */
+  2: optional i64 overtaken,
+  // 3: more_urgent_elsewhere   4: more_urgent_age_ms
 }
 
 /** An item as a consumer or an operator sees it. */
@@ -316,9 +330,11 @@ struct Item {
   /** As enqueued; unset where there are none. */
   17: optional string fairness_key,
   18: optional list<string> throttle_keys,
-  // 19: result   20: ended_at_ms   22: ledger
+  // 19: result   20: ended_at_ms
   /** Of an item in a dead-letter topic; only in GetItem and ListItems. */
   21: optional Failure failure,
+  /** Only in the reply to a dequeue that asked for it. */
+  22: optional Ledger ledger,
 }
 
 struct DequeueResponse {
@@ -448,6 +464,8 @@ struct AckAndDequeueRequest {
   7: optional string worker,
   /** As DequeueRequest.begins. */
   8: optional i32 begins,
+  /** As DequeueRequest.ledger. */
+  9: optional bool ledger,
   15: optional RequestContext context,
 }
 

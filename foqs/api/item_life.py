@@ -139,12 +139,18 @@ class ItemLife:
             validation.name(worker, "worker", limits, limits.worker_bytes)
         if begins is not None and begins < 0:
             raise Invalid("begins is negative")
+        ledger = request.ledger
+        if ledger:
+            self._engine.topics.ledgers.ask([key for key, _ in keys], now_ms)
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             call.on_lost = None  # a circle of references: the garbage collector would have to find it
-            if items and not doubtful and (usual := reply_bytes.dequeue_response(items)) is not None:
+            if items and not (doubtful or ledger) and (usual := reply_bytes.dequeue_response(items)) is not None:
                 return call.reply(usual)
-            response = idl.DequeueResponse([responses.leased(item) for item in items], doubtful or None)
+            made = [responses.leased(item) for item in items]
+            if ledger:
+                responses.with_ledgers(items, made, self._engine.topics.ledgers, self._now_ms())
+            response = idl.DequeueResponse(made, doubtful or None)
             if not (items or doubtful):
                 if forwarded:
                     response.news_version = self._news.found_nothing(key for key, _ in keys)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from foqs.api.validation import headers_of
 from foqs.counters import Counters
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, wire_code
-from foqs.fairness.keys import LaneKey, is_plain, tenancy_of, topic_key, unpack_throttles
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of, topic_key, unpack_throttles
+from foqs.fairness.ledger import Ledgers
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.rows import Body, FailureRow, NewItem
@@ -83,6 +85,18 @@ def leased(item: Item) -> Any:
     made.deliver_after_ms = item.deliver_after_ms
     made.lease_expires_at_ms = item.lease_expires_at_ms
     return made
+
+
+def with_ledgers(items: Sequence[Item], made: Sequence[Any], ledgers: Ledgers, now_ms: int) -> None:
+    """Give each of `made`, the items as their consumer gets them now, its ledger."""
+    of_topics: dict[TopicKey, list[int]] = {}
+    for item in items:
+        of_topics.setdefault(item.lane.topic.key, []).append(item.id)
+    overtaken: dict[int, int | None] = {}
+    for key, ids in of_topics.items():
+        overtaken.update(zip(ids, ledgers.overtaken(key, ids), strict=True))
+    for one in made:
+        one.ledger = idl.Ledger(max(0, now_ms - one.deliver_after_ms), overtaken[one.id])
 
 
 def shown(

@@ -177,6 +177,7 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         max_bytes: int | None = None,
         worker: str | None = None,
         begins: int | None = None,
+        ledger: bool = False,
         timeout_ms: int | None = None,
     ) -> Items:
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
@@ -186,6 +187,7 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         example "paused". `lease_ms`: how long the leases last; default each item's own, else the server's. `max_bytes`
         bounds payloads, metadata and headers together. `worker` names the caller to operators. `begins`: how many of
         the items, the first ones, are begun at once; the rest counts as not begun (see `begun_many`). Default: all.
+        `ledger`: the items come with their `Ledger`.
         """
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
@@ -194,11 +196,13 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         def attempt(request_id: str) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request: Any = None
-            if worker is None and begins is None:
+            if worker is None and begins is None and not ledger:
                 request = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
                 wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
-                request = idl.DequeueRequest(self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, begins)
+                request = idl.DequeueRequest(
+                    self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins
+                )
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
             return self._caller.ask(

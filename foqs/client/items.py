@@ -145,13 +145,25 @@ class Failure:
         return tuple(self._throttle_keys)
 
 
+@dataclass(slots=True)
+class Ledger:
+    """What an item waited for: `waited_ms` from its `deliver_after_ms` to this delivery. It was `overtaken` by so many
+    items of its topic on its host, which did not come before it when it became ready; None where that is not known."""
+
+    thrift_spec: ClassVar[Any] = idl.Ledger.thrift_spec
+
+    waited_ms: int = 0
+    overtaken: int | None = None
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Item:
     """An item as a consumer or an operator sees it. Read only by convention; compared by identity.
 
     `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
-    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter. `fairness_key` is
+    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter; `ledger` by a
+    dequeue that asks for it. `fairness_key` is
     "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its failure has them.
     """
 
@@ -159,6 +171,7 @@ class Item:
         **idl.Item.thrift_spec,
         18: (TType.LIST, "_throttle_keys", TType.STRING, False),
         21: (TType.STRUCT, "failure", Failure, False),
+        22: (TType.STRUCT, "ledger", Ledger, False),
     }
 
     id: int = 0
@@ -179,6 +192,7 @@ class Item:
     failure: Failure | None = None
     fairness_key: str = ""
     _throttle_keys: Sequence[str] = ()
+    ledger: Ledger | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:

@@ -79,6 +79,8 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
         found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
         if state.explained:
             state.explained.add([item.lane.topic.key for _, item, _ in found], state.now_ms)
+        if state.topics.ledgers:
+            state.topics.ledgers.delivered([(item.lane.topic.key, item.id) for _, item, _ in found])
     redelivered = held_bytes = 0
     for _, item, _ in found:
         redelivered += item.attempt > 1

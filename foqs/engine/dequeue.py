@@ -256,4 +256,5 @@ def keep_house(state: State, now_ms: int) -> None:
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
     state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
     state.explained.forget(now_ms)
+    state.topics.ledgers.forget(now_ms)
     state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

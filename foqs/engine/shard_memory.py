@@ -17,7 +17,7 @@ from foqs.item import KNOWN_BYTES, Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
-from foqs.prefetch.window import Window
+from foqs.prefetch.window import Entry, Window
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
 
 FIRST_PAGE_ROWS = 128
@@ -191,6 +191,8 @@ class ShardMemory:
                 unindexed_bytes += size
         self.budget.take(held)
         window.add_all(added)
+        if self.topics.ledgers:
+            self._became_ready(lane, added)
         if unindexed:
             self.tail.add(unindexed, unindexed_bytes)
         if uncovered:
@@ -226,9 +228,17 @@ class ShardMemory:
             self.learn(item)
             item.enter_window()
             window.add(item.entry)
+            if self.topics.ledgers:
+                self._became_ready(lane, [item.entry])
             self.bound_window(window)
         elif item.unindexed:
             self.index(item)
+
+    def _became_ready(self, lane: Lane[Item], entries: list[Entry[Item]]) -> None:
+        topic = lane.topic
+        if topic.turns is None:
+            windows = [other.window for other in topic.lanes() if other.ready]
+            self.topics.ledgers.became_ready(topic.key, windows, entries)
 
     def leave_ready(self, item: Item) -> None:
         """The item may not be leased any more."""

@@ -11,6 +11,7 @@ import sys
 from typing import Any, Generic, Protocol, TypeVar
 
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
+from foqs.fairness.ledger import Ledgers
 from foqs.fairness.tenure import Tenure
 from foqs.fairness.topic_order import TopicOrder
 from foqs.fairness.turns import Turns
@@ -121,6 +122,7 @@ class Topics(dict[TopicKey, Topic[L]]):
     def __init__(self) -> None:
         super().__init__()
         self.in_turns: dict[TopicKey, Topic[L]] = {}
+        self.ledgers = Ledgers()
         self._tenures = 0
         self._order: TopicOrder | None = None
 

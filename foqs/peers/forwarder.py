@@ -252,7 +252,7 @@ class Forwarder:
         wants = [want for want in request.wants if (request.ns, want.topic) in asked]
         part = idl.DequeueRequest(
             request.ns, wants, request.lease_ms, max_bytes=request.max_bytes, worker=request.worker,
-            begins=request.begins,
+            begins=request.begins, ledger=request.ledger,
         )  # fmt: skip
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)

@@ -70,6 +70,21 @@ def test_the_command_writes_json_beside_a_terminal(client: Client, run: Run) -> 
     assert f"foqs items 9 --ns {client.namespace} --state leased" in leased["text"]
 
 
+def test_items_come_with_ledgers_where_they_are_asked_for(client: Client) -> None:
+    assert client.dequeue("t", ledger=True) == []
+    client.enqueue("t", b"x", priority=1)
+    client.enqueue("t", b"y", priority=1)
+    client.enqueue("t", b"urgent")
+    (urgent,) = client.dequeue("t", wait_ms=60_000, ledger=True)
+    first, second = client.dequeue("t", 2, wait_ms=60_000, ledger=True)
+    assert [item.ledger and item.ledger.overtaken for item in (urgent, first, second)] == [0, 1, 1]
+    assert first.ledger is not None
+    assert first.ledger.waited_ms >= 0
+    client.enqueue("t", b"z")
+    (plain,) = client.dequeue("t", wait_ms=60_000)
+    assert plain.ledger is None
+
+
 def test_a_terminal_gets_a_headline_and_a_table() -> None:
     behind = ExplainReason(Reason.BEHIND_IN_LANE, "5 more", count=5)
     found = Explanation((ExplainReason(Reason.PAUSED, "why", until_ms=61_000), behind), 42_000, ItemState.READY)

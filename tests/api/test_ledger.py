@@ -1,0 +1,81 @@
+"""Ledgers of delivered items: what they waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.idl import idl
+from tests.support.one_host import OneHost, put, routing_of, take
+
+pytestmark = pytest.mark.memory
+
+
+def ledgers(answer: Any) -> list[tuple[int, int | None]]:
+    return [(item.ledger.waited_ms, item.ledger.overtaken) for item in answer.items]
+
+
+def test_an_item_says_how_long_it_waited_and_what_overtook_it() -> None:
+    one = OneHost(1, 2)
+    put(one, b"before")
+    assert ledgers(take(one, ledger=True)) == [(0, None)], "it was ready before the first question"
+    put(one, b"x", b"y")
+    one.wait(1_000)
+    put(one, b"later", delay_ms=2_000)
+    put(one, b"urgent", priority=-1)
+    assert ledgers(take(one, 2, ledger=True)) == [(0, 0), (1_000, 1)]
+    one.wait(2_000)
+    one.wait(1_000)
+    rest = ledgers(take(one, ledger=True)) + ledgers(take(one, ledger=True))  # a shard is confirmed between the two
+    assert rest == [(4_000, 1), (1_000, 0)]
+
+
+def test_an_item_that_was_given_back_begins_again() -> None:
+    one = OneHost(1)
+    take(one, ledger=True)
+    put(one, b"x", priority=3)
+    put(one, b"urgent")
+    first, second = take(one, ledger=True).items
+    assert (first.ledger.overtaken, second.ledger.overtaken) == (0, 1)
+    one.ask("Nack", items=[idl.NackItem(second.id, second.lease, delay_ms=500)])
+    one.wait(1_500)
+    (again,) = take(one, ledger=True).items
+    assert (again.ledger.waited_ms, again.ledger.overtaken, again.attempt) == (1_000, 0, 2)
+
+
+def test_a_consumer_that_does_not_ask_gets_none() -> None:
+    one = OneHost(1)
+    put(one, b"x", b"y")
+    take(one, 1, ledger=True)
+    put(one, b"z")
+    assert [item.ledger for item in take(one).items] == [None, None]
+    assert one.engine.topics.ledgers[("n", "t")].delivered == 3
+    one.wait(60_000)
+    one.wait(1_000)
+    assert one.engine.topics.ledgers == {}
+
+
+def test_tenants_take_turns_without_overtaking() -> None:
+    one = OneHost(1)
+    take(one, ledger=True)
+    for tenant in "ab":
+        put(one, b"x", fairness_key=tenant)
+    assert ledgers(take(one, ledger=True)) == [(0, None)] * 2
+
+
+def test_a_forwarded_dequeue_asks_for_ledgers() -> None:
+    member = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    member.forwarder.watch._learn("b:1", ("n", "t"), 1, 1)  # type: ignore[union-attr]
+    call = member.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=1_000, ledger=True)
+    item = idl.Item(2 << 48 | 1, 5, 1, "n", "t", ledger=idl.Ledger(7, 3))
+    assert member.reply("Dequeue", idl.DequeueResponse([item])).ledger is True
+    assert ledgers(call.answer) == [(7, 3)]
+
+
+def test_an_ack_and_dequeue_asks_for_ledgers() -> None:
+    one = OneHost(1)
+    take(one, ledger=True)
+    put(one, b"x")
+    answer = one.ask("AckAndDequeue", ns="n", acks=[], wants=[idl.TopicCount("t", 1)], ledger=True)
+    assert ledgers(answer) == [(0, 0)]

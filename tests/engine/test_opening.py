@@ -82,7 +82,7 @@ def test_nothing_counts_before_the_last_turn() -> None:
     assert sum(lane.total for lane in lab.engine.topics[KEY].lanes()) == 21
     lab.settle()
     taken: list[int] = []
-    while some := lab.taken(count=100):  # a dequeue takes what is in memory
+    while some := lab.taken(count=100):  # a dequeue takes only items in memory
         taken += some
         lab.settle()
     assert len(taken) == 20

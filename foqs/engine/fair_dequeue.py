@@ -22,8 +22,9 @@ from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry, Window
 from foqs.rows import Key as OrderKey
 
-_FIRST_CHUNK = 8
-"""Items of a tenant that are merged at first; each further merge doubles it. So many tenants cost no full merges."""
+_CHUNK = 8
+"""Items of a tenant that are merged after the first one; each further merge doubles it. So many tenants cost no full
+merges."""
 _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
 _AHEAD = 128
@@ -39,21 +40,25 @@ _SLICE = 1_000
 """Tenants that return in one turn of the event loop."""
 
 _Tenant = Tenant[Lane[Item]]
+_NONE: list[Entry[Item]] = []
 
 
 class _Taking:
-    """What a round takes of one tenant: `entries` are the first of its `lanes`, of which those before `at` are taken.
-    Of the lanes, `paged` have more rows behind their window, and those in `parked` flows give no more."""
+    """What a round takes of one tenant: of `entries`, those before `at` are taken, and those before `upto` are next.
 
-    __slots__ = ("at", "entries", "lanes", "paged", "parked", "size")
+    They are the entries of the window of `lane`; where that is None, the first of several `lanes`. Of these, `paged`
+    have more rows behind their window, and those in `parked` flows give no more."""
+
+    __slots__ = ("at", "entries", "lane", "lanes", "paged", "parked", "size", "upto")
 
     def __init__(self) -> None:
+        self.lane: Lane[Item] | None = None
         self.lanes: Sequence[Lane[Item]] = ()
         self.paged: Sequence[sources.Source] = ()
-        self.entries: Sequence[Entry[Item]] = ()
-        self.parked: set[Flow[Lane[Item]]] = set()
-        self.at = 0
-        self.size = _FIRST_CHUNK
+        self.entries: list[Entry[Item]] = _NONE
+        self.parked: set[Flow[Lane[Item]]] | None = None
+        self.at = self.upto = 0
+        self.size = 1
 
 
 class Round:
@@ -95,39 +100,48 @@ class Round:
         counts_items = topic_turns.unit == ITEMS
         throttled, throttling = self._throttled, self._state.throttling
         overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
-        some = bool(call.found)
+        now_ms, attempts, some = self.now_ms, self._attempts, bool(call.found)
         picked: list[Entry[Item]] = []
         self._ahead = max(self._ahead, 2 * count)
-        while len(picked) < count and not self._stop:
+        left = 0 if self._stop else count
+        while left:
             tenant = first()
             if tenant is None:
                 break
             taking = takings.get(tenant)
-            if taking is None or taking.at == len(taking.entries):
+            if taking is None or taking.at == taking.upto:
                 taking = self._open(tenant, taking)
                 if taking is None:
+                    if self._stop:
+                        break
                     continue
             entry = taking.entries[taking.at]
             item = entry[3]
             if ranked and entry[0] != tenant.level.rank:
                 topic_turns.place(tenant, entry[0])
                 continue
-            size = item.bytes
-            if item.body is None:
+            if item.body is None or (
+                (0 < item.expires_at_ms <= now_ms or item.attempt >= attempts)
+                and sources.drop(self._state, [item], now_ms)
+            ):
                 self._finish(taking)
                 continue
+            size = item.bytes
             if some and (size + overhead_bytes > room_bytes or size > bodies_bytes):
                 self.full = True
                 break
             flow: Any = item.lane.flow
             if throttled or flow.throttles:
-                dry = throttling.take(flow, self.now_ms)
+                dry = throttling.take(flow, now_ms)
                 if dry is not None:
-                    self._park(taking, flow, dry, count - len(picked))
+                    self._park(taking, flow, dry, left)
+                    if self._stop:
+                        break
                     continue
             room_bytes -= size + overhead_bytes
             bodies_bytes -= size
             taking.at += 1
+            left -= 1
             some = True
             picked.append(entry)
             charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
@@ -136,36 +150,57 @@ class Round:
     def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
         if taking is None:
-            self._weigh(tenant)
+            if tenant.changes != self._state.policies.changes:
+                self._weigh(tenant)
             taking = self._takings[tenant] = _Taking()
-        else:
+        elif taking.upto:
             self._finish(taking)
-            taking.size *= 2
-        now_ms = self.now_ms
-        while True:
-            lanes, windows, paged, lacking, down = self._sources(tenant)
-            if lacking:
-                self._lacked += 1
-                sources.ask_pages(self._state, lacking)
-            if not windows:
-                self._put_away(tenant, lacking=bool(lacking), down=down)
-                return None
-            bound: OrderKey | None = None
-            if paged or lacking:
-                bound = sources.bound_of(paged, () if self._skipping else lacking)
-            entries = merge.first(windows, taking.size, bound)
-            over = [
-                item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= self._attempts
-            ]
-            if over and sources.drop(self._state, over, now_ms):
-                continue
-            taking.lanes, taking.paged = lanes, paged
-            if not entries:
-                sources.ask_pages(self._state, paged)
-                self._pass(tenant)
-                return None
-            taking.entries, taking.at = entries, 0
+            taking.size = max(_CHUNK, 2 * taking.size)
+        if self._first_lane(tenant, taking):
             return taking
+        lanes, windows, paged, lacking, down = self._sources(tenant)
+        if lacking:
+            self._lacked += 1
+            sources.ask_pages(self._state, lacking)
+        if not windows:
+            self._put_away(tenant, lacking=bool(lacking), down=down)
+            return None
+        bound: OrderKey | None = None
+        if paged or lacking:
+            bound = sources.bound_of(paged, () if self._skipping else lacking)
+        entries = merge.first(windows, taking.size, bound)
+        if not entries:
+            sources.ask_pages(self._state, paged)
+            self._pass(tenant)
+            return None
+        taking.lane, taking.lanes, taking.paged, taking.parked = None, lanes, paged, None
+        taking.entries, taking.upto = entries, len(entries)
+        return taking
+
+    def _first_lane(self, tenant: _Tenant, taking: _Taking) -> bool:
+        """Open the taking where no lists and no merge are needed: one lane has all of the tenant's items, or its next
+        item alone is taken, and every lane has its first item. Return whether that was so."""
+        able, first, found, lanes = self._able, None, None, 0
+        for flow in tenant.unparked:
+            for lane in flow.lanes:
+                if not lane.ready:
+                    continue
+                window = lane.window
+                lanes += 1
+                if window is None or not window.entries or not able.get(lane.tenure.shard):
+                    return False
+                entry = window.entries[0]
+                if entry[3].body is None or (lanes > 1 and taking.size > 1):
+                    return False
+                window.used_ms = self.now_ms
+                if first is None or entry < first:
+                    first, found = entry, lane
+        if found is None:
+            return False
+        taking.lane = found
+        taking.entries = found.window.entries  # type: ignore[union-attr]
+        taking.upto = len(taking.entries) if lanes == 1 else 1
+        return True
 
     def _sources(
         self, tenant: _Tenant
@@ -240,38 +275,49 @@ class Round:
 
     def _park(self, taking: _Taking, flow: Flow[Lane[Item]], key: Key, wanted: int) -> None:
         """The flow, which has the next entry, waits for tokens of `key`. Other entries of the tenant stay."""
-        at, entries = taking.at, taking.entries
-        if at:
-            merge.take(flow.lanes, entries[at - 1])
-        taking.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
-        taking.parked.add(flow)
+        if taking.lane is not None:
+            self._finish(taking)
+        else:
+            at, entries = taking.at, taking.entries
+            if at:
+                merge.take(flow.lanes, entries[at - 1])
+            taking.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
+            taking.upto = len(taking.entries)
+            taking.parked = taking.parked or set()
+            taking.parked.add(flow)
         self.asks = self._state.throttling.park(flow, key, wanted) or self.asks
         self._found_none()
 
     def _finish(self, taking: _Taking) -> None:
         """Take the picked entries out of the windows."""
-        if taking.at:
+        at, entries, lane = taking.at, taking.entries, taking.lane
+        if lane is not None:
+            if at:
+                lane.lease(entries[:at])
+                del entries[:at]
+            window = lane.window
+            if window is not None and window.more:
+                sources.ask_pages(self._state, ((lane.tenure.shard, lane, window),))
+        else:
             lanes, parked = taking.lanes, taking.parked
-            if parked:
+            if at and parked is not None:
                 lanes = [lane for lane in lanes if lane.flow not in parked]
-            merge.take(lanes, taking.entries[taking.at - 1])
-        if taking.paged:
-            sources.ask_pages(self._state, taking.paged)
-        taking.entries, taking.at = (), 0
-        taking.parked.clear()
+            if at:
+                merge.take(lanes, entries[at - 1])
+            if taking.paged:
+                sources.ask_pages(self._state, taking.paged)
+        taking.entries, taking.at, taking.upto = _NONE, 0, 0
 
     def _weigh(self, tenant: _Tenant) -> None:
-        changes = self._state.policies.changes
-        if tenant.changes != changes:
-            tenant.changes = changes
-            ns, topic = self._topic.key
-            weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
-            tenant.weight = weight * tenant.factor
+        ns, topic = self._topic.key
+        tenant.changes = self._state.policies.changes
+        weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
+        tenant.weight = weight * tenant.factor
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""
         for taking in self._takings.values():
-            if taking.entries:
+            if taking.upto:
                 self._finish(taking)
         state, topic_turns = self._state, self._turns
         if self._passed:

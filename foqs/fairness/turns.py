@@ -135,17 +135,20 @@ class Turns(Generic[L]):
         ranks = self._ranks
         while ranks:
             level = ranks[0][1]
-            tenant = level.first()
-            if tenant is not None:
-                return tenant
+            if level.heap and not level.newcomers:  # `Level.first`, where nothing is stale
+                _, seq, tenant = level.heap[0]
+                if tenant.seq == seq:
+                    return tenant
+            found = level.first()
+            if found is not None:
+                return found
             heappop(ranks)
             level.listed = False
         return None
 
     def charge(self, tenant: Tenant[L], cost: float) -> None:
         """The queued tenant had its turn, and was given an item of this cost: 1, or in the units of the topic."""
-        level, heap = tenant.level, tenant.level.heap
-        start = tenant.start
+        level, start, seq = tenant.level, tenant.start, tenant.seq
         tenant.served += cost
         self.last_cost = cost
         if tenant.newcomer:
@@ -158,8 +161,8 @@ class Turns(Generic[L]):
         level.took_newcomer = False
         level.now = max(level.now, start)
         tenant.start = start = start + cost / tenant.weight
-        if heap[0][2] is tenant and heap[0][1] == tenant.seq:
-            heapreplace(heap, (start, tenant.seq, tenant))
+        if level.heap[0][1] == seq:
+            heapreplace(level.heap, (start, seq, tenant))
         else:
             self._withdraw(tenant)
             self._queue(tenant)

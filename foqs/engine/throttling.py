@@ -198,7 +198,7 @@ class Throttling:
                 self._unpark(topic, flow)
         asked = key.ask(need, at_ms, beat=beat)
         if asked is None and key.active:  # its tokens are claimed
-            self._set_timer(key, key.claims_end_ms() or at_ms + 1)
+            self._set_timer(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
         return asked
 
     def answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:

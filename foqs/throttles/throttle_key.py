@@ -165,6 +165,8 @@ class ThrottleKey(Generic[T, F]):
 
     def wake(self, demanded: Callable[[T], bool], lives: Callable[[F], bool], now_ms: int) -> list[tuple[T, F]]:
         """Return the flows that wake for the tokens which are here."""
+        if not self.allowance.balance:
+            return []
         room = self._room(now_ms)
         woken: list[tuple[T, F]] = []
         while room > 0 and self.active:
@@ -200,10 +202,9 @@ class ThrottleKey(Generic[T, F]):
             del self.asleep[topic]
         return [] if flow is None else [(topic, flow)]
 
-    def claims_end_ms(self) -> int | None:
-        """Return when the oldest claim of a woken flow ends."""
-        at_ms = next(iter(self._awake.values()), None)
-        return None if at_ms is None else at_ms + AWAKE_MS
+    def claims_end_ms(self, now_ms: int) -> int:
+        """Return when the oldest claim of a woken flow ends, or would end if it began now."""
+        return next(iter(self._awake.values()), now_ms) + AWAKE_MS
 
     @property
     def awake(self) -> int:

@@ -85,7 +85,7 @@ def test_the_claim_of_a_flow_that_is_not_served_ends() -> None:
     rig.park("a1", "a2")
     rig.arrive(1)
     assert rig.wakes() == ["a1"]
-    assert rig.key.claims_end_ms() == rig.now + AWAKE_MS
+    assert rig.key.claims_end_ms(rig.now) == rig.now + AWAKE_MS
     rig.now += AWAKE_MS
     assert rig.wakes() == ["a2"]
 

@@ -14,12 +14,15 @@ from foqs.engine.inspect import count
 from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.engine.throttling import Key
+from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.fairness.standing import Standing, standing_of
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
+from foqs.policies.settings import THROTTLE
 from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -83,6 +86,11 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         least, most = _ahead(_merged(item, now_ms), item)
         if least:
             reasons.append(_behind(least, most))
+        flow = item.lane.flow
+        dry = None if flow is None else state.throttling.dry_key(flow)
+        if dry is not None:
+            passing = True
+            reasons.append(_throttled(state, key, dry, flow, now_ms))
         standing = _standing(item)
         if standing.turns or standing.urgent:
             reasons.append(_behind_tenants(item, standing))
@@ -127,6 +135,10 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     if all(held.values()):
         return [reason for each in held.values() for reason in each]
     reasons = _no_consumer(state, topic, now_ms)
+    if topic.turns is not None and not topic.turns.unparked:
+        dry = state.throttling.first_due([topic.key])
+        if dry is not None:
+            reasons.append(_throttled(state, topic.key, dry, None, now_ms))
     if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard]):
         reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
     return reasons
@@ -183,6 +195,19 @@ def _paused(state: State, key: TopicKey) -> list[Any]:
     entry, version = state.policies.namespace(ns).layers(topic)["paused"], state.policies.versions[ns]
     why = f"The settings entry {entry} pauses the topic (version {version}); {_command('topic resume', key)} ends that."
     return [_Reason(_Code.PAUSED, why, key=entry)]
+
+
+def _throttled(state: State, topic: TopicKey, dry: Key, flow: Flow[Any] | None, now_ms: int) -> Any:
+    """`flow`: that of the item, None for a topic."""
+    parking, before = dry.active.get(topic) or dry.asleep.get(topic), 0
+    if flow is not None and parking is not None:
+        before = sum(other.tenant.start < flow.tenant.start for other in parking)
+    throttle, until_ms = dry.throttle, now_ms + max(0, state.throttling.due_in_ms(dry))
+    limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
+    entry = throttle.setting.removeprefix(THROTTLE)
+    why = f"Throttle key {dry.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
+    why = f"{why}; foqs throttle set {quote(entry)} --ns {quote(topic[0])} changes the limit ({limit})."
+    return _Reason(_Code.THROTTLED, why, until_ms, dry.name, before)
 
 
 def _behind(least: int, most: int) -> Any:

@@ -121,18 +121,36 @@ class Throttling:
     def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
         """Return why `call` gets nothing: its topic that may have tokens again first, here or on another host that was
         asked. `now_ms` is the host's clock."""
-        at_ms, first = self._monotonic_ms(), None
-        for topic, _ in call.wants if self._topics else ():
-            for key in islice(self._topics.get(topic, ()), _KEYS):
-                if (topic in key.active or topic in key.asleep) and (first is None or key.due_ms < first.due_ms):
-                    first = key
+        first = self.first_due([topic for topic, _ in call.wants]) if self._topics else None
         elsewhere = call.hint
         if first is None:
             return elsewhere
-        retry_at_ms = now_ms + max(1, first.due_ms - at_ms)
+        retry_at_ms = now_ms + max(1, self.due_in_ms(first))
         if elsewhere is not None and elsewhere.retry_at_ms is not None and elsewhere.retry_at_ms < retry_at_ms:
             return elsewhere
         return Hint(f"throttled: {first.name}", retry_at_ms)
+
+    def first_due(self, topics: Sequence[TopicKey]) -> Key | None:
+        """Return the key that flows of the topics are parked on and that may have tokens first."""
+        first: Key | None = None
+        for topic in topics:
+            for key in islice(self._topics.get(topic, ()), _KEYS):
+                if (topic in key.active or topic in key.asleep) and (first is None or key.due_ms < first.due_ms):
+                    first = key
+        return first
+
+    def dry_key(self, flow: Parked) -> Key | None:
+        """Return the key that the flow is parked on, or would be if a consumer asked now, as far as this host knows."""
+        if flow.parked is not None:
+            return flow.parked  # type: ignore[no-any-return]
+        rules, at_ms = flow.rules, self._monotonic_ms()
+        keys: Sequence[Key] = () if rules is None or rules.changes != self.changes else rules.keys
+        dry = (key for key in keys if key.due_ms > at_ms and not key.allowance.held(at_ms))
+        return next((key for key in dry if not key.throttle.shadow), None)
+
+    def due_in_ms(self, key: Key) -> int:
+        """Return the time until the key's coordinator may have tokens."""
+        return key.due_ms - self._monotonic_ms()
 
     def asks(self, topic: TopicKey) -> bool:
         """Whether flows of the topic wait for an answer of a coordinator."""

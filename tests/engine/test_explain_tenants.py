@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.api.wire import State
 from tests.support.one_host import OneHost, put, take
 
@@ -88,3 +89,55 @@ def test_a_topic_with_tenants(host: OneHost) -> None:
     take(host)
     (leased,) = of_topic(host).reasons
     assert (leased.code, leased.count) == (R.LEASED, 4)
+
+
+def throttled(host: OneHost, *settings: str) -> None:
+    host.settings.apply(Settings("n", 3, dict.fromkeys(settings, '{"per_second": 0.1, "burst": 1}')))
+    host.wait(2_000_000)  # a coordinator begins with no tokens
+
+
+def take_late(host: OneHost) -> list[int]:
+    """The ids of a dequeue that may wait for the coordinator's answer."""
+    call = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 10)])
+    if not call.answers:
+        host.wait(1)
+    return [item.id for item in call.answer.items]
+
+
+def test_an_item_without_a_token(host: OneHost) -> None:
+    throttled(host, "throttle.cu*")
+    ids = [put(host, b"x", fairness_key=tenant, throttle_keys=["customer"])[0] for tenant in "abc"]
+    (free,) = put(host, b"x", fairness_key="a", throttle_keys=["other"])
+    got = take_late(host) + take_late(host) + take_late(host)
+    assert len(got) == 2
+    assert free in got
+    left = [item_id for item_id in ids if item_id not in got]
+    found = [why(host, item_id) for item_id in left]
+    assert [codes(answer) for answer in found] == [[R.THROTTLED]] * 2
+    reasons = [answer.reasons[0] for answer in found]
+    assert [reason.key for reason in reasons] == ["customer"] * 2
+    assert all(host.now_ms < reason.until_ms <= host.now_ms + 10_100 for reason in reasons)
+    assert sorted(reason.count for reason in reasons) in ([0, 0], [0, 1])
+    words = "foqs throttle set 'cu*' --ns n changes the limit (0.1 deliveries a second, 1 at once)."
+    assert reasons[0].text.endswith(words)
+    assert [answer.eta_ms for answer in found] == [None] * 2
+    topic = of_topic(host)
+    assert codes(topic) == [R.THROTTLED]
+    assert topic.reasons[0].key == "customer"
+
+
+def test_a_token_ends_the_reason(host: OneHost) -> None:
+    throttled(host, "throttle.customer")
+    ids = {put(host, b"x", throttle_keys=["customer"])[0] for _ in range(2)}
+    (got,) = take_late(host)
+    (left,) = ids - {got}
+    take_late(host)
+    (reason,) = why(host, left).reasons
+    assert reason.code == R.THROTTLED
+    host.wait(4_000)
+    (later,) = why(host, left).reasons
+    assert (later.code, later.until_ms) == (R.THROTTLED, pytest.approx(reason.until_ms, abs=600))
+    host.wait(5_000)
+    host.wait(2_000)
+    assert codes(why(host, left)) == [R.NO_CONSUMER], "a flow is awake to find out when a consumer asks"
+    assert take_late(host) == [left]

@@ -100,6 +100,9 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
             if most and not least:
                 why = f"{why} Up to {most:,} ready {'item' if most == 1 else 'items'} may be before it."
             reasons.append(_Reason(_Code.NOT_LOADED, why))
+        elif most and not least:
+            why = f"Up to {most:,} ready items of other shards may be before it, and a dequeue has to read them first."
+            reasons.append(_Reason(_Code.NOT_LOADED, why))
         elif item.body is None:
             reasons.append(_Reason(_Code.NOT_LOADED, "Its body is not in memory: a dequeue that needs it reads it."))
         rate = state.explained.a_second(key, now_ms)

@@ -36,7 +36,7 @@ def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
     else:
         most = 1 << 62 if turns.unit == ITEMS else 1
         count = int(scale * sum(min(most, _before(tenant, start, seq, other)) for start, seq, other in heap))
-        new = sum(min(most, _before(tenant, level.now, seq, other)) for seq, other in newcomers)
+        new = sum(min(most, max(1, _before(tenant, level.now, seq, other))) for seq, other in newcomers)
         count += min(new, count + (not level.took_newcomer))
     weights = scale * _weights(other for _, _, other in heap) + _weights(other for _, other in newcomers)
     first = next(iter(turns.next_up(1)), tenant)

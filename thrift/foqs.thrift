@@ -117,7 +117,7 @@ enum Reason {
   THROTTLED = 9,
   /** Reserved. */
   CONCURRENCY = 10,
-  /** At least `count` items of its lane are more urgent. */
+  /** At least `count` items of its lane come first. */
   BEHIND_IN_LANE = 11,
   /** `count` turns of other tenants come before its tenant's (about). key: its tenant. */
   BEHIND_IN_TURN = 12,

@@ -209,13 +209,15 @@ def _throttled(state: State, topic: TopicKey, dry: Key, flow: Flow[Any] | None, 
     limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
     entry = throttle.setting.removeprefix(THROTTLE)
     why = f"Throttle key {dry.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
+    if before:
+        why = f"{why}, and other tenants get {before:,} tokens first"
     why = f"{why}; foqs throttle set {quote(entry)} --ns {quote(topic[0])} changes the limit ({limit})."
     return _Reason(_Code.THROTTLED, why, until_ms, dry.name, before)
 
 
 def _behind(least: int, most: int) -> Any:
     number = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    why = f"{number} more urgent {'item is' if most == 1 else 'items are'} before it in its lane."
+    why = f"{number} {'item is' if most == 1 else 'items are'} before it in its lane."
     return _Reason(_Code.BEHIND_IN_LANE, why, count=least)
 
 

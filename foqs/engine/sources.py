@@ -31,10 +31,12 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
     if bounds is None or bounds.changes != state.policies.changes:
         bounds = topic.bounds = state.policies.bounds(topic.key)
         if bounds.throttles:
-            topic.begin_turns()
-        if topic.turns is not None:
-            fair = state.policies.of(topic.key).fair
-            topic.turns.follow(fair.unit, ranked=fair.scope == "topic")
+            state.topics.begin_turns(topic)
+    turns = topic.turns
+    if turns is not None and turns.changes != bounds.changes:
+        turns.changes = bounds.changes
+        fair = state.policies.of(topic.key).fair
+        turns.follow(fair.unit, ranked=fair.scope == "topic")
     return bounds
 
 

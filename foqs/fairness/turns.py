@@ -44,6 +44,7 @@ class Turns(Generic[L]):
         self.tenants: dict[str, Tenant[L]] = {}
         self.tallies: dict[Tenure, Tally] = {}
         self.ranked = False
+        self.changes = -1  # of the policies that `unit` and `ranked` follow
         self.unit = ITEMS
         self.charges: dict[int, float] = {}
         self.lease_ms = 1.0  # of all tenants' leases

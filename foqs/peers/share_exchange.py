@@ -43,6 +43,10 @@ _Tenant = Tenant[Lane[Item]]
 _Turns = Turns[Lane[Item]]
 
 
+def _heaviest(tenant: _Tenant) -> tuple[float, str]:
+    return -tenant.weight / tenant.factor, tenant.name
+
+
 class _Shared:
     """A topic. `tenants`: those that are reported, and whose weights are scaled. `usual_cost` of an item."""
 
@@ -62,7 +66,7 @@ class _Shared:
         self.chosen_ms = now_ms
         before, self.tenants = self.tenants, list(islice(turns.tenants.values(), _MOST_CHOICE))
         if len(self.tenants) > MOST_TENANTS:
-            self.tenants = nsmallest(MOST_TENANTS, self.tenants, key=lambda one: (-one.weight, one.name))
+            self.tenants = nsmallest(MOST_TENANTS, self.tenants, key=_heaviest)
         for tenant in set(before).difference(self.tenants):
             turns.scale(tenant, 1.0)
 

@@ -100,7 +100,7 @@ def requests() -> list[bytes]:
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
         "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),
-        "ListFailures": idl.ListFailuresRequest("ns", "t.dlq", 1, 10, "cursor", context),
+        "ListFailures": idl.ListFailuresRequest("ns", "t.dlq", 1, 10, "cursor", "f", context),
         "RedriveItems": idl.RedriveItemsRequest(
             "ns",
             "t.dlq",

@@ -226,6 +226,15 @@ def test_the_heaviest_of_very_many_tenants_are_reported(host: OneHost, monkeypat
     assert [one.fairness_key for one in topic.tenants] == ["z", "y"]
 
 
+def test_turns_that_a_report_begins_follow_the_policy(host: OneHost) -> None:
+    host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"fair": {"unit": "bytes"}}'}))
+    put(host, "", 5)
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
+    report(host, x=1, y=1)
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
+    assert host.engine.topics[KEY].turns.unit == "bytes"
+
+
 def test_a_topic_that_ends_is_forgotten(host: OneHost) -> None:
     put(host, "x", 1)
     report(host, x=1, y=1)

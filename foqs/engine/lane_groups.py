@@ -47,7 +47,7 @@ def lanes_at(
     spot with the group that they make. Yields between the turns of a long walk."""
     if spot.group is None:
         lane = shard.lanes.get(lane_key(key))
-        if lane is not None and lane.number is not None and lane.total:
+        if lane is not None and lane.number is not None and _may_have(lane, state):
             return [lane.number], spot
         spot = spot.behind()
     assert spot.group is not None, "the plain lane has no group"
@@ -62,6 +62,13 @@ def lanes_at(
     return numbers, Spot(None, (end, numbers[-1] if numbers else end))
 
 
+def _may_have(lane: Lane[Item], state: str) -> bool:
+    """Whether the lane may have items in that state. (The read of timers looks at those of all lanes.)"""
+    if state == "leased":
+        return lane.leased > 0
+    return lane.total > (0 if state == "ready" else lane.ready)
+
+
 def _group(shard: Shard, key: TopicKey, state: str, above: int, end: int | None) -> Generator[None, None, list[int]]:
     found: list[int] = []
     while (tenants := shard.tenants.get(key)) is not None:
@@ -70,8 +77,7 @@ def _group(shard: Shard, key: TopicKey, state: str, above: int, end: int | None)
             if end is not None and number > end:
                 return found
             lane = shard.lane_numbers.get(number)
-            # The read of timers looks at all lanes, so those that have ready items only are left out.
-            if lane is not None and (lane.total if state == "ready" else lane.total > lane.ready):
+            if lane is not None and _may_have(lane, state):
                 found.append(number)
                 if len(found) == GROUP:
                     return found

@@ -384,3 +384,6 @@ class RowContract:
         assert store.list_timer([1], False, None, 3) == delayed[:3]
         assert store.list_timer([1], False, (delayed[2].due_ms, delayed[2].id), 99) == delayed[3:]
         assert store.list_timer([2], False, None, 99) == [timer_row(other, other.due_ms)]
+        both = sorted([*delayed, timer_row(other, other.due_ms)], key=lambda row: (row.due_ms, row.id))
+        assert store.list_timer([1, 2], False, None, 99) == both
+        assert store.list_timer([2, 3, 1], False, (both[1].due_ms, both[1].id), 2) == both[2:4]

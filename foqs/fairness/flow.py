@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from foqs.fairness.level import Level
@@ -60,13 +61,15 @@ class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
     stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts; a change counts
     from the next turn. `served`: the cost of all that it was given. `lease_ms`: the mean of its last leases, None
-    before the first ended."""
+    before the first ended. (Most tenants have one flow: two dicts for it would take 480 bytes.)"""
 
     __slots__ = (
+        "_flows",
+        "_only",
+        "_unparked",
         "away",
         "changes",
         "factor",
-        "flows",
         "given_weight",
         "lease_ms",
         "level",
@@ -76,7 +79,6 @@ class Tenant(Generic[L]):
         "served",
         "start",
         "turns",
-        "unparked",
         "weight",
     )
 
@@ -93,8 +95,55 @@ class Tenant(Generic[L]):
         self.away = IDLE
         self.seq = 0  # of its entry in its level; 0 while it has none
         self.newcomer = False
-        self.flows: dict[Throttles, Flow[L]] = {}
-        self.unparked: dict[Flow[L], None] = {}
+        self._only: Flow[L] | None = None
+        self._flows: dict[Throttles, Flow[L]] | None = None  # of a tenant that has or had several
+        self._unparked: dict[Flow[L], None] | None = None  # of these
+
+    @property
+    def flows(self) -> Mapping[Throttles, Flow[L]]:
+        """The flows by their throttle keys."""
+        if self._flows is not None:
+            return self._flows
+        return {self._only.throttles: self._only} if self._only is not None else {}
+
+    @property
+    def unparked(self) -> Collection[Flow[L]]:
+        """The flows that are not parked."""
+        if self._unparked is not None:
+            return self._unparked
+        return (self._only,) if self._only is not None and self._only.parked is None else ()
+
+    def flow(self, throttles: Throttles) -> Flow[L]:
+        """Return the flow with these throttle keys, which is made if it is missing."""
+        flow = self._only if self._flows is None else self._flows.get(throttles)
+        if flow is not None and flow.throttles == throttles:
+            return flow
+        made = Flow(self, throttles)
+        if flow is None and self._flows is None:
+            self._only = made
+            return made
+        if self._flows is None or self._unparked is None:
+            self._flows, self._unparked, self._only = dict(self.flows), dict.fromkeys(self.unparked), None
+        self._flows[throttles] = made
+        self._unparked[made] = None
+        return made
+
+    def drop(self, flow: Flow[L]) -> None:
+        """Forget a flow, which has no lane."""
+        if self._flows is None or self._unparked is None:
+            self._only = None
+        else:
+            del self._flows[flow.throttles]
+            self._unparked.pop(flow, None)
+
+    def noted(self, flow: Flow[L]) -> None:
+        """The flow was parked, or is not any more."""
+        if self._unparked is None:
+            return
+        if flow.parked is not None:
+            self._unparked.pop(flow, None)
+        elif flow.lanes:
+            self._unparked[flow] = None
 
     def weigh(self, given: int) -> None:
         """An item was stored with this weight."""
@@ -114,10 +163,9 @@ class Flow(Generic[L]):
     def __init__(self, tenant: Tenant[L], throttles: Throttles) -> None:
         self.tenant = tenant
         self.throttles = throttles
-        self.lanes: list[L] = []
+        self.lanes: tuple[L, ...] = ()
         self.rules: Any = None
         self._parked: Any = None
-        tenant.unparked[self] = None
 
     @property
     def parked(self) -> Any:
@@ -128,10 +176,7 @@ class Flow(Generic[L]):
     def parked(self, on: Any) -> None:
         change = (on is not None) - (self._parked is not None)
         self._parked = on
-        if on is not None:
-            self.tenant.unparked.pop(self, None)
-        elif self.lanes:
-            self.tenant.unparked[self] = None
+        self.tenant.noted(self)
         if change:
             tallies = self.tenant.turns.tallies
             for lane in self.lanes:

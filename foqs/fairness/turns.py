@@ -67,13 +67,11 @@ class Turns(Generic[L]):
         if tenant is None:
             level, start = self._debts.pop(name, (self._flat, self._flat.now))
             tenant = self.tenants[name] = Tenant(name, self, level, start)
-        flow = tenant.flows.get(throttles)
-        if flow is None:
-            flow = tenant.flows[throttles] = Flow(tenant, throttles)
+        flow = tenant.flow(throttles)
         tally = self.tallies.get(lane.tenure)
         if tally is None:
             tally = self.tallies[lane.tenure] = Tally()
-        flow.lanes.append(lane)
+        flow.lanes = (*flow.lanes, lane)
         lane.flow = flow
         tally.lanes += 1
         if lane.weight:
@@ -87,7 +85,7 @@ class Turns(Generic[L]):
         """Forget a lane. A tenant without lanes ends; its debt is remembered until the virtual time has passed it."""
         flow: Flow[L] = lane.flow
         flow.count(lane, -lane.ready)
-        flow.lanes.remove(lane)
+        flow.lanes = tuple([other for other in flow.lanes if other is not lane])
         lane.flow = None
         tally = self.tallies[lane.tenure]
         tally.lanes -= 1
@@ -96,8 +94,7 @@ class Turns(Generic[L]):
         tenant = flow.tenant
         if flow.lanes:
             return
-        del tenant.flows[flow.throttles]
-        tenant.unparked.pop(flow, None)
+        tenant.drop(flow)
         if not tenant.flows:
             del self.tenants[tenant.name]
             self.leave(tenant, IDLE)

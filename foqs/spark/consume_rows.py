@@ -19,10 +19,10 @@ from foqs.spark.consume_state import opened, sealed, split
 COLUMNS = {
     "id": "bigint", "namespace": "string", "topic": "string", "priority": "int", "payload": "binary",
     "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
-    "enqueued_at": "timestamp", "delivery": "string",
+    "enqueued_at": "timestamp", "delivery": "string", "fairness_key": "string", "throttle_keys": "array<string>",
 }  # fmt: skip
 """Names and types in Spark's spelling. `metadata` and `headers` may be null; `delivery` is AT_LEAST_ONCE or
-AT_MOST_ONCE."""
+AT_MOST_ONCE. `fairness_key` is "" and `throttle_keys` is empty where an item has none."""
 
 _FORMAT = 2
 _FORMAT_JSON = 1
@@ -32,7 +32,8 @@ _SCHEMA = pa.schema([
     ("lease", pa.int64()), ("id", pa.int64()), ("namespace", pa.string()), ("topic", pa.string()),
     ("priority", pa.int32()), ("payload", pa.binary()), ("metadata", pa.binary()),
     ("headers", pa.map_(pa.string(), pa.string())), ("attempt", pa.int32()), ("deliver_after", _TIME),
-    ("enqueued_at", _TIME), ("delivery", pa.string()),
+    ("enqueued_at", _TIME), ("delivery", pa.string()), ("fairness_key", pa.string()),
+    ("throttle_keys", pa.list_(pa.string())),
 ])  # fmt: skip
 
 
@@ -51,6 +52,8 @@ def table_of(items: Sequence[Item]) -> Any:
         [item.deliver_after_ms * 1_000 for item in items],
         [item.enqueued_at_ms * 1_000 for item in items],
         [_NAMES[item.delivery] for item in items],
+        [item.fairness_key for item in items],
+        [item.throttle_keys for item in items],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
@@ -94,11 +97,20 @@ def read_batch(text: bytes, seq: int) -> Any:
         return table_of([_item(fields) for fields in batch["items"]])
     if batch["format"] != _FORMAT:
         raise Invalid(f"its format {batch['format']} is not known to this version")
-    return unpacked(packed).read_all()
+    return _whole(unpacked(packed).read_all())
 
 
 def joined(tables: Sequence[Any]) -> Any:
     return pa.concat_tables([_SCHEMA.empty_table(), *tables])
+
+
+def _whole(table: Any) -> Any:
+    """Add the columns that a file of an earlier version lacks."""
+    for name, default in (("fairness_key", ""), ("throttle_keys", [])):
+        if name not in table.schema.names:
+            field = _SCHEMA.field(name)
+            table = table.append_column(field, pa.array([default] * len(table), field.type))
+    return table
 
 
 def _packed(table: Any) -> bytes:

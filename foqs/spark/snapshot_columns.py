@@ -9,16 +9,18 @@ from collections.abc import Iterable, Sequence
 
 from foqs.spark.snapshot_wanted import STATES, Wanted
 from foqs.store.dialect import Dialect
-from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
+from foqs.store.tables import LANE_OF_NAMES, TENANTS_VERSION, TIMER_OF_ITEM
 
 COLUMNS = {
     "id": "bigint", "shard": "int", "namespace": "string", "topic": "string", "state": "string", "priority": "int",
     "deliver_after": "timestamp", "enqueued_at": "timestamp", "expires_at": "timestamp",
     "lease_expires_at": "timestamp", "attempt": "int", "delivery": "string", "lease_ms": "bigint", "bytes": "int",
-    "payload_bytes": "int",
+    "payload_bytes": "int", "fairness_key": "string", "throttle_keys": "array<string>",
 }  # fmt: skip
 """Names and types in Spark's spelling, in order."""
 BODY_COLUMNS = {"payload": "binary", "metadata": "binary", "headers": "map<string,string>"}
+LANE_COLUMNS = ("namespace", "topic", "fairness_key", "throttle_keys")
+"""The names of an item's lane."""
 NULLABLE = frozenset({"expires_at", "lease_expires_at", "lease_ms", "metadata", "headers"})
 
 _STATE = "CASE WHEN t.id IS NULL THEN 0 WHEN t.lease = 0 THEN 1 ELSE 2 END"
@@ -39,7 +41,7 @@ _NUMBERS = {
     "headers_bytes": "IFNULL(LENGTH(i.headers), -1)",
 }
 _NEEDS = {
-    "shard": (), "namespace": ("lane",), "topic": ("lane",), "payload": ("payload_bytes",),
+    "shard": (), **dict.fromkeys(LANE_COLUMNS, ("lane",)), "payload": ("payload_bytes",),
     "metadata": ("metadata_bytes",), "headers": ("headers_bytes",),
     # The column `bytes` of a row is older than metadata that a nack has replaced.
     "bytes": ("payload_bytes", "metadata_bytes", "headers_bytes"),
@@ -58,12 +60,14 @@ def blobs_of(columns: Iterable[str]) -> list[str]:
     return [name for name in BODY_COLUMNS if name in set(columns)]
 
 
-def lanes(dialect: Dialect, wanted: Wanted) -> str:
-    """Return the SQL for number, namespace and topic of each wanted lane."""
+def lanes(dialect: Dialect, wanted: Wanted, version: int) -> str:
+    """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane. A schema
+    of version 1 has no throttle keys."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
     given = " AND ".join(f"{column} = x'{_utf8(name).hex()}'" for column, name in names if name is not None)
     table = dialect.forced("lane", index=LANE_OF_NAMES) if wanted.namespace is not None else "lane"
-    return f"SELECT lane, ns, topic FROM {table}{f' WHERE {given}' if given else ''}"
+    throttles = "throttles" if version >= TENANTS_VERSION else "x''"
+    return f"SELECT lane, ns, topic, fairness, {throttles} FROM {table}{f' WHERE {given}' if given else ''}"
 
 
 def page_end(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence[str], wanted: Wanted) -> str:

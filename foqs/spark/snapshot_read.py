@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from foqs.fairness.keys import unpack_throttles
 from foqs.rows import AT_MOST_ONCE
 from foqs.spark import snapshot_columns as columns
 from foqs.spark.snapshot_shards import Piece, snapshot
@@ -32,11 +33,11 @@ _DELIVERIES = pa.array(("AT_LEAST_ONCE", "AT_MOST_ONCE"))
 def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[Any]:
     """Yield RecordBatches of `schema`, an Arrow schema of foqs columns. Each has at most `page_rows` items and at most
     8 MiB of bodies, unless one item is larger. Raises Unavailable and Invalid."""
-    with snapshot(piece.shard, piece.url) as (_, database, link):
+    with snapshot(piece.shard, piece.url) as (row, database, link):
         dialect = SQLITE if database.is_file else MYSQL
         lanes = None
-        if not wanted.all_lanes or {"namespace", "topic"} & set(schema.names):
-            lanes = _Lanes(link, dialect, wanted)
+        if not wanted.all_lanes or set(columns.LANE_COLUMNS) & set(schema.names):
+            lanes = _Lanes(link, dialect, wanted, row.version)
             if not lanes.numbers:
                 return
         packs = database.reads_in_python
@@ -50,18 +51,20 @@ def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[
 class _Lanes:
     """Return the wanted lanes."""
 
-    def __init__(self, link: Link, dialect: Dialect, wanted: Wanted) -> None:
+    def __init__(self, link: Link, dialect: Dialect, wanted: Wanted, version: int) -> None:
         self.numbers: list[int] = []
-        namespaces: list[str] = []
-        topics: list[str] = []
-        for number, *names in link.fetch(columns.lanes(dialect, wanted)):
-            namespace, topic = (bytes(name).decode("utf-8", "replace") for name in names)
+        texts: list[list[str]] = []
+        throttles: list[tuple[str, ...]] = []
+        for number, *names, stored in link.fetch(columns.lanes(dialect, wanted, version)):
             self.numbers.append(number)
-            namespaces.append(namespace)
-            topics.append(topic)
+            texts.append([bytes(name).decode("utf-8", "replace") for name in names])
+            throttles.append(unpack_throttles(bytes(stored)))
         self.all = wanted.all_lanes
         self.keys = pa.array(self.numbers, pa.int64())
-        self.names = {"namespace": pa.array(namespaces, pa.string()), "topic": pa.array(topics, pa.string())}
+        self.names = {
+            name: pa.array([row[at] for row in texts], pa.string()) for at, name in enumerate(columns.LANE_COLUMNS[:-1])
+        }
+        self.names["throttle_keys"] = pa.array(throttles, pa.list_(pa.string()))
 
     @property
     def sql(self) -> str:
@@ -193,7 +196,7 @@ def _column(  # noqa: PLR0911 - one for each kind of column
     match name:
         case "shard":
             return pa.repeat(pa.scalar(shard, pa.int32()), len(numbers["id"]))
-        case "namespace" | "topic":
+        case "namespace" | "topic" | "fairness_key" | "throttle_keys":
             assert lanes is not None
             return lanes.names[name].take(place)
         case "state":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -51,8 +52,8 @@ def pieces(options: SnapshotOptions) -> list[Piece]:
 
 
 @contextmanager
-def snapshot(number: int | None, url: str) -> Iterator[tuple[int, Database, Link]]:
-    """Yield the shard's number, and a connection in a read-only transaction that sees the data committed before it
+def snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link]]:
+    """Yield the row of `shard`, and a connection in a read-only transaction that sees the data committed before it
     began and takes no locks. Raises Unavailable and Invalid, also for errors of the driver inside the block."""
     name = f"the shard at {_place(url)}" if number is None else f"shard {number}"
     try:
@@ -65,7 +66,7 @@ def snapshot(number: int | None, url: str) -> Iterator[tuple[int, Database, Link
                 refuse_foreign(row, number)
                 for statement in ("BEGIN",) if database.is_file else _MYSQL_BEGIN:
                     link.execute(statement)
-                yield int(row.number), database, link
+                yield row, database, link
             finally:
                 link.close()
     # Not chained: a driver's text may hold SQL, and Spark prints every cause.
@@ -118,8 +119,8 @@ def _as_user(text: str, options: SnapshotOptions) -> str:
 
 
 def _number(url: str) -> int:
-    with snapshot(None, url) as (number, _, _):
-        return number
+    with snapshot(None, url) as (row, _, _):
+        return int(row.number)
 
 
 def _ranges(number: int, url: str, parts: int) -> list[tuple[int, int]]:

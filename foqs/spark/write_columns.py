@@ -22,6 +22,9 @@ COLUMNS = {
     "headers": ("map<string,string>",),
     "delivery": _TEXT,
     "dedup_key": _TEXT,
+    "fairness_key": _TEXT,
+    "throttle_keys": ("array<string>",),
+    "weight": _NUMBER[:-1],
 }
 
 

@@ -30,10 +30,13 @@ class KeyMaker:
         self._start = blake2b(digest_size=16)  # fields whose values are often the same in consecutive rows
 
     def key(self, spec: ItemSpec) -> str:
-        fields = (
+        fields: tuple[Any, ...] = (
             spec.topic, spec.deliver_after_ms, spec.delay_ms, spec.lease_ms, spec.ttl_ms, spec.metadata,
             spec.headers and sorted(spec.headers.items()), spec.delivery,
         )  # fmt: skip
+        tenancy = (spec.fairness_key, spec.throttle_keys and sorted(spec.throttle_keys), spec.weight)
+        if tenancy != _PLAIN:  # rows without any keep the keys that earlier versions made
+            fields += tenancy
         if fields != self._fields:
             self._fields = fields
             self._start = blake2b(repr(fields).encode("utf-8", "surrogatepass"), digest_size=16)
@@ -44,6 +47,7 @@ class KeyMaker:
         return f"{self._scope}:{digest.hex()}:{number}"
 
 
+_PLAIN = (None, None, None)
 _DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
 _FIELDS = {"deliver_after": "deliver_after_ms"}
 """Fields whose names differ from their columns."""
@@ -65,6 +69,8 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
             yield Invalid("topic is null")
         elif isinstance(spec.delivery, Invalid):
             yield spec.delivery
+        elif isinstance(spec.throttle_keys, Invalid):
+            yield spec.throttle_keys
         else:
             if keys is not None and spec.dedup_key is None:
                 spec.dedup_key = keys.key(spec)
@@ -81,6 +87,8 @@ def _values(name: str, column: Any, default: Any) -> list[Any]:
     values: list[Any] = column.to_pylist()
     if name == "headers":
         return [None if pairs is None else dict(pairs) for pairs in values]
+    if name == "throttle_keys":
+        return [Invalid("throttle_keys has a null") if keys and None in keys else keys for keys in values]
     if name == "delivery":
         return [default if text is None else _delivery(text) for text in values]
     return values if default is None else [default if value is None else value for value in values]

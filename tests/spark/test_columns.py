@@ -20,6 +20,7 @@ STREAM = {"endpoints": "h:1", "namespace": "n", "topic": "t", "stateDir": "/x"}
 KINDS = {
     "bigint": types.LongType(), "string": types.StringType(), "int": types.IntegerType(),
     "binary": types.BinaryType(), "timestamp": types.TimestampType(),
+    "array<string>": types.ArrayType(types.StringType()),
     "map<string,string>": types.MapType(types.StringType(), types.StringType()),
 }  # fmt: skip
 
@@ -33,6 +34,7 @@ class Taken:
 
     def batch(self, start: int, end: int) -> Any:
         item = Item(id=7, ns="n", topic="t", priority=-3, payload=b"p", attempt=2, delivery=Delivery.AT_LEAST_ONCE)
+        item.fairness_key, item._throttle_keys = "acme", ["db"]
         return table_of([item])
 
 
@@ -50,13 +52,14 @@ def test_a_stream_has_the_columns_of_its_schema() -> None:
     assert rows(struct(attempt="int")) == [(2,)]
     (whole,) = rows(struct(**COLUMNS))
     assert whole[:5] == (7, "n", "t", -3, b"p")
+    assert whole[-2:] == ("acme", ["db"])
 
 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
         ({"payload": "string"}, r"column payload is string, not binary; cast it in the query"),
-        ({"body": "binary"}, "column body is unknown: the columns are id, namespace, topic, .*delivery$"),
+        ({"body": "binary"}, "column body is unknown: the columns are id, namespace, topic, .*throttle_keys$"),
         ({"id": "bigint", "Id": "bigint"}, "column id is there twice"),
         ({"x": "int", "priority": "string"}, "column x is unknown.*; column priority is string, not int"),
     ],

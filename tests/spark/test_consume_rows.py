@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,16 +16,18 @@ from foqs.spark.consume_state import sealed
 
 ITEM = Item(
     id=1 << 62, lease=-(1 << 63), attempt=3, ns="n", topic="t", priority=-7, payload=b"\x00\xff", metadata=b"",
-    headers={"é": "ü"}, delivery=2, deliver_after_ms=5, enqueued_at_ms=-4,
+    headers={"é": "ü"}, delivery=2, deliver_after_ms=5, enqueued_at_ms=-4, fairness_key="acme",
+    _throttle_keys=["api:acme", "db"],
 )  # fmt: skip
 BARE = Item(id=2, lease=9, ns="n", topic="t", delivery=1)
 ROW = {
     "lease": -(1 << 63), "id": 1 << 62, "namespace": "n", "topic": "t", "priority": -7, "payload": b"\x00\xff",
     "metadata": b"", "headers": [("é", "ü")], "attempt": 3, "delivery": "AT_MOST_ONCE",
+    "fairness_key": "acme", "throttle_keys": ["api:acme", "db"],
 }  # fmt: skip
 BARE_ROW = {
     "lease": 9, "id": 2, "namespace": "n", "topic": "t", "priority": 0, "payload": b"", "metadata": None,
-    "headers": None, "attempt": 0, "delivery": "AT_LEAST_ONCE",
+    "headers": None, "attempt": 0, "delivery": "AT_LEAST_ONCE", "fairness_key": "", "throttle_keys": [],
 }  # fmt: skip
 
 
@@ -46,7 +49,17 @@ def test_a_file_of_the_first_format_is_read() -> None:
     ]  # fmt: skip
     bare = [2, 9, 0, "n", "t", 0, "", None, None, 1, 0, 0]
     body = json.dumps({"format": 1, "seq": 4, "items": [fields, bare]}).encode()
-    assert read_batch(sealed(body), 4).equals(table_of([ITEM, BARE]))
+    earlier = replace(ITEM, fairness_key="", _throttle_keys=())
+    assert read_batch(sealed(body), 4).equals(table_of([earlier, BARE]))
+
+
+def test_a_file_without_the_columns_of_tenants_is_read() -> None:
+    """An earlier version may have left one."""
+    table = table_of([ITEM, BARE])
+    (part,) = parts_of(table, [name for name in table.schema.names if name not in ("fairness_key", "throttle_keys")], 1)
+    found = read_batch(sealed(b'{"format": 2, "seq": 4}\n' + part), 4)
+    assert found.equals(table_of([replace(ITEM, fairness_key="", _throttle_keys=()), BARE]))
+    assert joined([found, table]).num_rows == 4
 
 
 def test_damaged_and_foreign_files_are_refused() -> None:

@@ -214,6 +214,9 @@ def test_the_fields_that_a_copy_keeps():
     assert (spec.priority, spec.delivery, spec.lease_ms, spec.ttl_ms) == (-3, Delivery.AT_MOST_ONCE, 9_000, 500)
     assert type(spec.payload) is bytes
     assert spec.deliver_after_ms is None
+    assert (spec.fairness_key, spec.throttle_keys) == (None, None)
+    spec = spec_of(row(7, fairness_key="acme", throttle_keys=["api:acme", "db"]), TARGET, NOW_MS)
+    assert (spec.fairness_key, spec.throttle_keys) == ("acme", ["api:acme", "db"])
     assert spec_of(row(7, state="delayed"), TARGET, NOW_MS).deliver_after_ms == NOW_MS
     assert spec_of(row(7, expires_at_ms=NOW_MS - 5), TARGET, NOW_MS).ttl_ms == 1
 

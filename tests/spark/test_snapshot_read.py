@@ -17,6 +17,7 @@ from foqs.spark.snapshot_shards import Piece
 from foqs.spark.snapshot_wanted import MAX_ID, Wanted
 from foqs.store.link import Link
 from foqs.store.sql import SqlStore
+from tests.store import version_1
 from tests.store.contract import LANE, insert, ready_key, ready_row, timer_row
 from tests.store.proxy import Break, Proxy
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
@@ -27,7 +28,7 @@ AnyShard = ServerShard | SqliteShard
 Read = Callable[..., list[Any]]
 LIGHT = (
     "id", "shard", "namespace", "topic", "state", "priority", "deliver_after", "enqueued_at", "expires_at",
-    "lease_expires_at", "attempt", "delivery", "lease_ms", "bytes", "payload_bytes",
+    "lease_expires_at", "attempt", "delivery", "lease_ms", "bytes", "payload_bytes", "fairness_key", "throttle_keys",
 )  # fmt: skip
 FULL = (*LIGHT, "payload", "metadata", "headers")
 MiB = 1 << 20
@@ -36,9 +37,10 @@ MiB = 1 << 20
 def in_arrow(names: tuple[str, ...]) -> Any:
     """The Arrow schema that Spark would pass."""
     pa = pytest.importorskip("pyarrow")
-    text = dict.fromkeys(("namespace", "topic", "state", "delivery"), pa.string())
+    text = dict.fromkeys(("namespace", "topic", "state", "delivery", "fairness_key"), pa.string())
     times = ("deliver_after", "enqueued_at", "expires_at", "lease_expires_at")
     wide = {"id": pa.int64(), "lease_ms": pa.int64(), "headers": pa.map_(pa.string(), pa.string())}
+    wide["throttle_keys"] = pa.list_(pa.field("element", pa.string()))  # as Spark names it
     kinds = text | dict.fromkeys(times, pa.timestamp("us", "UTC")) | wide
     kinds |= dict.fromkeys(("payload", "metadata"), pa.binary())
     return pa.schema([(name, kinds.get(name, pa.int32())) for name in names])
@@ -146,10 +148,33 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
     assert (found[again.id]["payload"], found[again.id]["metadata"], found[again.id]["headers"]) == (b"", None, None)
     assert (found[later.id]["topic"], ms(found[later.id], "deliver_after")) == ("other", NOW_MS + 60_000)
     assert {ms(row, "enqueued_at") for row in found.values()} == {NOW_MS}
+    assert {(row["fairness_key"], tuple(row["throttle_keys"])) for row in found.values()} == {("", ())}
     for state, numbers in {"leased": [4, 5], "delayed": [3, 6], "ready": [1, 2, 7]}.items():
         for names in (("id",), ("id", "state", "attempt")):
             of_state = rows_of(batches(names, Wanted(state=state)))
             assert [row["id"] & 0xFF for row in of_state] == numbers, (state, names)
+
+
+def test_tenants_and_throttle_keys_are_names_of_the_lane(store: SqlStore, batches: Read) -> None:
+    lanes = [LaneRow(200, b"ns", b"topic", b"acme", b"api:acme\0db"), LaneRow(201, b"ns", b"topic", b"", b"db")]
+    store.commit(Batch(lanes_new=lanes, next_number=1))
+    insert(store, new_item(1), new_item(2, lane=200), new_item(3, lane=201), new_item(4, lane=2))
+    keys = {
+        row["id"] & 0xFF: (row["fairness_key"], row["throttle_keys"])
+        for row in rows_of(batches(("id", "fairness_key", "throttle_keys"), Wanted("ns", "topic")))
+    }
+    assert keys == {1: ("", []), 2: ("acme", ["api:acme", "db"]), 3: ("", ["db"])}
+    assert [row["fairness_key"] for row in rows_of(batches(("fairness_key",)))] == ["", "acme", "", ""]
+
+
+def test_a_shard_of_version_1_has_no_throttle_keys(shard_kind: str, shard_url: str) -> None:
+    pytest.importorskip("pyarrow")
+    from foqs.spark.snapshot_read import read
+
+    url = version_1.load(shard_url, shard_kind)
+    found = rows_of(list(read(Piece(version_1.NUMBER, url, 0, MAX_ID), in_arrow(LIGHT), Wanted("shop"), 5_000)))
+    assert len(found) == sum(len(payloads) for (ns, _), payloads in version_1.PAYLOADS.items() if ns == "shop")
+    assert {(row["fairness_key"], tuple(row["throttle_keys"])) for row in found} == {("", ())}
 
 
 @SERVERS

@@ -140,3 +140,33 @@ def test_rows_as_items() -> None:
     full, _, item, *_ = specs_of(batch, "t", KeyMaker("job:1"))
     assert isinstance(full, ItemSpec) and isinstance(item, ItemSpec)
     assert full.dedup_key == "k" and item.dedup_key is not None and item.dedup_key.startswith("job:1:")
+
+
+def test_rows_of_tenants() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import specs_of
+
+    columns = {
+        "payload": ["p", "q", "r"],
+        "fairness_key": ["acme", None, None],
+        "throttle_keys": pa.array([["db", "api:acme"], None, ["db", None]], pa.list_(pa.string())),
+        "weight": pa.array([3, None, None], pa.int16()),
+    }
+    full, plain, wrong = specs_of(pa.RecordBatch.from_pydict(columns), "t", None)
+    assert full == ItemSpec("t", b"p", fairness_key="acme", throttle_keys=["db", "api:acme"], weight=3)
+    assert plain == ItemSpec("t", b"q")
+    assert str(wrong) == "throttle_keys has a null"
+
+
+def test_equal_rows_of_tenants_are_items_of_their_own() -> None:
+    """A row without a tenant has the key that earlier versions made."""
+    pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import KeyMaker
+
+    given: list[dict[str, Any]] = [{}, {"fairness_key": "a"}, {"throttle_keys": ["a"]}, {"weight": 2}]
+    maker = KeyMaker("job:1")
+    made = [maker.key(ItemSpec("t", b"x", priority=2, headers={"a": "b"}, **fields)) for fields in given]
+    assert made[0] == "job:1:b1e51f2eb56b28e0b4ca500e42e900ff:0"
+    assert len({key.rsplit(":", 1)[0] for key in made}) == 4

@@ -29,6 +29,8 @@ NAMES = (
     "metadata",
     "headers",
     "delivery",
+    "fairness_key",
+    "throttle_keys",
 )
 """Required columns of a row; times in Unix epoch milliseconds."""
 
@@ -118,6 +120,8 @@ def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
         ttl_ms=ttl_left_ms(row["expires_at_ms"], now_ms),
         delivery=Delivery[row["delivery"].upper()],
         dedup_key=copy_key(verb, target.job, row["id"], row["enqueued_at_ms"]),
+        fairness_key=row["fairness_key"] or None,
+        throttle_keys=row["throttle_keys"] or None,
     )
 
 

@@ -1,0 +1,43 @@
+"""Runs the code and the commands of docs/fairness.md as written, but for the address."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from foqs.client import Client
+from tests.api.hosts import ROOT, foqs
+from tests.cli.test_items import client, host
+
+__all__ = ["client", "host"]  # fixtures
+PAGE = (ROOT / "docs" / "fairness.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```\n", PAGE, re.M | re.S)
+
+
+def test_a_small_customer_does_not_wait_for_a_large_one(client: Client) -> None:
+    (code,) = blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("127.0.0.1:7707", client.address), names)
+    names["client"].close()
+
+
+def test_the_commands_change_the_settings(client: Client) -> None:
+    env = {"FOQS_ADDRESS": client.address}
+    made: dict[str, Any] = {}
+    for words in "".join(blocks("sh")).splitlines():
+        done = foqs(*shlex.split(words, comments=True)[1:], env=env)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        left = foqs("settings", "get", "--ns", "shop", env=env).stdout.splitlines()
+        made |= {line["key"]: json.loads(line["value"]) for line in map(json.loads, left)}
+    assert made == {
+        "weight.gold:*": 4,
+        "topic.mail": {"fair": {"weights": {"acme": 2}, "unit": "busy"}},
+        "throttle.api": {"per_second": 10, "burst": 20},
+        "throttle.customer:*": {"per_second": 0.5},
+        "topic.sync": {"throttles": ["api"]},
+    }

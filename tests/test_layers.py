@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "foqs.server": VALUES | PURE | IO | {"foqs.engine", "foqs.peers", "foqs.api", "foqs.server"},
     "foqs.admin": VALUES | PURE | IO | {"foqs.admin", "foqs.engine", "foqs.peers", "foqs.api", "foqs.server"},
     "foqs.client": VALUES | WIRE | {"foqs.client"},
-    "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk"},
+    "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.cli": None,
     "foqs.lab": None,

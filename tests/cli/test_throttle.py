@@ -78,6 +78,26 @@ def test_throttles_are_listed(client: Client, run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("keys", [["api"], None])
+def test_items_wait_for_their_throttle_until_it_is_removed(client: Client, run: Run, keys: list[str] | None) -> None:
+    run("throttle", "set", "a*", "--per-second", "0.001")
+    if keys is None:
+        run("topic", "policy", "t", 'throttles=["api"]')
+    client.enqueue("t", b"held", throttle_keys=keys)
+    client.enqueue("u", b"free", throttle_keys=["other"])
+    done = run("dequeue", "t")
+    way_out = rf"\(foqs throttle list --ns {client.namespace}\)"
+    assert re.fullmatch(rf"foqs: no items: throttled: api(, again in [\d,]+ ms)? {way_out}\n", done.stderr)
+    assert [line["payload"] for line in lines(run("dequeue", "u"))] == ["free"]
+    run("throttle", "set", "api", "--per-second", "0.001", "--shadow")
+    assert [line["payload"] for line in lines(run("dequeue", "t", "--wait-ms", 10_000))] == ["held"]
+    client.enqueue("t", b"again", throttle_keys=keys)
+    run("throttle", "remove", "api")
+    assert lines(run("dequeue", "t")) == []
+    run("throttle", "remove", "a*")
+    assert [line["payload"] for line in lines(run("dequeue", "t", "--wait-ms", 10_000))] == ["again"]
+
+
 class Racing:
     """A client whose settings change between the first read and the change."""
 

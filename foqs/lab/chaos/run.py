@@ -11,15 +11,18 @@ from pathlib import Path
 from statistics import median
 from time import monotonic, monotonic_ns
 
+from foqs.client import Client
 from foqs.lab.chaos.arena import Arena, arena
 from foqs.lab.chaos.faults import FAULTS, OWNER_IS_LOST
 from foqs.lab.chaos.operator import Operator
+from foqs.lab.crash import tenants
 from foqs.lab.crash.checker import Lie, Tally, check, tally
-from foqs.lab.crash.clients import Crew, Load, drain, work
+from foqs.lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, drain, work
 from foqs.lab.crash.history import Crash, Log, read
 from foqs.lab.servers import Kind
 
 LOAD = Load(producers=6, consumers=6, backlog=2_000)
+TENANTS_LOAD = Load(producers=4, consumers=3, backlog=1_000)
 _SERVING = re.compile(r"shard\.serving +epoch=(\d+) shard=(\d+)")
 _DRAIN_S = 120.0
 
@@ -55,6 +58,7 @@ class Report:
     seed: int
     tally: Tally
     lies: list[Lie]
+    unfair: list[str]
     faults_logged: list[str]
     epochs: list[str]
     left: list[str]
@@ -64,7 +68,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        return not (self.lies or self.faults_logged or self.epochs or self.left)
+        return not (self.lies or self.unfair or self.faults_logged or self.epochs or self.left)
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {sum(map(len, self.recoveries_s.values()))} faults in {self.took_s:.0f} s, "
@@ -73,7 +77,7 @@ class Report:
             lines.append(
                 f"{what}: {len(times)} times, recovered after {median(times):.1f} s (at most {max(times):.1f})"
             )
-        lines += [*map(str, self.lies[:10]), *self.faults_logged[:10], *self.epochs[:10], *self.left[:10]]
+        lines += [*map(str, self.lies[:10]), *self.unfair, *self.faults_logged[:10], *self.epochs[:10], *self.left[:10]]
         lines.append("every promise held" if self.good else "a promise was broken")
         return "\n  ".join(lines)
 
@@ -95,7 +99,15 @@ def chaos(
     with arena(kind, folder, hosts=hosts, databases=databases, shards=shards) as at:
         log, operator = Log(folder / "crashes.jsonl"), Operator(at, str(seed))
         replaced = Replaced(at.said, log)
-        with Crew(at.ports, folder, str(seed), LOAD) as crew:
+        operator_of = Client(f"127.0.0.1:{at.ports[0]}", NAMESPACE)
+        operator_of.put_settings(tenants.settings())
+        shared = folder / "tenants"
+        shared.mkdir()
+        producers = (tenants.FreeProducer, tenants.ThrottledProducer)
+        with (
+            Crew(at.ports, folder, str(seed), LOAD) as crew,
+            Crew(at.ports, shared, str(seed), TENANTS_LOAD, producers, tenants.TenantConsumer) as sharing,
+        ):
             work(crew, at.cluster.shards, 10)
             operator.start()
             while monotonic() < began + seconds or len(recoveries) < len(FAULTS):
@@ -110,7 +122,11 @@ def chaos(
                 replaced.look(certain=fault in OWNER_IS_LOST)
                 work(crew, at.cluster.shards, rng.randint(1, 100))
             operator.stop()
-        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S)
+        sharing.raise_errors()
+        throttled_until_ns = monotonic_ns()
+        operator_of.put_settings(remove=tenants.settings())
+        operator_of.close()
+        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC))
         at.cluster.settled(*at.cluster.hosts)  # replaced owners have noticed it
         replaced.look()
         owners = at.cluster.registry.facts.owners
@@ -118,9 +134,10 @@ def chaos(
         faults_logged = [line for host in at.cluster.hosts.values() for line in host.faults()]
         epochs = epochs_twice([host.log.read_text(errors="replace") for host in at.cluster.hosts.values()])
         log.close()
-    events = read(folder)
+    events = sorted(read(folder) + read(shared), key=lambda event: event.began)
+    unfair = tenants.lies(events, throttled_until_ns)
     return Report(
-        seed, tally(events), check(events), faults_logged, epochs, left, operator.changes, monotonic() - began,
+        seed, tally(events), check(events), unfair, faults_logged, epochs, left, operator.changes, monotonic() - began,
         dict(recoveries),
     )  # fmt: skip
 

@@ -121,6 +121,9 @@ class _Client(threading.Thread):
 
 
 class Producer(_Client):
+    """`kind` is part of the keys of its items."""
+
+    kind = ""
     _number = 0
 
     def _step(self) -> None:
@@ -130,7 +133,7 @@ class Producer(_Client):
         keys, specs = [], []
         for _ in range(rng.randint(1, 3 * load.batch)):
             self._number += 1
-            keys.append(f"{self.name}:{self._number}")
+            keys.append(f"{self.name}{self.kind}:{self._number}")
             specs.append(self._spec(keys[-1]))
         outcomes = put(self._wire, self._log, keys, specs)
         self._progress.add(stored=[outcome for outcome in outcomes if isinstance(outcome, int)])
@@ -149,6 +152,8 @@ class Producer(_Client):
 
 
 class Consumer(_Client):
+    asked: Sequence[Sequence[str]] = _ASKED
+
     def __init__(self, name: str, port: int, folder: Path, seed: str, progress: Progress, load: Load) -> None:
         super().__init__(name, port, folder, seed, progress, load)
         self._late: deque[tuple[int, Lease]] = deque()  # what to ack at which time, after its lease or about then
@@ -157,7 +162,7 @@ class Consumer(_Client):
 
     def _step(self) -> None:
         rng, load = self._rng, self._load
-        topics, count = rng.choice(_ASKED), rng.randint(1, load.batch)
+        topics, count = rng.choice(self.asked), rng.randint(1, load.batch)
         items = self._take(topics, count)
         if items is None:
             self._stopping.wait(_PAUSE_S)
@@ -303,9 +308,14 @@ class Crew:
     """Clients of one or more hosts, each of one in turn. `with` starts and stops them, and raises their
     errors."""
 
-    def __init__(self, ports: Sequence[int], folder: Path, seed: str, load: Load) -> None:
+    def __init__(
+        self, ports: Sequence[int], folder: Path, seed: str, load: Load,
+        producers: Sequence[type[Producer]] = (Producer,), consumer: type[Consumer] = Consumer,
+    ) -> None:  # fmt: skip
+        """`producers`: their kinds, in turn."""
         self.progress = Progress()
-        kinds = [(Producer, n) for n in range(load.producers)] + [(Consumer, n) for n in range(load.consumers)]
+        kinds: list[tuple[type[_Client], int]] = [(producers[n % len(producers)], n) for n in range(load.producers)]
+        kinds += [(consumer, n) for n in range(load.consumers)]
         self._clients: list[_Client] = [
             kind(f"{kind.__name__.lower()}-{n}", ports[n % len(ports)], folder, seed, self.progress, load)
             for kind, n in kinds
@@ -337,14 +347,16 @@ def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
         raise TimeoutError(f"fewer than {items} items were stored and acked on each shard: {crew.progress}")
 
 
-def drain(port: int, folder: Path, is_empty: Callable[[], bool], timeout_s: float) -> bool:
+def drain(
+    port: int, folder: Path, is_empty: Callable[[], bool], timeout_s: float, topics: Sequence[str] = TOPICS
+) -> bool:
     """Acks all that comes until `is_empty()`; False when that took longer than `timeout_s`."""
     log = Log(folder / "drain.jsonl")
     wire = Wire(port, NAMESPACE, timeout_ms=_DRAIN_TIMEOUT_MS)
     deadline = monotonic_ns() + int(timeout_s * 1000) * NS_PER_MS
     try:
         while monotonic_ns() < deadline:
-            items = take(wire, log, TOPICS, 1_000, lease_ms=10_000, wait_ms=100)
+            items = take(wire, log, topics, 1_000, lease_ms=10_000, wait_ms=100)
             if items:
                 ack(wire, log, [Lease(item.id, item.lease) for item in items])
             elif items is not None and is_empty():

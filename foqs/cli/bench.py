@@ -37,8 +37,8 @@ class Database(StrEnum):
 
 
 WORKLOADS = ("cycle", "single", "callers", "enqueue", "drain", "latency")
-ASSIGNMENT, CLUSTER, TOPICS, WORKERS = "assignment", "cluster", "topics", "workers"
-ALONE = (ASSIGNMENT, CLUSTER, TOPICS, WORKERS)
+ASSIGNMENT, CLUSTER, TOPICS, WORKERS, POLICIES = "assignment", "cluster", "topics", "workers", "policies"
+ALONE = (ASSIGNMENT, CLUSTER, TOPICS, WORKERS, POLICIES)
 
 _TOPICS_LIMIT_S = 300.0
 _rig = partial(_option, "Databases")
@@ -55,6 +55,7 @@ def register(app: typer.Typer) -> None:
         "foqs bench single --against ../before/.venv/bin/foqs --rounds 11",
         "foqs bench assignment --shards-total 1000 --hosts 100",
         "foqs bench topics --topics 10000",
+        "foqs bench policies --scenario 1 --scenario 10 --share 0.1",
         group=MEASURE,
     )(bench)
 
@@ -89,6 +90,13 @@ def bench(
     ] = 10_000,
     hosts: Annotated[int, _load(f"`{ASSIGNMENT}` assigns the shards to this many hosts.", min=1, max=100_000)] = 1_000,
     topics: Annotated[int, _load(f"`{TOPICS}` spreads --items over this many topics.", min=1, max=100_000)] = 100_000,
+    scenario: Annotated[
+        list[int] | None,
+        _load(f"`{POLICIES}` runs the scenario with this number of docs/benchmarks.md. Default: all. (repeatable)"),
+    ] = None,
+    share: Annotated[
+        float, _load(f"Each scenario of `{POLICIES}` has this share of its full size.", min=0.01, max=1)
+    ] = 1.0,
     limit: Annotated[
         bool, typer.Option("--limit", help="The command also measures how fast the database is without foqs.")
     ] = False,
@@ -112,7 +120,12 @@ def bench(
         _output("The command measures nothing, and takes the figures that --json has printed from this file."),
     ] = None,
     markdown: Annotated[bool, _output("The command prints tables in Markdown.", "--markdown")] = False,
-    plot: Annotated[Path | None, _output("The command writes a plot of all systems to this SVG file.")] = None,
+    plot: Annotated[
+        Path | None,
+        _output(
+            f"The command writes a plot of all systems to this SVG file; with `{POLICIES}`, the deliveries of tenants."
+        ),
+    ] = None,
 ) -> None:
     """Measure the throughput and the latency of foqs on this machine.
 
@@ -122,7 +135,8 @@ def bench(
 
     `assignment` times the decision which host serves which shard; it needs no database. `cluster` measures the cost
     of a cluster and the time of its changes. `topics` drains very many topics of few items each. `workers` compares
-    acks that go with the next dequeue with acks of their own.
+    acks that go with the next dequeue with acks of their own. `policies` measures fair sharing and throttles in
+    acceptance scenarios, each on fresh servers, and ends with 1 if one misses its bar.
     """
     chosen = tuple(workloads or WORKLOADS)
     for name in chosen:
@@ -137,6 +151,9 @@ def bench(
         return
     if CLUSTER in chosen:
         _cluster(database, rounds, items, as_json)
+        return
+    if POLICIES in chosen:
+        _policies(database, scenario, share, plot, as_json)
         return
     if TOPICS in chosen:
         _topics(database, driver, shards, topics, items, payload_bytes, as_json)
@@ -308,13 +325,40 @@ def _workers(database: Database, driver: str, shards: int, rounds: int, items: i
     _print(as_json, lambda: workers.as_json(runs), lambda console: workers.show(runs, items, console))
 
 
+def _policies(database: Database, numbers: list[int] | None, share: float, plot: Path | None, as_json: bool) -> None:
+    from foqs.lab.policies import run
+    from foqs.lab.servers import ServerUnavailable
+
+    unknown = sorted(set(numbers or ()) - set(run.NUMBERS))
+    if unknown:
+        fail(f"there is no scenario {unknown[0]}: choose from {', '.join(map(str, run.NUMBERS))}", 2)
+    kind = _server_kind(POLICIES, database)
+    quietly()
+    console = Console(stderr=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="foqs-bench-") as folder, console.status("starting") as status:
+            if plot is not None:
+                status.update("picture")
+                plot.write_text(run.draw(kind, Path(folder)))
+            outcomes = list(run.measure(kind, Path(folder), numbers or run.NUMBERS, share, status.update))
+    except ServerUnavailable as error:
+        fail(str(error))
+    _print(as_json, lambda: run.as_json(outcomes), lambda console: run.show(outcomes, console))
+    if not all(outcome.met for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _server_kind(workload: str, database: Database) -> Literal["mariadb", "mysql"]:
+    if database is Database.sqlite:
+        fail(f"{workload} needs a database server: give --database mariadb or --database mysql", 2)
+    return "mysql" if database is Database.mysql else "mariadb"
+
+
 def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None:
     from foqs.lab.bench import cluster
     from foqs.lab.servers import ServerUnavailable
 
-    if database is Database.sqlite:
-        fail(f"{CLUSTER} needs a database server: give --database mariadb or --database mysql", 2)
-    kind: Literal["mariadb", "mysql"] = "mysql" if database is Database.mysql else "mariadb"
+    kind = _server_kind(CLUSTER, database)
     quietly()
     console = Console(stderr=True)
     try:

@@ -48,7 +48,7 @@ def test_assignment_as_a_table() -> None:
         (
             ["nonsense"],
             "foqs: there is no workload 'nonsense': choose from cycle, single, callers, enqueue, drain, latency, "
-            "assignment, cluster, topics, workers\n",
+            "assignment, cluster, topics, workers, policies\n",
         ),
         *(
             (
@@ -57,6 +57,14 @@ def test_assignment_as_a_table() -> None:
                 "and --compare\n",
             )
             for words in (["cluster"], ["cycle", "--limit"], ["cycle", "--compare"])
+        ),
+        (
+            ["policies", "--scenario", "99"],
+            "foqs: there is no scenario 99: choose from 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14\n",
+        ),
+        (
+            ["policies", "--database", "sqlite"],
+            "foqs: policies needs a database server: give --database mariadb or --database mysql\n",
         ),
         (
             ["topics", "--topics", "300", "--items", "1000"],
@@ -159,3 +167,13 @@ def test_workers_save_a_request_an_item() -> None:
     assert min(apart["requests_per_item"]) >= 2
     assert max(together["requests_per_item"]) < 1.5
     assert min(apart["items_per_s"] + together["items_per_s"] + together["worker_cpu_us"]) > 0
+
+
+@pytest.mark.timeout(400)
+def test_a_scenario_of_fair_sharing() -> None:
+    """A change of weight, counted in deliveries: no speed of the machine changes it."""
+    ran = foqs("bench", "policies", "--scenario", "5", "--share", "0.05", "--json", patience_s=380)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (outcome,) = json.loads(ran.stdout)
+    assert (outcome["number"], outcome["met"]) == (5, True)
+    assert outcome["figures"]["share"] == pytest.approx(10 / 11, abs=0.02)

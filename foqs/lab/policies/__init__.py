@@ -1,0 +1,1 @@
+"""Acceptance scenarios of fair sharing and throttles, measured on real hosts (`foqs bench policies`)."""

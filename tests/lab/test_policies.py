@@ -1,0 +1,40 @@
+"""What the scenarios of fair sharing and throttles are judged by."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from foqs.lab.policies import fair, picture, run
+from foqs.lab.policies.stage import worst
+
+
+def test_the_worst_interval_of_a_rate() -> None:
+    steady = [n / 10 for n in range(100)]
+    assert worst(steady, 10, 1) == pytest.approx(0)
+    assert worst([0.0] * 4 + steady, 10, 1) == pytest.approx(4)
+    assert worst([*steady, 9.9], 10, 1) == pytest.approx(1)
+    assert worst([], 10, 1) == 0
+
+
+def test_how_far_shares_are_from_their_due() -> None:
+    due = ["one"] * 100 + ["two"] * 200 + ["four"] * 400
+    assert fair.farthest(due) == pytest.approx(0)
+    assert fair.farthest([*due, *["two"] * 100]) == pytest.approx(300 / 800 - 2 / 7)
+    assert fair.farthest(["one"]) == pytest.approx(6 / 7)
+
+
+def test_each_scenario_of_one_host_and_of_three() -> None:
+    assert list(range(1, 15)) == run.NUMBERS
+    assert {len(one.hosts) for one in run.SCENARIOS} == {1, 3}
+
+
+def test_the_picture_has_a_line_for_each_tenant() -> None:
+    rates = {tenant: [number] * 40 for number, tenant in enumerate(("red", "green", "blue", "new"), 1)}
+    drawn = picture.svg(picture.Run(rates, picture.STEPS))
+    root = ElementTree.fromstring(drawn)
+    lines = [one for one in root if one.tag.endswith("polyline")]
+    assert [len(line.attrib["points"].split()) for line in lines] == [40] * 4
+    texts = [one.text or "" for one in root if one.tag.endswith("text")]
+    assert all(any(step.text in text for text in texts) for step in picture.STEPS)

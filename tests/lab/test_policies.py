@@ -6,16 +6,20 @@ from xml.etree import ElementTree
 
 import pytest
 
+from foqs.client.items import Item
 from foqs.lab.policies import fair, picture, run
-from foqs.lab.policies.stage import worst
+from foqs.lab.policies.stage import Delivered, exceeded_by
 
 
-def test_the_worst_interval_of_a_rate() -> None:
+def delivered(*times_s: float) -> list[Delivered]:
+    return [Delivered(at_s - 0.001, at_s, Item(1, 1, 1, "ns", "t", 0, b"")) for at_s in times_s]
+
+
+def test_by_how_much_a_rate_was_exceeded() -> None:
     steady = [n / 10 for n in range(100)]
-    assert worst(steady, 10, 1) == pytest.approx(0)
-    assert worst([0.0] * 4 + steady, 10, 1) == pytest.approx(4)
-    assert worst([*steady, 9.9], 10, 1) == pytest.approx(1)
-    assert worst([], 10, 1) == 0
+    assert exceeded_by(delivered(*steady), 10, 1) == 0
+    assert exceeded_by(delivered(*[0.0] * 4, *steady), 10, 1) == pytest.approx(4, abs=0.02)
+    assert exceeded_by([], 10, 1) == 0
 
 
 def test_how_far_shares_are_from_their_due() -> None:

@@ -22,7 +22,7 @@ TENANTS = {"red": 1, "green": 2, "blue": 4}
 
 
 class Rate(NamedTuple):
-    per_second: int
+    per_second: float
     burst: int
 
 

@@ -47,7 +47,7 @@ def shares_on_one_host(stage: Stage) -> Outcome:
 
 
 def shares_on_three_hosts(stage: Stage) -> Outcome:
-    items = stage.size(120_000, 30_000)
+    items = stage.size(120_000, 60_000)
     for client in stage.clients:
         for tenant in ("two", "four"):
             stage.fill(of_tenant("spread", tenant, items // 3, weight=_WEIGHTS[tenant]), client)

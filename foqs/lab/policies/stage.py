@@ -17,12 +17,14 @@ from foqs.client import Client
 from foqs.client.items import Item, ItemSpec
 from foqs.lab.cluster import LocalCluster, local_cluster
 from foqs.lab.crash.rig import HostProcess, make_shards
+from foqs.lab.crash.tenants import Rate, exceeded
 from foqs.lab.servers import Kind, ServerSettings, start_database_server
 
 SESSION_MS = 4_000
 LEASE_MS = 3_600_000
 HOSTS = ("a", "b", "c")
 _NAMESPACE, _BATCH, _FILLERS = "bench", 1_000, 4
+_NS, _ROUNDING = 1_000_000_000, 1e-3
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,8 +39,9 @@ class Outcome(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """One delivery: by the monotonic clock, in seconds."""
+    """One delivery: between `asked_s` and `at_s` of the monotonic clock, in seconds."""
 
+    asked_s: float
     at_s: float
     item: Item
 
@@ -129,7 +132,7 @@ class Consumers:
                 began = time.monotonic()
                 items = client.dequeue(self._topic, self._batch, wait_ms=200, lease_ms=LEASE_MS)
                 at = time.monotonic()
-                self.delivered.extend(Delivered(at, item) for item in items)
+                self.delivered.extend(Delivered(began, at, item) for item in items)
                 if items:
                     client.ack_many(items)
                     if self._done is not None:
@@ -155,15 +158,11 @@ class Consumers:
         return [one for one in self.delivered if from_s <= one.at_s < to_s]
 
 
-def worst(times_s: Sequence[float], per_second: float, burst: int) -> float:
-    """Return by how many deliveries the worst interval exceeds `burst + per_second * t`: at most 0 if none does.
-
-    The times are those of a client, which hears of a delivery a little late; `t` is from the first to the last one."""
-    lowest, most = float("inf"), -float("inf")
-    for count, at_s in enumerate(sorted(times_s)):
-        lowest = min(lowest, count - per_second * at_s)
-        most = max(most, count + 1 - per_second * at_s - lowest)
-    return most - burst if times_s else 0.0
+def exceeded_by(delivered: Iterable[Delivered], per_second: float, burst: int) -> float:
+    """Return by how many deliveries the worst interval exceeds `burst + per_second * t` at least; 0 if none does."""
+    spans = [(round(one.asked_s * _NS), round(one.at_s * _NS)) for one in delivered]
+    over = exceeded(spans, Rate(per_second, burst)) if spans else 0.0
+    return over if over > _ROUNDING else 0.0
 
 
 @contextmanager

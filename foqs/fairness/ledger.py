@@ -56,7 +56,7 @@ class Ledgers(dict[TopicKey, TopicLedger]):
             ledger.asked_ms = now_ms
 
     def became_ready(self, key: TopicKey, windows: Sequence[Known | None], entries: Iterable[Any]) -> None:
-        """Items of the topic, which are in one of its `windows`, became ready. Nothing is known of an item if others
+        """Items of the topic, which are in one of its `windows`, became ready. Nothing is known of an item if ones
         that are not in memory may come before it."""
         ledger = self.get(key)
         if ledger is None:

@@ -636,6 +636,47 @@ struct ExplainReason {
   7: optional string by,
 }
 
+/** Throttle keys of a namespace, as far as they are in use: in the order of their names. */
+struct GetThrottlesRequest {
+  1: string ns,
+  /** Only keys that begin with it; at most 255 bytes. Default: all. */
+  2: optional string prefix,
+  /** 1 to 1,000. Default 100. */
+  3: optional i32 limit,
+  /** From the answer before. Default: from the first key on. */
+  4: optional string cursor,
+  15: optional RequestContext context,
+}
+
+struct ThrottleStats {
+  1: string key,
+  /** The settings key of the throttle; empty if the key has none any more. */
+  2: string setting,
+  3: optional double per_second,
+  4: optional i64 burst,
+  /** Tokens that no host holds. Default: unknown, as the key's coordinator did not answer or knows of no use. */
+  5: optional double tokens,
+  // 6 to 10 are reserved: concurrency, taken, free, overage, reclaimed
+  /** Sets of items (by topic, fairness key, throttle keys and host) that wait for a token of this key. */
+  11: i64 parked_flows,
+  /** Their items, at least: a host counts those of 10,000 such sets. */
+  12: i64 parked_items,
+  /** Milliseconds since when one of them waits. */
+  13: i64 longest_wait_ms,
+  /** Deliveries that a throttle with `shadow` would have held back since the hosts began to use the key. */
+  14: i64 shadow_held,
+  /** host:port of the host that makes the tokens; empty if it is unknown. */
+  15: string coordinator,
+}
+
+struct GetThrottlesResponse {
+  1: list<ThrottleStats> throttles,
+  /** Continues the list. Not set at its end. */
+  2: optional string cursor,
+  /** host:port of hosts that did not answer. */
+  3: list<string> missing,
+}
+
 /** An id, or ns and topic. A topic is explained by the items on the host that is nearest to a delivery. */
 struct ExplainItemRequest {
   1: optional i64 id,
@@ -1056,5 +1097,6 @@ service Foqs {
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
   AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
   ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),
+  GetThrottlesResponse GetThrottles(1: GetThrottlesRequest request) throws (1: RequestError error),
   ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
 }

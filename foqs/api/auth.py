@@ -49,6 +49,7 @@ NEEDS: Mapping[str, Right | str] = {
     "RedriveItems": Right.ADMIN,
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
+    "GetThrottles": _SEES,
     "GetSettings": _SEES,
     "PutSettings": Right.ADMIN,
     "GetServerInfo": _ANYBODY,

@@ -15,6 +15,7 @@ from foqs.api.redrive_items import DeadLetters
 from foqs.api.routing import RoutingMethods
 from foqs.api.server_info import Info
 from foqs.api.settings import SettingsMethods
+from foqs.api.throttles import ThrottleMethods
 from foqs.engine.engine import Engine
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
@@ -51,6 +52,7 @@ class Handlers:
         self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
+        self._throttles = ThrottleMethods(engine, lambda: self.limits, now_ms, address, quotas.coordinator, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
         slots = lambda: forwarder.routing().slots  # noqa: E731
         self._peers = PeerMethods(engine, lambda: self.limits, slots, quotas.coordinator, shares)
@@ -68,6 +70,7 @@ class Handlers:
             **self._settings.handlers(),
             "ReleaseLeases": self._leases.release,
             "ExplainItem": self._explain.explain,
+            "GetThrottles": self._throttles.throttles,
             "GetServerInfo": self._info.server_info,
         }
 

@@ -10,6 +10,8 @@ from foqs.client.items import ServerInfo
 from foqs.client.requests import Requests
 from foqs.idl import idl
 
+_THROTTLES = 1_000
+
 
 class WorkerStats(NamedTuple):
     """The leases of a topic that one worker holds, and the time since the oldest was given. `worker` is "" for
@@ -36,6 +38,31 @@ class TopicStats(NamedTuple):
     workers: tuple[WorkerStats, ...] = ()
 
 
+class ThrottleStats(NamedTuple):
+    """A throttle key in use. `setting` is the settings key of its throttle, with `per_second` and `burst`; they are ""
+    and None if it has none any more. `tokens` are those that no host holds, None if they are not known.
+    `parked_flows` and `parked_items` wait for tokens, the first since `longest_wait_ms`. `shadow_held`: deliveries
+    that a shadow throttle would have held back. `coordinator` is the `host:port` that makes the tokens."""
+
+    key: str
+    setting: str
+    per_second: float | None
+    burst: int | None
+    tokens: float | None
+    parked_flows: int
+    parked_items: int
+    longest_wait_ms: int
+    shadow_held: int
+    coordinator: str
+
+
+class Throttles(NamedTuple):
+    """`missing` are the `host:port` of hosts that did not answer."""
+
+    throttles: tuple[ThrottleStats, ...]
+    missing: tuple[str, ...]
+
+
 class Looks:
     """Methods of `Client`."""
 
@@ -57,6 +84,21 @@ class Looks:
             tuple(found.missing or ()),
             tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms) for one in found.workers or ()),
         )
+
+    def throttles(self, prefix: str = "", *, timeout_ms: int | None = None) -> Throttles:
+        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names. Keys
+        that nothing used for some seconds are left out."""
+        found: list[ThrottleStats] = []
+        missing: set[str] = set()
+        cursor: str | None = None
+        while True:
+            request = idl.GetThrottlesRequest(self.namespace, prefix or None, _THROTTLES, cursor)
+            page = self._requests.read(methods.THROTTLES, request, timeout_ms)
+            found += [ThrottleStats(*[getattr(one, name) for name in ThrottleStats._fields]) for one in page.throttles]
+            missing.update(page.missing or ())
+            cursor = page.cursor
+            if cursor is None:
+                return Throttles(tuple(found), tuple(sorted(missing)))
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
         """Version and limits of the server that answers."""

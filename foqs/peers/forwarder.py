@@ -31,6 +31,8 @@ from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
+from foqs.peers.throttle_stats import Done as Gathered
+from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
@@ -164,6 +166,14 @@ class Forwarder:
         for address in others:
             part, answered = idl.GetTopicStatsRequest(request.ns, request.topic), partial(gathering.answered, address)
             self.exchange.send(address, "GetTopicStats", part, request, deadline_ms, answered)
+
+    def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
+        """Add the throttle keys of the other hosts to those of this one, which is at `address`."""
+        others = () if is_forwarded(request) else self.exchange.other_hosts()
+        gathering = ThrottleReports(here, address, others, done)
+        for other in others:
+            part = idl.GetThrottlesRequest(request.ns, request.prefix, request.limit, request.cursor)
+            self.exchange.send(other, "GetThrottles", part, request, deadline_ms, partial(gathering.answered, other))
 
     def release_leases(
         self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]

@@ -19,6 +19,8 @@ from foqs.peers.explain import Nearest
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
+from foqs.peers.throttle_stats import Done as Gathered
+from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
@@ -89,6 +91,9 @@ class LoneForwarder:
 
     def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
         Nearest(here, (), self.routing().unowned, call.reply)
+
+    def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
+        ThrottleReports(here, address, (), done)
 
     def release_leases(
         self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]

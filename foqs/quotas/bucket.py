@@ -77,6 +77,11 @@ class Bucket:
         lacking = min(tokens, self._burst) * NANO - self._level
         return max(0, -(-lacking // max(1, self._nano_per_ms)))
 
+    def here(self, now_ms: int) -> float:
+        """Return the tokens that no host holds."""
+        self.advance(now_ms)
+        return self._level / NANO
+
     @property
     def spent(self) -> int:
         """Tokens of which it is known that they are spent, or lost."""

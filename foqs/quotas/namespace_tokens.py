@@ -71,6 +71,10 @@ class NamespaceTokens:
         since = self._bucket.granted - min(mark for _, mark in counts)
         return self._quota.stored_items - sum(items for items, _ in counts) - since
 
+    def here(self, now_ms: int) -> float:
+        """Return how many tokens no host holds."""
+        return self._bucket.here(now_ms)
+
     def mark(self, now_ms: int) -> int:
         """Return the mark for `counted`. Take it before the shard is asked for its count."""
         self._bucket.advance(now_ms)

@@ -120,6 +120,7 @@ def requests() -> list[bytes]:
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, True, context
         ),
+        "GetThrottles": idl.GetThrottlesRequest("ns", "prefix", 10, "cursor", context),
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS

@@ -20,7 +20,7 @@ METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "ListItems", "DeleteItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
-    "ReleaseLeases", "ExplainItem",
+    "ReleaseLeases", "GetThrottles", "ExplainItem",
 ]  # fmt: skip
 
 

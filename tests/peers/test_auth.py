@@ -141,6 +141,7 @@ def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
         "ExplainItem": {"id": 1},
         "GetActiveTopics": {},
         "GetTopicStats": {"ns": "shop", "topic": "t"},
+        "GetThrottles": {"ns": "shop"},
         "ListFailures": {"ns": "shop", "topic": "t.dlq"},
         "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
         "GetSettings": {"ns": "shop"},

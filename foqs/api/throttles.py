@@ -1,0 +1,82 @@
+"""GetThrottles: the throttle keys in use, with their tokens and the items that wait for more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foqs.api import validation
+from foqs.engine import throttle_stats
+from foqs.engine.engine import Engine
+from foqs.engine.inspect import cursor_of, parts_of
+from foqs.errors import Invalid
+from foqs.idl import idl
+from foqs.limits import Limits
+from foqs.peers.active_topics import ANSWER_MS
+from foqs.peers.forwarder import Forwarder
+from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.peers.throttle_stats import Reported
+from foqs.policies.names import NAME_BYTES
+from foqs.rpc.call import Call
+
+MOST_THROTTLES = 1_000
+
+
+class ThrottleMethods:
+    """`limits` is called for each request; `address` is this host's, as clients know it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Callable[[], Limits],
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        coordinator: QuotaCoordinator,
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._address = address
+        self._coordinator = coordinator
+        self._forwarder = forwarder
+
+    def throttles(self, call: Call) -> None:
+        """Raises Invalid."""
+        request, limits = call.request, self._limits()
+        ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
+        if type(prefix) is not str or len(prefix.encode("utf-8", "surrogatepass")) > NAME_BYTES:
+            raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
+        limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
+        parts = parts_of(request.cursor, (str,))
+        after = "" if parts is None else parts[0]
+        deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
+        now_ms, tokens = self._coordinator.tokens_of(ns)
+        throttling = self._engine.throttling
+        here = throttle_stats.of_namespace(throttling, tokens, ns, prefix, after, limit, now_ms)
+
+        def done(found: Reported, coordinators: dict[str, str], missing: list[str]) -> None:
+            throttle = self._engine.policies.namespace(ns).throttle
+            names = sorted(found)[:limit]
+            rows: list[Any] = []
+            for name in names:
+                rule, one = throttle(name), found[name]
+                rows.append(
+                    idl.ThrottleStats(
+                        key=name,
+                        setting=rule.setting if rule is not None else "",
+                        per_second=rule.per_second if rule is not None else None,
+                        burst=rule.burst if rule is not None else None,
+                        tokens=one.tokens,
+                        parked_flows=one.parked_flows,
+                        parked_items=one.parked_items,
+                        longest_wait_ms=one.longest_wait_ms,
+                        shadow_held=one.shadow_held,
+                        coordinator=coordinators.get(name, ""),
+                    )
+                )
+            cursor = cursor_of(names[-1]) if len(names) == limit else None
+            call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
+
+        self._forwarder.throttles(request, here, self._address(), deadline_ms, done)

@@ -249,7 +249,7 @@ class Throttling:
                 break
             del self._lacked[topic]
         self._look_after(at_ms)
-        return bool(self.keys)
+        return bool(self.keys or self._topics or self._lacked)
 
     def _look_after(self, at_ms: int) -> None:
         """Wake another flow of some topics that are asleep, whose awake flow may have ended; forget unused keys."""
@@ -258,7 +258,8 @@ class Throttling:
             for key in list(islice(keys, _SLICE)):
                 del keys[key]
                 parking = key.asleep.get(topic)
-                if parking is not None and not _may_be_served(parking.scout):
+                scout = None if parking is None else parking.scout
+                if parking is not None and (scout is None or scout.parked is not None or not _lives(scout)):
                     for _, flow in key.scout(topic, _lives):
                         self._unpark(topic, flow)
                 if topic in key.active or topic in key.asleep:
@@ -305,10 +306,8 @@ class Throttling:
     def _schedule(self, key: Key, at_ms: int) -> None:
         if key.allowance.asked is None and key not in self.to_ask:
             due_ms = key.next_ms(at_ms)
-            if due_ms is not None and due_ms <= at_ms:
-                self._to_ask(key)
-            elif due_ms is not None:
-                self._set_timer(key, due_ms)
+            if due_ms is not None:
+                self._set_timer(key, due_ms) if due_ms > at_ms else self._to_ask(key)
 
     def ask_again(self, key: Key) -> None:
         """Ask for the key in another turn: its coordinator may be another host by then."""
@@ -329,6 +328,8 @@ class Throttling:
                 self._tokens_wanted()
 
     def _demanded(self, topic: TopicKey) -> bool:
+        if self._policies.pausing and self._policies.paused(topic):
+            return False
         if topic in self._waiting:
             return True
         lacked = self._lacked.get(topic)
@@ -336,10 +337,12 @@ class Throttling:
 
     def _wanted(self, topic: TopicKey) -> int:
         """Return how many items of the topic consumers want."""
+        if not self._demanded(topic):
+            return 0
         waiting = self._waiting.get(topic)
         if waiting is not None:
             return sum([max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
-        return self._lacked[topic][1] if self._demanded(topic) else 0
+        return self._lacked[topic][1]
 
     # ------------------------------------------------------------------------------------- changes
 
@@ -357,11 +360,13 @@ class Throttling:
         for bounded, key in [item for item in self.keys.items() if item[0][0] == ns]:
             now = self._key(ns, key.name)
             if now is None:
-                del self.keys[bounded]
+                self.keys.pop(bounded, None)
             for topic, parking in list(key.parked()):
                 for flow in parking:
                     done += 1
-                    if now is not key or now.throttle.shadow or key not in self._resolve(flow).keys:
+                    if not _lives(flow):
+                        key.remove(topic, flow)
+                    elif now is not key or now.throttle.shadow or key not in self._resolve(flow).keys:
                         key.remove(topic, flow)
                         self._unpark(topic, flow)
                     if done % _SLICE == 0:
@@ -386,12 +391,8 @@ def give_back(item: Item) -> None:
         flow.rules.owner.give_back(flow.rules, item.given.at_ms)
 
 
-def _may_be_served(flow: Parked | None) -> bool:
-    return flow is not None and flow.parked is None and bool(flow.lanes) and flow.ready > 0
-
-
 def _lives(flow: Parked) -> bool:
-    """Whether the flow, which is parked no more, has items to deliver."""
+    """Whether the flow has items to deliver. If not, it is parked no more."""
     if flow.lanes and flow.ready:
         return True
     flow.parked = None

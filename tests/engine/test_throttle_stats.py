@@ -7,7 +7,7 @@ from tests.engine.test_throttling import host_with, park, put, take
 from tests.peers.throttled_hosts import NS
 
 
-def test_keys_that_are_used_or_coordinated_here_are_listed_in_order() -> None:
+def test_keys_used_or_coordinated_here_are_listed_in_order() -> None:
     host = host_with(**{"c:*": '{"per_second": 0.01, "burst": 1}'})
     for number, ready in ((2, 5), (1, 3), (1, 4)):
         flow = put(host, f"c:{number}", ready=ready)

@@ -7,6 +7,7 @@ from typing import Any
 
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
+from foqs.policies.settings import Settings
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
 
 SLOW = '{"per_second": 0.01, "burst": 3}'
@@ -129,6 +130,32 @@ def test_a_token_returns_with_an_item_that_was_not_delivered() -> None:
     assert key.allowance.balance == balance + 1
     give_back(item)  # the coordinator counts no second one
     assert key.allowance.balance == balance + 1
+
+
+def test_flows_that_ended_take_no_part_in_other_settings() -> None:
+    host = host_with(api=SLOW)
+    flows = [put(host, "api") for _ in range(3)]
+    host.cluster.owners = dict.fromkeys((1, 2, 3), (host, 1, host.cluster.now))  # no tokens at first
+    for flow in flows:
+        park(host, flow, take(host, flow))
+    flows[0].lanes.clear()
+    flows[1].ready = 0
+    host.cluster.settle({})
+    assert [flow.parked for flow in flows] == [None] * 3
+    assert list(host.awake) == [flows[2]]
+    assert not host.throttling.keys
+
+
+def test_a_paused_topic_asks_for_no_tokens() -> None:
+    host = host_with(api=SLOW)
+    flow = put(host, "api")
+    park(host, flow, take(host, flow))
+    host.policies.apply(Settings(NS, 9, {**host.cluster.entries, "topic.sync": '{"paused": true}'}))
+    host.throttling.changed(NS)
+    host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 5)])]
+    host.cluster.run(3_000)
+    assert flow.parked is None
+    assert not host.throttling.keys  # no token is held for it, so the key is forgotten
 
 
 def test_keys_without_flows_are_forgotten() -> None:

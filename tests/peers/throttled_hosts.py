@@ -104,7 +104,7 @@ class Host:
 
     def deliver(self) -> None:
         """Deliver what may be delivered to consumers that take all."""
-        while wanted := [flow for flow in self.awake if flow.topic in self.waiting and flow.ready]:
+        while wanted := [flow for flow in self.awake if flow.ready and self._consumed(flow.topic)]:
             flow = min(wanted, key=lambda one: one.tenant.start)
             dry = self.throttling.take(flow, self.cluster.now)  # type: ignore[arg-type]
             if dry is not None:
@@ -117,6 +117,9 @@ class Host:
             if len(flow.delivered) % 50 == 0:  # other flows and messages get their turn
                 self.cluster.at(self.cluster.now + 1, self, self.deliver)
                 return
+
+    def _consumed(self, topic: tuple[str, str]) -> bool:
+        return topic in self.waiting and not self.policies.paused(topic)
 
     @property
     def calls(self) -> int:

@@ -24,7 +24,8 @@ from foqs.shardmgr.lifecycle import ShardState
 _CLOSED = BreakerState.CLOSED
 _LOOK_ROWS = 32
 _IDLE_LANES = 100
-"""Rows of empty lanes that one transaction removes."""
+"""Rows of empty lanes that one transaction removes; or twice the number of those that it adds. With fewer, the lanes of
+tenants that come once would fill the shard up to its bound."""
 _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""
 _TAIL_SHARE = 0.5
@@ -348,8 +349,8 @@ def idle_is_over(shard: Shard, now_ms: int) -> bool:
 
 
 def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    """Remove rows of lanes whose idle time is over, at most `_IDLE_LANES`, the longest empty first."""
-    first = islice(shard.idle_lanes.values(), _IDLE_LANES)
+    """Remove rows of lanes whose idle time is over, a bounded number, the longest empty first."""
+    first = islice(shard.idle_lanes.values(), max(_IDLE_LANES, 2 * len(transaction.lanes_new)))
     for lane in list(takewhile(lambda lane: _is_over(shard, lane, now_ms), first)):
         if lane.total:
             del shard.idle_lanes[lane.key]

@@ -130,7 +130,10 @@ class ShardMemory:
         self.dead_lanes.add(lane.number)
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
+        """The lane has no item. A tenant's window, which takes half the bytes of its lane, is dropped."""
         lane.empty_since_ms = now_ms
+        if lane.tenants is not None and lane.window is not None:
+            self.drop_window(lane)
         self.idle_lanes.pop(lane.key, None)  # the longest idle comes first
         self.idle_lanes[lane.key] = lane
 

@@ -10,6 +10,7 @@ from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import Unavailable
+from foqs.fairness.keys import lane_key
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import NewItem
 from tests.engine.laboratory import KEY, Laboratory
@@ -129,3 +130,46 @@ def test_a_keyed_item_that_comes_too_late_is_refused() -> None:
     lab.settle()
     (refused,) = outcomes
     assert str(refused) == f"the shard of the dedup_key {FULL}"
+
+
+# ------------------------------------------------------------------------------------------ tenants that come once
+
+
+def tenants(first: int, count: int) -> list[LaneKey]:
+    return [lane_key(KEY, f"tenant-{number}") for number in range(first, first + count)]
+
+
+def drained(lab: Laboratory) -> None:
+    """Take and ack all items of KEY."""
+    while ids := lab.taken(count=100):
+        lab.ack(*[(item_id, lab.lease_of(item_id)) for item_id in ids])
+        lab.settle()
+
+
+def test_a_transaction_removes_twice_the_lanes_that_it_adds() -> None:
+    """So the lanes of tenants without items become fewer under load, too."""
+    lab = Laboratory(1, lane_idle_ms=5_000)
+    put(lab, *tenants(0, 400))
+    lab.settle()
+    drained(lab)
+    lab.now_ms += 5_000
+    put(lab, *tenants(1_000, 150))
+    ((shard, batch),) = lab.send()
+    assert (len(batch.lanes_new), len(batch.lanes_gone)) == (150, 300)
+    lab.arrive(shard, batch)
+    put(lab, KEY)
+    ((shard, batch),) = lab.send()
+    assert (len(batch.lanes_new), len(batch.lanes_gone)) == (1, 100)
+
+
+def test_a_tenant_without_items_keeps_no_window() -> None:
+    lab = Laboratory(1)
+    (tenant,) = tenants(0, 1)
+    ids = lab.stored(lab.item(), lab.item(), key=tenant)
+    lane = lab.engine.shards[1].lanes[tenant]
+    assert lane.window is not None
+    drained(lab)
+    assert (lane.window, len(lab.engine.residents)) == (None, 0)
+    again = lab.stored(key=tenant)
+    assert lane is lab.engine.shards[1].lanes[tenant]
+    assert lab.taken() == again > ids

@@ -112,7 +112,7 @@ def deliveries(client: Client, topic: str, batch: int, *, wait_ms: int = 2_000) 
 
 
 class Consumers:
-    """One thread for each client, which takes and acks until the context ends. `delivered` grows meanwhile."""
+    """One thread for each client, which takes and acks until the context ends. `delivered` grows with each reply."""
 
     def __init__(
         self, clients: Sequence[Client], topic: str, batch: int, *, each: int = 1, pace_s: float = 0.0,

@@ -1,4 +1,4 @@
-"""Scenarios of throttles: rates that hold over all hosts and kills, and items that wait for nobody else's."""
+"""Scenarios of throttles: rates hold over all hosts and kills, and hold back only the items that have their keys."""
 
 from __future__ import annotations
 

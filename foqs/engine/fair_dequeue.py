@@ -279,8 +279,8 @@ class Round:
             self._finish(taking)
         else:
             at, entries = taking.at, taking.entries
-            if at:
-                merge.take(flow.lanes, entries[at - 1])
+            if at:  # not from a lane of the flow that took no part in the merge
+                merge.take([lane for lane in taking.lanes if lane.flow is flow], entries[at - 1])
             taking.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
             taking.upto = len(taking.entries)
             taking.parked = taking.parked or set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from foqs.engine import consumers, fair_dequeue
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.fairness.keys import tenancy_of
 from foqs.ids import shard_of
+from foqs.item_states import Phase
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of, set_policy, store, taken, tenant, tenant_of
@@ -286,3 +288,37 @@ def test_a_dequeue_looks_at_a_bounded_number_of_idle_tenants(monkeypatch: pytest
     assert (answers, lab.engine.due) == ([], {KEY: None})
     lab.settle()
     assert [tenant_of(lab, item_id) for item_id in answers[0]] == ["last"]
+
+
+class Tokens:
+    """Throttling with so many tokens of one key."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, flow: object, now_ms: int) -> str | None:
+        self.left -= 1
+        return None if self.left >= 0 else "key"
+
+    def park(self, flow: Any, key: str, wanted: int) -> bool:
+        flow.parked = key
+        return False
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_parking_leaves_the_windows_of_shards_that_are_away(left: int) -> None:
+    """They had no part in the merge, and their items stay where they are."""
+    lab = Laboratory(1, 2, 3)
+    for key in (of("a", "k"), of("a")):
+        for _ in range(30):
+            lab.stored(lab.item(), key=key)
+    lab.taken(count=1)  # the windows of all shards are in memory
+    lab.engine.shards[1].breaker.trip(lab.now_ms)  # its items come first in the order
+    lab.engine.throttling = Tokens(left)  # type: ignore[assignment]
+    lab.taken(count=50)
+    for lane in lab.engine.topics[KEY].lanes():
+        assert lane.window is not None
+        assert (len(lane.window.entries), lane.window.more) == (lane.ready, False)
+    items = [item for shard in lab.engine.serving for item in shard.known.values() if item.phase is Phase.WINDOW]
+    assert all(item.entry in item.lane.window.entries for item in items)
+    audit_topics(lab.engine)

@@ -166,7 +166,7 @@ class _Prefixes:
 
 
 def starved(stored: Iterable[Enqueue], deliveries: Iterable[Delivery]) -> Iterator[str]:
-    """Yield each tenant that got nothing while 100 of its free items waited and 2,000 of other tenants were delivered."""
+    """Yield each tenant that got nothing in 2,000 deliveries of other tenants, with 100 free items waiting."""
     waiting, others, told = Counter[str](), Counter[str](), set[str]()
     first: set[str] = set()
     events = [(event.ended, 1, event.key) for event in stored if event.answer is Answer.OK]

@@ -65,6 +65,17 @@ def test_a_dry_key_takes_no_token_of_another() -> None:
     assert a.allowance.balance == held
 
 
+def test_flows_park_on_the_first_dry_key_by_name() -> None:
+    """Those of the item and of its topic's policy, in the same order on all hosts."""
+    names = [f"k{number}" for number in range(8)]
+    host = host_with(**dict.fromkeys(names, SLOW))
+    policy = {"topic.sync": '{"throttles": ["k0", "k6", "k2"]}'}
+    host.cluster.settle({**host.cluster.entries, **policy})
+    flow = put(host, "k7", "k4", "k1", "k3", "k5")
+    assert take(host, flow).name == "k0"
+    assert [key.name for key in flow.rules.keys] == names
+
+
 def test_an_empty_reply_names_the_key_that_is_due_first() -> None:
     host = host_with(a='{"per_second": 0.1, "burst": 1}', b='{"per_second": 10, "burst": 1}')
     for key in "ab":

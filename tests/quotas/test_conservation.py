@@ -255,6 +255,13 @@ def test_a_smaller_burst_grants_nothing_while_more_is_out() -> None:
     assert granted(home, "b", Ask(3, 9, 0, 0), 10_450).granted == 5
 
 
+def test_a_smaller_burst_holds_at_once() -> None:
+    home = NamespaceTokens(QUOTA, 0)
+    assert granted(home, "a", Ask(1, 0, 0, 0), 10_000).granted == 0
+    home.follow(Quota(100, 10, None), 10_000)
+    assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000).granted == 10
+
+
 def test_a_fractional_rate_adds_up_exactly() -> None:
     """Six a minute, in steps of 7 ms."""
     home = NamespaceTokens(Quota(0.1, 1, None), 0)

@@ -112,6 +112,17 @@ def test_a_topic_without_consumers_takes_no_token() -> None:
     assert rig.wakes() == ["b4", "a1"]
 
 
+def test_a_token_taken_before_the_last_question_does_not_return() -> None:
+    """Else tokens of old items would return one by one, each in the place of a newer one."""
+    rig = Rig()
+    rig.arrive(3)
+    assert rig.key.spend(rig.now, 10)
+    rig.arrive(1)
+    assert rig.key.spend(rig.now, 20)
+    assert not rig.key.give_back(10, rig.now)
+    assert rig.key.give_back(20, rig.now)
+
+
 def test_tokens_are_asked_for_what_consumers_want() -> None:
     rig = Rig(rate=10, burst=4)
     rig.park("a1", "a2", "b3")

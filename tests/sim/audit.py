@@ -15,7 +15,7 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
 from foqs.engine.shard import Shard
-from foqs.fairness.keys import LaneKey
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Phase, Place
 from foqs.prefetch.lane import Lane
@@ -170,7 +170,7 @@ def audit_budget(host: Engine, listings: list[Listing]) -> None:
 
 
 def audit_topics(host: Engine) -> None:
-    """The index of topics has the lanes of all open shards, and the counts by namespace are those of the lanes."""
+    """The index of topics has the lanes of all open shards; counts by namespace and topic are those of the lanes."""
     lanes = {id(lane): lane for shard in host.serving for lane in shard.lanes.values()}
     for key, topic in host.topics.items():
         found = topic.lanes()
@@ -193,6 +193,23 @@ def audit_topics(host: Engine) -> None:
         for lane in shard.lanes.values():
             totals[lane.topic.key[0]] += lane.total
         _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.totals}, totals)
+        _audit_tenant_lanes(shard)
+
+
+def _audit_tenant_lanes(shard: Shard) -> None:
+    """The numbers and the count of each topic's lanes beside its plain one."""
+    numbers: dict[TopicKey, list[int]] = {}
+    items: Counter[TopicKey] = Counter()
+    for number, lane in shard.lane_numbers.items():
+        if not is_plain(lane.key):
+            numbers.setdefault(lane.topic.key, []).append(number)
+            items[lane.topic.key] += lane.total
+    for key, lanes in shard.tenants.items():
+        _same("items by topic", shard, lanes.total, items[key])
+        _same("number of lanes", shard, len(lanes), len(numbers[key]))
+        known = [number for number in lanes.numbers if number in shard.lane_numbers]
+        _same("numbers of lanes", shard, known, numbers[key])
+    _same("topics with tenants", shard, shard.tenants.keys(), numbers.keys())
 
 
 def audit_bounds(host: Engine) -> None:

@@ -20,7 +20,8 @@ from foqs.errors import Code
 from foqs.idl import idl
 from foqs.principals import Principals
 from tests.api.hosts import until
-from tests.api.wire import Refused, Wire, spec
+from tests.api.wire import Refused, Wire
+from tests.peers.every_request import BETWEEN_HOSTS, REQUESTS
 from tests.peers.nodes import Cluster, Member
 from tests.support.certificates import Authority
 
@@ -127,32 +128,9 @@ def test_a_certificate_names_the_client_also_when_forwarded(
 
 
 def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
-    requests: dict[str, dict[str, Any]] = {
-        "Enqueue": {"ns": "shop", "items": [spec("t")]},
-        "Dequeue": {"ns": "shop", "wants": [idl.TopicCount("t", 1)]},
-        "Ack": {"items": [idl.AckItem(1, 1)]},
-        "Nack": {"items": [idl.NackItem(1, 1)]},
-        "ExtendLease": {"items": [idl.ExtendItem(1, 1)]},
-        "AckAndDequeue": {"ns": "shop", "acks": [idl.AckItem(1, 1)], "wants": [idl.TopicCount("t", 1)]},
-        "GetItem": {"id": 1},
-        "ListItems": {"ns": "shop", "topic": "t"},
-        "DeleteItems": {"ids": [1]},
-        "ReleaseLeases": {"ns": "shop", "topic": "t"},
-        "ExplainItem": {"id": 1},
-        "GetActiveTopics": {},
-        "GetTopicStats": {"ns": "shop", "topic": "t"},
-        "GetThrottles": {"ns": "shop"},
-        "ListFailures": {"ns": "shop", "topic": "t.dlq"},
-        "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
-        "GetSettings": {"ns": "shop"},
-        "PutSettings": {"ns": "shop", "entries": {"a": "b"}},
-        "GetServerInfo": {},
-        "GetRouting": {},
-    }
-    between_hosts = {"WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "TellShares", "AwaitSettings"}
-    assert requests.keys() | between_hosts == NEEDS.keys()
+    assert REQUESTS.keys() | BETWEEN_HOSTS.keys() == NEEDS.keys()
     nobody, wrong, none = wire("nobody"), wire("x" * 4_000), wire(None)
-    for method, fields in requests.items():
+    for method, fields in REQUESTS.items():
         assert code(lambda m=method, f=fields: wrong.ask(m, **f)) == Code.UNAUTHENTICATED, method
         assert code(lambda m=method, f=fields: none.ask(m, **f)) == Code.UNAUTHENTICATED, method
         if method not in ("GetServerInfo", "GetRouting"):
@@ -253,13 +231,8 @@ def test_a_client_cannot_pretend_to_be_a_host(wire: NewWire, proof: str | None) 
     for who in ("rival", None):
         pretender = wire(who, **claims)
         assert code(lambda w=pretender: w.delete(item_id)) == wanted
-        assert code(lambda w=pretender: w.ask("WatchTopics")) == wanted
-        assert code(lambda w=pretender: w.ask("GiveSlot", shard=1, slot=1, stamp=1)) == wanted
-        assert code(lambda w=pretender: w.ask("TakeTokens", ns="shop")) == wanted
-        assert code(lambda w=pretender: w.ask("Lend", holder="h", tokens=[])) == wanted
-        assert code(lambda w=pretender: w.ask("CountItems", ns="shop")) == wanted
-        assert code(lambda w=pretender: w.ask("TellShares", host="a", topics=[])) == wanted
-        assert code(lambda w=pretender: w.ask("AwaitSettings", ns="shop", version=1)) == wanted
+        for method, fields in BETWEEN_HOSTS.items():
+            assert code(lambda w=pretender, m=method, f=fields: w.ask(m, **f)) == wanted
     assert code(lambda: wire("admin", hops=1).look(item_id)) == Code.FORBIDDEN
     # Without a proof of a host, the principal that it names is ignored.
     assert wire("rival", principal="admin").delete(item_id) == [Code.NOT_FOUND]

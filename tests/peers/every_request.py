@@ -1,0 +1,42 @@
+"""A request of each method, with no more than its checks ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foqs.idl import idl
+from tests.api.wire import spec
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "Enqueue": {"ns": "shop", "items": [spec("t")]},
+    "Dequeue": {"ns": "shop", "wants": [idl.TopicCount("t", 1)]},
+    "Ack": {"items": [idl.AckItem(1, 1)]},
+    "Nack": {"items": [idl.NackItem(1, 1)]},
+    "ExtendLease": {"items": [idl.ExtendItem(1, 1)]},
+    "AckAndDequeue": {"ns": "shop", "acks": [idl.AckItem(1, 1)], "wants": [idl.TopicCount("t", 1)]},
+    "GetItem": {"id": 1},
+    "ListItems": {"ns": "shop", "topic": "t"},
+    "DeleteItems": {"ids": [1]},
+    "ReleaseLeases": {"ns": "shop", "topic": "t"},
+    "ExplainItem": {"id": 1},
+    "GetActiveTopics": {},
+    "GetTopicStats": {"ns": "shop", "topic": "t"},
+    "GetThrottles": {"ns": "shop"},
+    "ListFailures": {"ns": "shop", "topic": "t.dlq"},
+    "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
+    "GetSettings": {"ns": "shop"},
+    "PutSettings": {"ns": "shop", "entries": {"a": "b"}},
+    "GetServerInfo": {},
+    "GetRouting": {},
+}
+"""Of clients."""
+BETWEEN_HOSTS: dict[str, dict[str, Any]] = {
+    "WatchTopics": {},
+    "GiveSlot": {"shard": 1, "slot": 1, "stamp": 1},
+    "TakeTokens": {"ns": "shop"},
+    "Lend": {"holder": "h", "tokens": []},
+    "CountItems": {"ns": "shop"},
+    "TellShares": {"host": "a", "topics": []},
+    "AwaitSettings": {"ns": "shop", "version": 1},
+}
+"""Of hosts alone."""

@@ -91,7 +91,7 @@ class Throttling:
             return None
         at_ms = self._monotonic_ms()
         for key in rules.keys:
-            if not key.allowance.held(at_ms) and not key.throttle.shadow:
+            if not (key.has_token(flow, at_ms) or key.throttle.shadow):
                 return key  # type: ignore[no-any-return]
         for key in rules.keys:
             key.settled(flow)

@@ -74,6 +74,13 @@ class ThrottleKey(Generic[T, F]):
         self.due_ms = now_ms
         self.taken_ms = self.marked_ms = max(self.taken_ms, host_ms)
 
+    def has_token(self, flow: F, now_ms: int) -> bool:
+        """Whether there is a token that no other flow has a claim on."""
+        awake = self._awake
+        if not awake:
+            return self.allowance.held(now_ms) > 0
+        return self._room(now_ms) + (flow in awake) > 0
+
     def spend(self, now_ms: int, host_ms: int) -> bool:
         """Take a token, or note that a shadow throttle has none. Return False in that case."""
         self.used_ms = now_ms

@@ -8,6 +8,7 @@ from typing import Any
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
 from foqs.policies.settings import Settings
+from foqs.throttles.throttle_key import AWAKE_MS
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
 
 SLOW = '{"per_second": 0.01, "burst": 3}'
@@ -59,6 +60,8 @@ def test_a_dry_key_takes_no_token_of_another() -> None:
     filled(host, put(host, "a", ready=5))
     a = host.throttling.keys[NS, "\1a"]
     both = put(host, "a", "b")
+    assert take(host, both).name == "a"  # the flow that woke has a claim on the token
+    host.cluster.run(AWAKE_MS)
     held = a.allowance.balance
     assert held
     assert take(host, both).name == "b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -99,12 +100,12 @@ def the_lane_of_dead_letters_has_no_row(patch: Patch) -> None:
 def a_new_owner_does_not_know_its_dead_letters(patch: Patch) -> None:
     """It removes items, and leaves their failures behind."""
 
-    def open_shard(shard: Shard, opened: Any, *rest: Any) -> None:
+    def fill(shard: Shard, opened: Any) -> Iterator[None]:
         opened.dead.clear()
-        original(shard, opened, *rest)
+        return original(shard, opened)
 
-    original: Any = shard_open.open_shard
-    patch.setattr(shard_open, "open_shard", open_shard)
+    original: Any = shard_open.fill
+    patch.setattr(shard_open, "fill", fill)
 
 
 @mutant

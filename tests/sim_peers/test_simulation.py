@@ -61,7 +61,7 @@ def test_runs_do_check_something() -> None:
     assert sum(simulate(seed, "pauses").checks.counts["pauses"] for seed in range(4)) > 10
     assert sum(simulate(seed, "bounds").checks.counts["at the bound"] for seed in range(4)) > 10
     assert forwarded > 500
-    settings = sum((simulate(seed, "settings").checks.counts for seed in range(4)), Counter[str]())
+    settings = sum((simulate(seed, "settings").checks.counts for seed in range(6)), Counter[str]())
     for what in ("put", "put CONFLICT", "put UNAVAILABLE", "put OUTCOME_UNKNOWN", "applied", "missing"):
         assert settings[what] > 5, (what, settings)
     assert moved > 30

@@ -12,7 +12,7 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.throttling import Key
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, Flow, Tenant
+from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, UNRANKED, Flow, Tenant
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
@@ -165,6 +165,8 @@ class Round:
         if not windows:
             self._put_away(tenant, lacking=bool(lacking), down=down)
             return None
+        if (lacking or down) and self._turns.ranked:
+            self._turns.incomplete[tenant] = None
         bound: OrderKey | None = None
         if paged or lacking:
             bound = sources.bound_of(paged, () if self._skipping else lacking)
@@ -338,7 +340,8 @@ class Round:
 
 
 def resume(state: State, keys: Iterable[TopicKey]) -> None:
-    """Tenants of these topics that stand aside are tried again: a shard may lease items again."""
+    """Tenants of these topics that stand aside, or whose most urgent items were left out, are tried again: a shard may
+    lease items again."""
     turns.begin(state, _resume(state, [key for key in keys if key in state.topics]))
 
 
@@ -348,7 +351,10 @@ def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
         topic = state.topics.get(key)
         if topic is None or topic.turns is None:
             continue
-        for tenant in (*topic.turns.aside, *topic.turns.down):
+        incomplete, topic.turns.incomplete = topic.turns.incomplete, {}
+        for tenant in (*topic.turns.aside, *topic.turns.down, *incomplete):
+            if topic.turns.ranked:
+                topic.turns.place(tenant, UNRANKED)
             if tenant.away in (ASIDE, DOWN):
                 topic.turns.enter(tenant)
             left -= 1

@@ -35,7 +35,8 @@ class Turns(Generic[L]):
     """The tenants of a topic. `ranked`: tenants with more urgent items go first.
     `unit`: one of ITEMS, BYTES and BUSY. `charges`: what leased items were charged by the mean time of leases; those
     that are never corrected are dropped.
-    `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when.
+    `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
+    ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
     `used_ms`: when a dequeue asked for the topic last. `last_cost`: of the item that was given last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
@@ -51,6 +52,7 @@ class Turns(Generic[L]):
         self.used_ms = 0
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
+        self.incomplete: dict[Tenant[L], None] = {}
         self.last_cost = 1.0
         self._seq = 0
         self._flat: Level[Tenant[L]] = Level(0)
@@ -97,6 +99,7 @@ class Turns(Generic[L]):
         tenant.drop(flow)
         if not tenant.flows:
             del self.tenants[tenant.name]
+            self.incomplete.pop(tenant, None)
             self.leave(tenant, IDLE)
             self.scale(tenant, 1.0)
             if tenant.start > tenant.level.now:

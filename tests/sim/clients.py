@@ -213,7 +213,7 @@ class Clients:
         wants = [(key, rng.choice([1, 5, 20])) for key in keys]
         lease_ms = rng.choice([0, 100, 400, 2_000])
         max_bytes = rng.choice([100, 5_000, 1 << 20])
-        lost = rng.random() < 0.05 and not self.draining
+        lost = rng.random() < 0.05 and not (self.draining or self.sim.profile.loyal)
         within_ms = max(wait_ms, host_config.confirm_ms) + host_config.confirm_ms  # for at-most-once leases
         request = Request(self, member, f"dequeue of {wants} waiting {wait_ms}", within_ms)
         cancelled = False
@@ -283,7 +283,7 @@ class Clients:
         at_once: list[tuple[int, int]] = []
         for item in items:
             what = (item.id, item.lease)
-            if self.draining or self.rng.random() < 0.4:
+            if self.draining or self.sim.profile.loyal or self.rng.random() < 0.4:
                 at_once.append(what)
             else:
                 self._after(self.rng.choice([5, 150, 3_000]), partial(self._handle, [what]))
@@ -306,7 +306,7 @@ class Clients:
 
     def _op(self, item_id: int, lease: int) -> Op | None:
         rng, now_ms = self.rng, self.sim.now_ms
-        temper = 0.0 if self.draining else rng.random()
+        temper = 0.0 if self.draining or self.sim.profile.loyal else rng.random()
         if self.sim.profile.dead_topics and not self.draining and rng.random() < 0.4:
             kind = rng.choice(["fail", "fail", "fail", "reject"])
             return Op(kind, item_id, lease, now_ms, rng.choice([None, b"half"]) if kind == "fail" else None)

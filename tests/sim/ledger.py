@@ -35,6 +35,7 @@ class Ledger:
         self.checks: Counter[str] = Counter()
         self.quiet_ms = 0  # since when nothing fails any more
         self.timed_ms: dict[int, int] = {}  # by item: when its row came into `timer`
+        self.epochs: dict[int, int] = {}  # by item: of the owner that stored it
         self.written: set[tuple[int, int]] = set()  # item and lease of each lease row in `timer`, ever
         self.latest_ms = 0  # the clock before it was set back
         self.dropped: set[tuple[int, int]] = set()  # at-most-once items that ended with a lease: (id, lease)
@@ -99,6 +100,7 @@ class Ledger:
             spec.ids.add(item.id)
             spec.remembered_ms = remembered.get(item.id, 0)
             self.records[item.id] = Record(spec, spec.key)
+            self.epochs[item.id] = epoch
             self._in_its_lane(spec, item, lanes, dict(batch.weights))
         if self.quiet_ms:
             self._in_time(batch, db, now_ms)

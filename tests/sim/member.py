@@ -24,6 +24,7 @@ from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import audit_listed, available, lanes_of
 from tests.sim.memory_store import MemoryStore
+from tests.sim.shares import Shares
 from tests.sim.slots import Neighbour
 from tests.sim.watched import WatchedEngine
 
@@ -83,6 +84,7 @@ class Member:
         # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
         self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
         self.engine.member = self
+        self.shares = Shares(self) if profile.tenants and profile.prompt else None
         self.neighbour = Neighbour(self)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
         self.timekeeper = DatabaseClock(self.engine, MemberClock(self))

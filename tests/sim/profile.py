@@ -58,6 +58,7 @@ class Profile:
     dead_topics: list[tuple[str, str]] = field(default_factory=list)
     policies: tuple[dict[str, str], ...] = (ENDLESS,)  # the settings of all namespaces, one version after the other
     prompt: bool = False  # nothing fails, so no dequeue may come back empty while an item of its topics stays ready
+    loyal: bool = False  # consumers ack at once all that they get
     tenants: tuple[str, ...] = ()  # fairness keys of items; none: topics are plain
     throttle_sets: tuple[tuple[str, ...], ...] = ((),)
 
@@ -71,7 +72,8 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
     """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
     clocks of machines, "lanes" is one of crash, rival and clock with many topics, "cut" has a long backlog in
     short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows, "dead" has
-    policies that change and consumers that fail, "tenants" has tenants and throttle keys, with or without those."""
+    policies that change and consumers that fail, "tenants" has tenants and throttle keys, with or without those,
+    "fair" compares the shares of tenants."""
     if trouble == "topics":
         return _many_topics(rng)
     if trouble == "lanes":
@@ -84,6 +86,8 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         return _cut_windows(rng)
     if trouble == "tenants":
         return _with_tenants(rng)
+    if trouble == "fair":
+        return _fair(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
     skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
@@ -241,6 +245,44 @@ def _with_tenants(rng: random.Random) -> Profile:
         throttle_sets=rng.choice([((),), ((), ("a",), ("b",), ("a", "b"), ("b", "c:1"), ("c:1", "c:2"))]),
         prefilled=rng.choice([0, 0, 50, 300]),
         tail=True,  # else no tenant has a lane
+    )
+
+
+def _fair(rng: random.Random) -> Profile:
+    """Nothing fails, and memory has room for all: tenants share exactly. Some of them come rarely."""
+    profile = random_profile(rng, "calm")
+    more = {
+        "lease_write_delay_ms": 200,
+        "confirm_ms": 1_000,
+        "window_rows": 4_096,
+        "page_rows": 1_000,
+        "batch_rows": 2_000,
+        "pending_rows": 100_000,
+        "leases": 50_000,
+        "lanes": 1_000,
+    }
+    often = [f"tenant-{n}" for n in range(rng.choice([2, 4, 6]))]
+    rare = [f"rare-{n}" for n in range(rng.choice([0, 10, 40]))]
+    scope = {"topic.topic-1": json.dumps({"max_attempts": 0, "fair": {"scope": "topic"}})}
+    return replace(
+        profile,
+        config=profile.config.model_copy(update={"host": profile.config.host.model_copy(update=more)}),
+        topics=[("ns", "topic-0"), ("ns", "topic-1")],
+        rates=dict.fromkeys(profile.rates, NONE),
+        policies=tuple({**ENDLESS, **scope, **_weights(rng)} for _ in range(rng.choice([1, 1, 3]))),
+        budget_bytes=10_000_000,
+        max_batch_bytes=1 << 20,
+        active_ms=2_000,
+        producers=8,
+        loyal=rng.random() < 0.7,
+        consumers=rng.choice([1, 2, 4]),
+        priorities=rng.choice([1, 3]),
+        payload_bytes=10,
+        with_ttl=0,
+        poisoned=0,
+        tail=True,
+        tenants=(*(name for name in often for _ in range(rng.choice([2, 5, 20]))), *rare),
+        prompt=True,
     )
 
 

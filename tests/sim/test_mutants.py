@@ -14,7 +14,6 @@ from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, 
 from foqs.engine import (
     batch_apply,
     batch_build,
-    consumers,
     delivery,
     expiry,
     item_ops,
@@ -33,7 +32,15 @@ from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
-from tests.sim import dead_mutants, fence_mutants, key_mutants, tail_mutants, tenant_mutants, topic_mutants  # noqa: F401 - they add their mutants
+from tests.sim import (
+    dead_mutants,
+    fair_mutants,
+    fence_mutants,  # noqa: F401 - it adds its mutants
+    key_mutants,  # noqa: F401
+    tail_mutants,  # noqa: F401
+    tenant_mutants,
+    topic_mutants,  # noqa: F401
+)
 from tests.sim.memory_store import MemoryStore
 from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
@@ -69,6 +76,7 @@ REFUSED = (
 
 # Seeds that find what few seeds find.
 KNOWN = {
+    "urgent_items_of_a_shard_that_returns_wait_for_others": 23,
     "a_late_nack_moves_a_dead_letter_again": 50,
     "settling_leaves_the_old_connection_in_the_row": 48,
     "an_unindexed_item_of_a_cut_window_is_not_kept": 89,
@@ -334,18 +342,6 @@ def the_machines_clock_is_trusted(patch: Patch) -> None:
 
 
 @mutant
-def a_stalled_topic_is_not_tried_again(patch: Patch) -> None:
-    """Its consumer goes on waiting when the shard hands out again."""
-
-    def wake(state: State, shard: Shard, now_ms: int) -> None:
-        shard.stalled.clear()
-        original(state, shard, now_ms)
-
-    original = consumers.wake
-    patch.setattr(consumers, "wake", wake)
-
-
-@mutant
 def windows_keep_what_they_hold(patch: Patch) -> None:
     """Windows without a consumer leave no room for the pages that a dequeue needs."""
 
@@ -359,16 +355,13 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
     patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
 
 
-DEAD = frozenset(name for name, patch in MUTANTS.items() if patch.__module__ == dead_mutants.__name__)
-TENANTS = frozenset(name for name, patch in MUTANTS.items() if patch.__module__ == tenant_mutants.__name__)
+OF_MODULE = {dead_mutants.__name__: "dead", tenant_mutants.__name__: "tenants", fair_mutants.__name__: "fair"}
 
 
 def trouble_of(name: str) -> str:
     """The kind of simulation that finds the mutant."""
-    if name in DEAD:
-        return "dead"
-    if name in TENANTS:
-        return "tenants"
+    if MUTANTS[name].__module__ in OF_MODULE:
+        return OF_MODULE[MUTANTS[name].__module__]
     if name in RIVALS:
         return "rival"
     if name in SKEWED:

@@ -66,6 +66,17 @@ def test_runs_with_dead_letters_do_check_something() -> None:
     assert redriven > 20
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=2))
+def test_tenants_share_by_weight(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "fair"), batch)
+
+
+def test_runs_with_weights_do_check_something() -> None:
+    checks = sum((simulate(seed, "fair").ledger.checks for seed in range(8)), Counter[str]())
+    assert min(checks["shares"], checks["ranks"]) > 500, checks
+    assert checks["newcomers"] > 50, checks
+
+
 def test_runs_with_tenants_do_check_something() -> None:
     redriven = orders = 0
     tenants: set[str] = set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from foqs.engine import shard_open
+from foqs.engine import consumers, shard_open
 from foqs.engine.shard import Shard
+from foqs.engine.state import State
 from foqs.fairness.topics import Topic
 from tests.sim.mutants import Patch, mutant
 
@@ -32,3 +33,15 @@ def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
     original = shard_open.close_shard
     patch.setattr(shard_open, "close_shard", close)
     patch.setattr(shard_open, "_LANES", 1)
+
+
+@mutant
+def a_stalled_topic_is_not_tried_again(patch: Patch) -> None:
+    """Its consumer goes on waiting when the shard hands out again."""
+
+    def wake(state: State, shard: Shard, now_ms: int) -> None:
+        shard.stalled.clear()
+        original(state, shard, now_ms)
+
+    original = consumers.wake
+    patch.setattr(consumers, "wake", wake)

@@ -30,39 +30,50 @@ def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKe
     if not isinstance(state, WatchedEngine):
         _fill(state, call, wants, now_ms)
         return
-    eligible, skipping = _before(state, now_ms)
+    before = _before(state, [key for key, _ in wants], now_ms)
     _fill(state, call, wants, now_ms)
     if call.found:
-        check_served(state.member, [call], eligible, skipping)
+        _after(state.member, [call], before)
 
 
 def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
     if not isinstance(state, WatchedEngine):
         return _fill_waiting(state, calls, key, now_ms)
-    eligible, skipping = _before(state, now_ms)
+    before = _before(state, [key], now_ms)
     served = _fill_waiting(state, calls, key, now_ms)
     if served:
-        check_served(state.member, calls[:served], eligible, skipping)
+        _after(state.member, calls[:served], before)
         state.member.sim.ledger.checks["served together"] += served
     return served
 
 
-def _before(state: WatchedEngine, now_ms: int) -> tuple[list[Shard], set[TopicKey]]:
-    eligible = [shard for shard in state.serving if ready_to_hand_out(state.member, shard, now_ms)]
-    return eligible, set(state.skipping)
+_Before = tuple[list[Shard], set[TopicKey]]
+"""The shards whose items may be leased, and the topics that wait for no shard."""
+
+
+def _before(state: WatchedEngine, keys: Sequence[TopicKey], now_ms: int) -> _Before:
+    eligible = [shard for shard in state.serving if ready_to_hand_out(shard, now_ms)]
+    if state.member.shares is not None:
+        state.member.shares.before(keys, eligible)
+    return [shard for shard in eligible if state.member.in_step(shard)], set(state.skipping)
+
+
+def _after(member: Member, calls: Sequence[DequeueCall], before: _Before) -> None:
+    check_served(member, calls, *before)
+    if member.shares is not None:
+        member.shares.leased([item for call in calls for _, item, _ in call.found])
 
 
 _fill, _fill_waiting = dequeue.fill, dequeue.fill_waiting
 dequeue.fill, dequeue.fill_waiting = _watched_fill, _watched_fill_waiting
 
 
-def ready_to_hand_out(member: Member, shard: Shard, now_ms: int) -> bool:
-    """Return whether the member may lease the shard's items."""
+def ready_to_hand_out(shard: Shard, now_ms: int) -> bool:
+    """Return whether the host may lease the shard's items."""
     config = shard.config
     oldest = shard.oldest_unwritten_ms()
     return (
-        member.in_step(shard)
-        and shard.healthy(now_ms)
+        shard.healthy(now_ms)
         and now_ms - shard.confirmed_ms <= config.confirm_ms
         and not shard.in_takeover_grace(now_ms)
         and (oldest is None or now_ms - oldest <= config.lease_write_delay_ms)

@@ -143,8 +143,12 @@ class ItemLife:
         if ledger:
             self._engine.topics.ledgers.ask([key for key, _ in keys], now_ms)
 
+        asked: DequeueCall | None = None
+
         def reply(items: list[Item], doubtful: list[int]) -> bool:
-            call.on_lost = None  # a circle of references: the garbage collector would have to find it
+            nonlocal asked
+            # Circles of references: the garbage collector would have to find them.
+            call.on_lost, ended, asked = None, asked, None
             if items and not (doubtful or ledger) and (usual := reply_bytes.dequeue_response(items)) is not None:
                 return call.reply(usual)
             made = [responses.leased(item) for item in items]
@@ -156,7 +160,7 @@ class ItemLife:
                     response.news_version = self._news.found_nothing(key for key, _ in keys)
                 if any(self._engine.policies.paused(key) for key, _ in keys):
                     response.reason = "paused"
-                elif (hint := self._engine.throttling.hint(waiting, at_ms := self._now_ms())) is not None:
+                elif ended and (hint := self._engine.throttling.hint(ended, at_ms := self._now_ms())) is not None:
                     response.reason = hint.reason
                     if hint.retry_at_ms is not None:
                         response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
@@ -167,7 +171,7 @@ class ItemLife:
         until_ms = now_ms + wait_ms
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
-        waiting = DequeueCall(
+        waiting = asked = DequeueCall(
             keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins
         )  # fmt: skip
         call.on_lost = lambda: self._engine.cancel(waiting)

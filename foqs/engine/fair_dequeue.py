@@ -86,6 +86,9 @@ class Round:
         for standing in (self._turns.aside, self._turns.down):
             if standing:
                 self._try_again(standing)
+        for tenant in list(islice(self._turns.incomplete, _AGAIN)):  # its shard may lease items again
+            del self._turns.incomplete[tenant]
+            self._turns.place(tenant, UNRANKED)
 
     def _try_again(self, standing: dict[_Tenant, int]) -> None:
         for tenant, since_ms in list(islice(standing.items(), _AGAIN)):

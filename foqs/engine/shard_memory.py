@@ -250,6 +250,8 @@ class ShardMemory:
             assert item.lane.window is not None
             item.lane.window.remove(item.entry)
             item.leave_window()
+            if item.lane.flow is not None:  # its tenant may stand aside because of this item
+                self.wake_lane(item.lane)
 
     def _window(self, lane: Lane[Item], new: int) -> Window[Item] | None:
         """Return the lane's window. A lane whose only ready items are the `new` ones gets a complete one."""

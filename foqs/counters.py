@@ -119,6 +119,7 @@ class Counters:
     key. `window_hits` are dequeues that got something at once, `window_misses` those that had to wait for a page.
     `forwarded` are requests to other hosts, `held` those of clients that waited because a shard had no owner to ask.
     `quota_admitted` and `quota_refused` are items of namespaces that have a quota, on the host that their client asked.
+    `tokens_lent` are tokens of throttle keys that this host granted as their coordinator.
     """
 
     namespaces: Namespaces = field(default_factory=Namespaces)
@@ -148,6 +149,7 @@ class Counters:
     held: int = 0
     quota_admitted: int = 0
     quota_refused: int = 0
+    tokens_lent: int = 0
     clock_jumps: int = 0
 
     @property

@@ -64,6 +64,31 @@ _TOPICS = (
     ),
     _gauge("topics", "Topics that hold items, or held some recently."),
 )
+_TENANTS = (
+    _counter(
+        "tenant_served",
+        "What tenants were given, in the unit of their topic: items, KiB, or ms of leases.",
+        "namespace",
+        "topic",
+        "tenant",
+    ),
+    _gauge("tenant_weight", "Weight in effect.", "namespace", "topic", "tenant"),
+    _gauge("tenant_ready_items", "Ready items of a tenant, parked ones included.", "namespace", "topic", "tenant"),
+)
+_THROTTLES = (
+    _gauge("throttle_parked_items", "Ready items that wait for tokens.", "namespace", "throttle"),
+    _gauge("throttle_parked_flows", "Tenants of topics whose items wait for tokens.", "namespace", "throttle"),
+    _gauge(
+        "throttle_longest_wait_seconds",
+        "Longest wait of a tenant for tokens.",
+        "namespace",
+        "throttle",
+    ),
+    _gauge("throttle_tokens_held", "Tokens on this host for its next deliveries.", "namespace", "throttle"),
+    _counter("throttle_shadow_held", "Deliveries that a shadow throttle would have held.", "namespace", "throttle"),
+    _counter("throttle_tokens_lent", "Tokens granted by this host as the coordinator of throttle keys."),
+    _counter("throttle_tokens_lost", "Tokens that this host was granted and that became void before their use."),
+)
 _REQUESTS = (
     _histogram(
         "request_duration_seconds",
@@ -138,4 +163,5 @@ _PROCESS = (
     _counter("clock_jumps", "Times that the clocks of the machine and the databases differed."),
     _gauge("machine_clock_ahead_seconds", "Lead of the machine's clock over the databases' clocks, which foqs uses."),
 )
-FAMILIES = {family.name: family for family in (*_ITEMS, *_TOPICS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)}
+_ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)
+FAMILIES = {family.name: family for family in _ALL}

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from foqs.admin.exposition import render
 from foqs.admin.lag import LoopLag
-from foqs.admin.snapshot import gather
+from foqs.admin.snapshot import Series, gather
 from foqs.admin.view import View
 from foqs.config.schema import AdminSection
 
@@ -49,6 +49,7 @@ class AdminServer:
         self._config = config
         self._view = view
         self._lag = LoopLag()
+        self._series = Series(config)
         self._scraping = asyncio.Lock()
         self._since: dict[Any, float] = {}  # open connections, the oldest first
         self._asked: set[Any] = set()  # connections that sent a request
@@ -170,7 +171,7 @@ class AdminServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         async with self._scraping:
-            rows = await gather(self._view, self._lag.seconds, self._config.topics)
+            rows = await gather(self._view, self._lag.seconds, self._series)
             text, content_type = await asyncio.to_thread(render, rows, request.headers.get("Accept", ""))
         return web.Response(body=text, headers={"Content-Type": content_type})
 

@@ -14,8 +14,12 @@ from time import perf_counter
 from foqs import __version__
 from foqs.admin.exposition import Rows, Value
 from foqs.admin.families import FAMILIES
+from foqs.admin.tenants import TenantSeries, count_tenants
+from foqs.admin.throttles import ThrottleSeries, count_keys
 from foqs.admin.topics import TopicCounts, topic_rows
 from foqs.admin.view import View
+from foqs.clock import monotonic_ms
+from foqs.config.schema import AdminSection
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.lane_groups import lanes_of
 from foqs.engine.shard import Shard
@@ -53,7 +57,16 @@ class _Turns:
             self._until = perf_counter() + _TURN_S
 
 
-async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
+class Series:
+    """Bounds of the series of a host, and what they count from one scrape to the next."""
+
+    def __init__(self, config: AdminSection) -> None:
+        self.most_topics = config.topics
+        self.tenants = TenantSeries(config.tenants)
+        self.throttles = ThrottleSeries(config.throttles)
+
+
+async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     """Return rows for all FAMILIES; those of the cluster are empty on a host without one."""
     rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {name: [] for name in FAMILIES}
 
@@ -69,6 +82,7 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     add("budget_used_bytes", node.engine.budget.used_bytes)
     add("budget_limit_bytes", node.engine.budget.limit_bytes)
     _work(add, node.engine.counters)
+    add("throttle_tokens_lost_total", node.engine.throttling.lost.tokens)
     if view.seat is not None:
         _cluster(add, view)
     shards = list(node.engine.shards.values())
@@ -78,8 +92,15 @@ async def gather(view: View, lag: Histogram, most_topics: int) -> Rows:
     topics, window_rows = await _topics(node.engine, turns)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
-    for name, found in (await asyncio.to_thread(topic_rows, topics, most_topics, node.now_ms())).items():
-        rows[name] += found
+    tenants = await count_tenants(node.engine, turns.rest)
+    throttles = await count_keys(node.engine.throttling, turns.rest, monotonic_ms())
+    for found in (
+        await asyncio.to_thread(topic_rows, topics, series.most_topics, node.now_ms()),
+        await asyncio.to_thread(series.tenants.rows, tenants),
+        await asyncio.to_thread(series.throttles.rows, throttles),
+    ):
+        for name, some in found.items():
+            rows[name] += some
     return rows
 
 
@@ -180,6 +201,7 @@ def _work(add: Add, counters: Counters) -> None:
     for name in ("window_hits", "window_misses", "page_reads", "page_rows", "body_reads", "merge_waits", "merge_skips"):
         add(f"{name}_total", getattr(counters, name))
     add("clock_jumps_total", counters.clock_jumps)
+    add("throttle_tokens_lent_total", counters.tokens_lent)
 
 
 def _shard(add: Add, shard: Shard) -> None:

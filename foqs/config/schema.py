@@ -175,6 +175,10 @@ class AdminSection(Section):
     """This many namespaces have series of their own; the rest share one."""
     topics: int = Field(default=200, ge=0, le=10_000)
     """This many topics have series of their own: those with the most ready items."""
+    tenants: int = Field(default=200, ge=0, le=10_000)
+    """This many tenants of topics have series of their own: those with the most ready items, at most 50 of a topic."""
+    throttles: int = Field(default=100, ge=0, le=10_000)
+    """This many throttle keys have series of their own: those with the most parked items."""
 
 
 class BreakerSection(Section):

@@ -19,7 +19,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.policies.layers import Policies
 from foqs.quota import THROTTLE, Bounded
-from foqs.quotas.allowance import Allowance
+from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import Ask, Grant
 from foqs.throttles.throttle_key import ThrottleKey
 
@@ -72,8 +72,8 @@ class Throttling:
         self._unsettled: dict[Key, None] = {}  # flows may wake
         self._holding: dict[Key, None] = {}  # keys with tokens
         self._timers: list[tuple[int, int, Key]] = []
-        self._seq = count(1)
-        self._numbers = count(1)
+        self.lost = Lost()
+        self._seq, self._numbers = count(1), count(1)
         self._topics: dict[TopicKey, dict[Key, None]] = {}  # where flows of the topic are parked, or were
         self._lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue found a dry flow, and the items it wanted
         self._latest_ms = 0  # of the host's clock
@@ -175,8 +175,8 @@ class Throttling:
             return None
         if key is None:
             at_ms, slot = self._monotonic_ms(), slot_of(digest_of(*bounded))
-            key = ThrottleKey(ns, name, throttle, slot, Allowance(at_ms, self._numbers), self._latest_ms)
-            self.keys[bounded] = key
+            allowance = Allowance(at_ms, self._numbers, self.lost)
+            key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._latest_ms)
         elif key.throttle != throttle:
             key.update(throttle, self._monotonic_ms(), self._latest_ms)
             self._settle_soon(key)

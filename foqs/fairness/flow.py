@@ -60,8 +60,9 @@ class TakesTurns(Protocol):
 class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
     stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts; a change counts
-    from the next turn. `served`: the cost of all that it was given. `lease_ms`: the mean of its last leases, None
-    before the first ended. (Most tenants have one flow: two dicts for it would take 480 bytes.)"""
+    from the next turn. `served`: the cost of all that it was given; `counted`: of that, what metrics have. `lease_ms`:
+    the mean of its last leases, None before the first ended. (Most tenants have one flow: two dicts for it would take
+    480 bytes.)"""
 
     __slots__ = (
         "_flows",
@@ -69,6 +70,7 @@ class Tenant(Generic[L]):
         "_unparked",
         "away",
         "changes",
+        "counted",
         "factor",
         "given_weight",
         "lease_ms",
@@ -88,7 +90,7 @@ class Tenant(Generic[L]):
         self.level = level
         self.start = start
         self.weight = self.factor = 1.0
-        self.served = 0.0
+        self.served = self.counted = 0.0
         self.given_weight = 0  # none was given
         self.lease_ms: float | None = None
         self.changes = -1  # the policies from which `weight` was read
@@ -149,6 +151,12 @@ class Tenant(Generic[L]):
         """An item was stored with this weight."""
         self.given_weight = given
         self.changes = -1
+
+    def newly_served(self) -> float:
+        """Return how much it was given since the last call. Service that it gave back is taken off later."""
+        newly = max(0.0, self.served - self.counted)
+        self.counted += newly
+        return newly
 
     def __repr__(self) -> str:
         return f"Tenant({self.name!r} start={self.start:g} weight={self.weight:g} away={self.away})"

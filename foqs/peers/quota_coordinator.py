@@ -127,7 +127,9 @@ class QuotaCoordinator:
             return None
         if now_ms < empty_at_ms:
             return Grant(0, False, empty_at_ms - now_ms + quota.ms_for(1))
-        return self._tokens_of(key, quota, owner, empty_at_ms, now_ms).lend(holder, asked, now_ms)
+        grant = self._tokens_of(key, quota, owner, empty_at_ms, now_ms).lend(holder, asked, now_ms)
+        self._engine.counters.tokens_lent += grant.granted
+        return grant
 
     def _tokens_of(
         self, key: Bounded, quota: Quota, owner: SlotOwner, empty_at_ms: int, now_ms: int

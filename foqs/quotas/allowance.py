@@ -16,22 +16,33 @@ portion."""
 _UNANSWERED_PAUSE_MS = 100
 
 
+class Lost:
+    """Counts the tokens of several allowances that became void before they were spent."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+
 class Allowance:
     """One question is open at a time (`asked`). Tokens spent on items that may yet be refused are `pending`: the host
-    reports them as held, so that it can take them back. A `term` ends when the held tokens become void."""
+    reports them as held, so that it can take them back. A `term` ends when the held tokens become void. `lost` counts
+    these."""
 
     __slots__ = (
-        "_dry_until_ms", "_expires_ms", "_numbers", "_pace", "_since_ms", "_spent", "_used", "asked", "balance",
-        "pending", "term",
+        "_dry_until_ms", "_expires_ms", "_lost", "_numbers", "_pace", "_since_ms", "_spent", "_used", "asked",
+        "balance", "pending", "term",
     )  # fmt: skip
 
-    def __init__(self, now_ms: int, numbers: Iterator[int]) -> None:
+    def __init__(self, now_ms: int, numbers: Iterator[int], lost: Lost | None = None) -> None:
         """`numbers` of questions continue when another instance replaces this: the coordinator knows the last."""
         self.balance = 0
         self.pending = 0
         self.term = 0
         self.asked: tuple[Ask, int, int] | None = None  # the question, its term, when it was sent
         self._numbers = numbers
+        self._lost = lost or Lost()
         self._expires_ms = 0
         self._dry_until_ms = 0
         self._used = 0
@@ -152,6 +163,7 @@ class Allowance:
             self._void()
 
     def _void(self) -> None:
+        self._lost.tokens += self.balance
         self.balance = self.pending = self._spent = 0
         self.term += 1
 

@@ -61,4 +61,4 @@ def selectors(query: str) -> set[Selector]:
 
 def grouped_by(query: str) -> set[str]:
     """Labels in `by (...)`, `on (...)` and the like."""
-    return {label.strip() for labels in _GROUPING.findall(query) for label in labels.split(",")}
+    return {label.strip() for labels in _GROUPING.findall(query) for label in labels.split(",") if label.strip()}

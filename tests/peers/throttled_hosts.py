@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from foqs.api.peer_methods import PeerMethods
+from foqs.counters import Counters
 from foqs.dedup import SLOTS
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
@@ -65,6 +66,7 @@ class Host:
         )  # fmt: skip
         self.engine: Any = SimpleNamespace(
             throttling=self.throttling, rng=cluster.rng, draining=False, staying={}, now_ms=0, shards={},
+            counters=Counters(),
             config=SimpleNamespace(server=SimpleNamespace(id=name)), soon=lambda do: later(0, do),
         )  # fmt: skip
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)

@@ -11,7 +11,7 @@ from itertools import count, pairwise
 import pytest
 
 from foqs.quota import Quota
-from foqs.quotas.allowance import Allowance
+from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import TTL_MS, Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
 
@@ -284,6 +284,17 @@ def test_a_token_returns_until_the_next_question_only() -> None:
     assert not allowance.give_back(4)  # the other one counts as spent
     assert allowance.spend(5)
     assert not allowance.give_back(TTL_MS)
+
+
+def test_tokens_that_end_unspent_are_counted() -> None:
+    lost = Lost()
+    allowance = Allowance(0, count(1), lost)
+    allowance.answered(allowance.ask(5, 0, ahead=False).number, Grant(5, True, 0), 0)
+    assert allowance.spend(1) and allowance.held(TTL_MS - 1) == 4 and lost.tokens == 0
+    assert allowance.held(TTL_MS) == 0 and lost.tokens == 4
+    allowance.answered(allowance.ask(3, 2_000, ahead=False).number, Grant(3, True, 0), 2_000)
+    allowance.answered(allowance.ask(0, 2_001, ahead=False).number, Grant(0, False, 0), 2_001)
+    assert allowance.held(2_001) == 0 and lost.tokens == 7
 
 
 def test_tokens_are_conserved() -> None:

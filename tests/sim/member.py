@@ -241,8 +241,9 @@ class Member:
             return
         if result is None:
             result = run(self.stores[number], batch)
-        if batch.transaction is not None and result.outcome is Outcome.COMMITTED:
-            self.unheard_removals += len(batch.transaction.item_gone)
+        if batch.transaction is not None and result.outcome in (Outcome.COMMITTED, Outcome.UNKNOWN):
+            items = self.sim.dbs[number].items  # an unknown outcome may be a commit whose answer was lost
+            self.unheard_removals += sum(item_id not in items for item_id in batch.transaction.item_gone)
 
     def _close(self, number: int, attempt: int, clean: bool) -> None:
         self.stores.pop(number).close(clean=clean)

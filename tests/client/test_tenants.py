@@ -84,4 +84,5 @@ def test_the_last_stored_weight_is_kept(client: Client, server: Server, tmp_path
     server.stop()
     stored = weights(tmp_path)
     assert stored[b"zenith"] == {0}
-    assert 7 in stored[b"acme"] and stored[b"acme"] <= {5, 7}
+    assert 7 in stored[b"acme"]
+    assert stored[b"acme"] <= {0, 5, 7}  # 0 in a shard that got no item with a weight

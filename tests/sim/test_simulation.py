@@ -43,7 +43,7 @@ def test_items_die_while_everything_fails(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "dead"), batch)
 
 
-@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=2))
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
 def test_tenants_and_throttle_keys(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "tenants"), batch)
 
@@ -66,7 +66,7 @@ def test_runs_with_dead_letters_do_check_something() -> None:
     assert redriven > 20
 
 
-@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=2))
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=3))
 def test_tenants_share_by_weight(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "fair"), batch)
 

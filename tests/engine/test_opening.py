@@ -66,10 +66,10 @@ def counts(shard: Shard) -> list[Any]:
 def test_nothing_counts_before_the_last_turn() -> None:
     lab = Laboratory(1)
     ids = stored(lab)
-    told: list[int] = []
-    shard, opened = filling(lab, lambda: told.append(lab.now_ms))
+    filled_ms: list[int] = []
+    shard, opened = filling(lab, lambda: filled_ms.append(lab.now_ms))
     turns = 0
-    while not told:
+    while not filled_ms:
         assert shard.state is ShardState.OPENING
         assert (lab.engine.ready(KEY), shard.lanes) == (0, {})
         assert lab.dequeue() == [[]]

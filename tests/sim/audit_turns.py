@@ -47,9 +47,9 @@ def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:
                 lanes, ready, parked = counted.get(lane.tenure, (0, 0, 0))
                 parked += lane.ready if flow.parked is not None else 0
                 counted[lane.tenure] = (lanes + 1, ready + lane.ready, parked)
-    told = {tenure: (tally.lanes, tally.ready, tally.parked) for tenure, tally in turns.tallies.items()}
-    if told != counted:
-        raise MemoryWrong(f"tallies of {topic}: {list(told.values())}, its lanes {list(counted.values())}")
+    kept = {tenure: (tally.lanes, tally.ready, tally.parked) for tenure, tally in turns.tallies.items()}
+    if kept != counted:
+        raise MemoryWrong(f"tallies of {topic}: {list(kept.values())}, its lanes {list(counted.values())}")
 
 
 def _entries(turns: Turns[Any]) -> Counter[Tenant[Any]]:

@@ -167,7 +167,7 @@ class _Prefixes:
 
 def starved(stored: Iterable[Enqueue], deliveries: Iterable[Delivery]) -> Iterator[str]:
     """Yield each tenant that got nothing in 2,000 deliveries of other tenants, with 100 free items waiting."""
-    waiting, others, told = Counter[str](), Counter[str](), set[str]()
+    waiting, others, reported = Counter[str](), Counter[str](), set[str]()
     first: set[str] = set()
     events = [(event.ended, 1, event.key) for event in stored if event.answer is Answer.OK]
     events += [(event.ended, -1, event.key) for event in deliveries]
@@ -185,6 +185,6 @@ def starved(stored: Iterable[Enqueue], deliveries: Iterable[Delivery]) -> Iterat
         for one in TENANTS:
             if one != tenant:
                 others[one] = others[one] + 1 if waiting[one] >= _WAITING else 0
-            if others[one] > _OTHERS and one not in told:
-                told.add(one)
+            if others[one] > _OTHERS and one not in reported:
+                reported.add(one)
                 yield f"tenant {one} got none of {_OTHERS:,} deliveries while {waiting[one]} of its items waited"

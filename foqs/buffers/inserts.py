@@ -57,5 +57,10 @@ class Chunk:
         part.in_flight = self.in_flight
         return part
 
+    def keep(self, at: Sequence[int]) -> None:
+        """Drop all items but those with these indices in the chunk, as `part` returns them."""
+        part = self.part(at)
+        self.indices, self.items, self.keys, self.dedup = part.indices, part.items, part.keys, part.dedup
+
     def __repr__(self) -> str:
         return f"Chunk({len(self.items)} items, {self.size_bytes} bytes)"

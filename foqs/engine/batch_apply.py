@@ -180,8 +180,7 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
     if good:
         _stored(shard, chunk.part(good))
     if left:
-        part = chunk.part(left)
-        chunk.indices, chunk.items, chunk.keys, chunk.dedup = part.indices, part.items, part.keys, part.dedup
+        chunk.keep(left)
         chunk.in_flight = False
         shard.returned.append(chunk)
 

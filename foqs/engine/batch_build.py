@@ -170,8 +170,9 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         if chunk.request.done:
             continue  # it timed out before it was sent
         if not tail.opened and not all(map(is_plain, chunk.keys)):
-            chunk.request.refused(chunk.indices, Unavailable(_NOT_MIGRATED))
-            continue
+            _refuse_tenants(chunk)
+            if not chunk.items:
+                continue
         if len(shard.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard, chunk, batch):
             shard.returned.append(chunk)
             continue
@@ -214,6 +215,13 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
     batch.rows = len(transaction.inserts)
     batch.size_bytes = shard.max_batch_bytes - room_bytes
+
+
+def _refuse_tenants(chunk: Chunk) -> None:
+    """Refuse the items of `chunk` that a database of schema version 1 cannot store, and keep its plain ones."""
+    refused = [at for at, key in enumerate(chunk.keys) if not is_plain(key)]
+    chunk.request.refused([chunk.indices[at] for at in refused], Unavailable(_NOT_MIGRATED))
+    chunk.keep([at for at, key in enumerate(chunk.keys) if is_plain(key)])
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:

@@ -13,6 +13,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, ItemsCall
 from foqs.errors import FoqsError
+from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
 from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
@@ -124,7 +125,7 @@ class AckDequeue:
             return
         # A host to which the dequeue is forwarded fills a frame of its own, without the outcomes.
         items = sum([count for _, count in waiting.wants])
-        bodies_bytes = waiting.max_bytes - items * waiting.item_overhead_bytes
+        bodies_bytes = waiting.max_bytes - items * (waiting.item_overhead_bytes + MOST_TENANCY_BYTES)
         if bodies_bytes < largest_bytes:
             waiting.elsewhere = None
         dequeue.request.max_bytes = min(waiting.bodies_bytes, bodies_bytes)

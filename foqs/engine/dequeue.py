@@ -99,10 +99,10 @@ def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, ro
     """Lease up to `count` items of a topic for `call`, and return the bytes left."""
     picked = turns.pick(call, count, room_bytes)
     if picked:
-        room_bytes = _lease(state, call, picked, room_bytes, turns.now_ms)[1]
+        _lease(state, call, picked, room_bytes, turns.now_ms)
     turns.end(found=bool(picked))
     call.lacks = call.lacks or turns.lacks or turns.asks
-    return 0 if turns.full else room_bytes
+    return 0 if turns.full else turns.left_bytes
 
 
 def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: Round) -> int:

@@ -64,11 +64,12 @@ class _Taking:
 class Round:
     """The turns of one dequeue, or of several calls that waited. `lacks`: after it some ready items are left that are
     not in memory yet. `asks`: some wait for a coordinator's answer about tokens. `full`: the next item was too large
-    for the bytes left."""
+    for the bytes left, which are `left_bytes` after a `pick`."""
 
     def __init__(self, state: State, topic: Topic[Lane[Item]], able: sources.Able, now_ms: int) -> None:
         assert topic.turns is not None, "the topic's tenants take turns"
         self.lacks = self.asks = self.full = False
+        self.left_bytes = 0
         self._state = state
         self._topic = topic
         self._turns: Turns[Lane[Item]] = topic.turns
@@ -129,11 +130,12 @@ class Round:
             ):
                 self._finish(taking)
                 continue
+            flow: Any = item.lane.flow
             size = item.bytes
-            if some and (size + overhead_bytes > room_bytes or size > bodies_bytes):
+            answer_bytes = size + overhead_bytes + flow.names_bytes
+            if some and (answer_bytes > room_bytes or size > bodies_bytes):
                 self.full = True
                 break
-            flow: Any = item.lane.flow
             if throttled or flow.throttles:
                 dry = throttling.take(flow, now_ms)
                 if dry is not None:
@@ -141,13 +143,14 @@ class Round:
                     if self._stop:
                         break
                     continue
-            room_bytes -= size + overhead_bytes
+            room_bytes -= answer_bytes
             bodies_bytes -= size
             taking.at += 1
             left -= 1
             some = True
             picked.append(entry)
             charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
+        self.left_bytes = room_bytes
         return picked
 
     def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:

@@ -14,7 +14,7 @@ from foqs.engine.lane_groups import Spot, lanes_at, lanes_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_bytes, tenancy_of
 from foqs.idl import idl
 from foqs.item import body_bytes
 from foqs.rows import Body, FailureRow, ReadyRow, TimerRow
@@ -29,7 +29,7 @@ OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
 _READ_BYTES = 4 << 20
-_FAILURE_OVERHEAD_BYTES = 64
+_FAILURE_OVERHEAD_BYTES = 128
 _TOPICS = 500
 """Topics that a search looks at in one turn of the event loop."""
 
@@ -284,7 +284,7 @@ class Listing:
             body = bodies.get(row.id)
             lane = shard.lane_numbers.get(row.lane) if shard is not None else None
             key = lane_key(self._key) if lane is None else lane.key
-            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + _tenancy_bytes(key)
+            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + tenancy_bytes(*tenancy_of(key))
             if self._items and size > self._room_bytes:
                 self._room_bytes = 0
                 break
@@ -332,12 +332,10 @@ class Listing:
 
 
 def _failure_bytes(failure: FailureRow | None) -> int:
-    return 0 if failure is None else _FAILURE_OVERHEAD_BYTES + len(failure.topic) + len(failure.reason)
-
-
-def _tenancy_bytes(key: LaneKey) -> int:
-    fairness, throttles = tenancy_of(key)
-    return len(fairness.encode()) + sum(len(one.encode()) for one in throttles)
+    if failure is None:
+        return 0
+    names = len(failure.topic) + len(failure.fairness) + len(failure.throttles)
+    return _FAILURE_OVERHEAD_BYTES + names + len(failure.reason)
 
 
 def _position(row: ReadyRow | TimerRow, spot: Spot) -> tuple[int, ...]:

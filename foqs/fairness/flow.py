@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from foqs.fairness.keys import tenancy_bytes
 from foqs.fairness.level import Level
 from foqs.fairness.tenure import Tenure
 
@@ -166,11 +167,12 @@ class Flow(Generic[L]):
     """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: what the
     throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it."""
 
-    __slots__ = ("_parked", "lanes", "rules", "tenant", "throttles")
+    __slots__ = ("_parked", "lanes", "names_bytes", "rules", "tenant", "throttles")
 
     def __init__(self, tenant: Tenant[L], throttles: Throttles) -> None:
         self.tenant = tenant
         self.throttles = throttles
+        self.names_bytes = tenancy_bytes(tenant.name, throttles)  # in an answer, for each item
         self.lanes: tuple[L, ...] = ()
         self.rules: Any = None
         self._parked: Any = None

@@ -13,6 +13,9 @@ LaneKey = NewType("LaneKey", object)
 THROTTLES_BYTES = 512
 """The keys of a throttle set take at most this many bytes, with one between two keys."""
 _BETWEEN = b"\0"
+_TEXT_HEAD, _LIST_HEAD, _SIZE = 7, 8, 4
+MOST_TENANCY_BYTES = _TEXT_HEAD + 255 + _LIST_HEAD + 8 * _SIZE + THROTTLES_BYTES
+"""The most that `tenancy_bytes` returns."""
 
 
 def lane_key(key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = ()) -> LaneKey:
@@ -31,6 +34,12 @@ def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
     """Return the fairness key and the throttle set of a lane."""
     lane: Any = key
     return ("", ()) if len(lane) == 2 else lane[2:]
+
+
+def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:
+    """Return what a fairness key and throttle keys take in an answer, for each item."""
+    size = _TEXT_HEAD + len(fairness.encode()) if fairness else 0
+    return size + (_LIST_HEAD + sum([_SIZE + len(one.encode()) for one in throttles]) if throttles else 0)
 
 
 def is_plain(key: LaneKey) -> bool:

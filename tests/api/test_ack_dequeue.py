@@ -8,6 +8,7 @@ from thriftpy2.thrift import TType
 
 from foqs.api.ack_dequeue import DequeueAfterAcks
 from foqs.errors import Code, LostReply, NotFound, NotServed, OutcomeUnknown, StaleLease, Unavailable
+from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.policies.settings import Settings
@@ -235,7 +236,7 @@ def test_the_items_of_another_host_come_with_the_outcomes() -> None:
     call = elsewhere(host, item)
     (sent,) = host.to("Dequeue")
     assert (sent.request.ns, sent.request.wants) == ("n", WANTS)
-    assert sent.request.max_bytes == Limits().frame_bytes - 1024 - 1 - 10 * (192 + 2)
+    assert sent.request.max_bytes == Limits().frame_bytes - 1024 - 1 - 10 * (192 + 2 + MOST_TENANCY_BYTES)
     host.reply("Dequeue", idl.DequeueResponse([idl.Item(id=7, payload=b"x")], [8]))
     assert (kinds(call.answer), payloads(call.answer), call.answer.doubtful) == ([None], [b"x"], [8])
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import consumers, fair_dequeue
+from foqs.engine import consumers, fair_dequeue, item_ops
+from foqs.engine.pending import DequeueCall
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
-from foqs.fairness.keys import tenancy_of
+from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
 from foqs.ids import shard_of
+from foqs.item import Item
 from foqs.item_states import Phase
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
@@ -322,3 +324,37 @@ def test_parking_leaves_the_windows_of_shards_that_are_away(left: int) -> None:
     items = [item for shard in lab.engine.serving for item in shard.known.values() if item.phase is Phase.WINDOW]
     assert all(item.entry in item.lane.window.entries for item in items)
     audit_topics(lab.engine)
+
+
+def test_long_names_count_in_the_answer() -> None:
+    """An answer that does not fit a frame would be lost, and its items would come again and again."""
+    lab = Laboratory(1)
+    lanes = [of("t" * 250 + str(number), "k" * 255, "l" * 255) for number in range(5)]
+    other = ("ns", "other")
+    for key in (*lanes, *lanes, lane_key(other, "x")):
+        lab.stored(lab.item(b"x" * 100), key=key)
+    names_bytes = tenancy_bytes(*tenancy_of(lanes[0]))
+    sizes: list[int] = []
+
+    def reply(items: list[Item], doubtful: list[int]) -> bool:
+        sizes.extend(100 + 20 + tenancy_bytes(*tenancy_of(item.lane.key)) for item in items)
+        return True
+
+    room_bytes = 3 * (120 + names_bytes) + 121
+    call = DequeueCall([(KEY, 10), (other, 1)], 60_000, room_bytes, 20, reply)
+    lab.engine.dequeue(call, lab.now_ms, 0)
+    assert (len(sizes), sum(sizes)) == (3, 3 * (120 + names_bytes))
+
+
+def test_a_turn_that_an_earlier_owner_charged_is_not_refunded() -> None:
+    lab = Laboratory(1)
+    item_id, later_id = lab.stored(lab.item(), lab.item(), key=of("a"))
+    assert lab.taken(count=1) == [item_id]
+    lease = lab.lease_of(item_id)
+    lab.go_on(1_000)
+    lab.reopen()
+    start = tenant(lab, "a").start
+    lab.operate(item_id, item_ops.release(lease))
+    lab.settle()
+    assert tenant(lab, "a").start == start
+    assert lab.taken() == [item_id, later_id]

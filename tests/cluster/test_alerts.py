@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from foqs.client import Client
 from foqs.client.items import ItemSpec
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.lab.cluster import LocalCluster
@@ -87,7 +88,13 @@ def impatient(rules: str) -> str:
 
 @contextmanager
 def load(cluster: LocalCluster) -> Iterator[None]:
-    """Start a client for each host that enqueues, dequeues and acks, whatever fails."""
+    """Start a client for each host that enqueues, dequeues and acks, whatever fails. Two tenants have a backlog, and a
+    third one's items wait for a throttle."""
+    with Client(f"127.0.0.1:{next(iter(cluster.hosts.values())).port}", "ns") as client:
+        client.put_settings({"throttle.slow": '{"per_second": 0.001}'})
+        backlog = [ItemSpec("shared", b"x", fairness_key=tenant) for tenant in ("red", "green") for _ in range(500)]
+        held = [ItemSpec("shared", b"x", fairness_key="blue", throttle_keys=["slow"]) for _ in range(20)]
+        assert all(isinstance(outcome, int) for outcome in client.enqueue_many([*backlog, *held]))
     stop = threading.Event()
     threads = [threading.Thread(target=_work, args=(host.port, stop)) for host in cluster.hosts.values()]
     for thread in threads:
@@ -104,10 +111,10 @@ def _work(port: int, stop: threading.Event) -> None:
     wire = Wire(port, "ns", timeout_ms=10_000)
     while not stop.wait(0.05):
         with suppress(FoqsError, LostReply, NotSent):
-            wire.enqueue(
-                [ItemSpec(topic="jobs", payload=b"x"), ItemSpec(topic="later", payload=b"x", delay_ms=600_000)]
-            )
-            wire.ack(wire.dequeue(["jobs"], 5, wait_ms=500, lease_ms=60_000))
+            shared = [ItemSpec("shared", b"x", fairness_key=tenant) for tenant in ("red", "green")]
+            later = ItemSpec(topic="later", payload=b"x", delay_ms=600_000)
+            wire.enqueue([ItemSpec(topic="jobs", payload=b"x"), later, *shared])
+            wire.ack(wire.dequeue(["jobs", "shared"], 2, wait_ms=500, lease_ms=60_000))
     wire.close()
 
 

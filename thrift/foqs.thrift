@@ -220,6 +220,7 @@ struct ItemSpec {
   // 15: rules   16-20: retry and dead-letter policy
 }
 
+/** UNAVAILABLE items: with a fairness key, throttle keys or a weight, while a host of an older version lives. */
 struct EnqueueRequest {
   1: string ns,
   /** 1 to 10,000 items; where any has headers, at most 400,000 fields and header texts in the request. */

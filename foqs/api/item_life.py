@@ -67,7 +67,8 @@ class ItemLife:
         specs = validation.counted(request.items, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
         now_ms = self._now_ms()
-        taken = validation.Intake(ns, limits, now_ms, self._engine.policies.namespaces.get(ns))
+        policies = self._engine.policies.namespaces.get(ns)
+        taken = validation.Intake(ns, limits, now_ms, policies, self._forwarder.routing)
         taken.take(specs)
 
         def reply(outcomes: list[int | FoqsError]) -> None:

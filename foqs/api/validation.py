@@ -6,11 +6,11 @@ The codec guarantees the types of numbers and containers; strings may be `bytes`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foqs.api import topic_rules
-from foqs.api.tenancy import tenancy
+from foqs.api.tenancy import refuse_while_behind, tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
@@ -21,6 +21,7 @@ from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.quota import Quota
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from foqs.shardmgr.routing import Routing
 from foqs.wire.columns import SpecColumns
 
 
@@ -109,16 +110,24 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_tenants", "bounded", "errors", "indices",
-        "items", "keyed", "keys", "sizes", "weights",
+        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded", "errors",
+        "indices", "items", "keyed", "keys", "sizes", "weights",
     )  # fmt: skip
 
-    def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
-        """`policies`: those of the namespace, if it has any of its own."""
+    def __init__(
+        self,
+        ns: str,
+        limits: Limits,
+        now_ms: int,
+        policies: NamespacePolicies | None = None,
+        routing: Callable[[], Routing] = Routing,
+    ) -> None:
+        """`policies`: those of the namespace, if it has any of its own. `routing` is asked for items with tenants."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
         self._policies = policies
+        self._routing = routing
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
         self._keys: dict[str, LaneKey] = {}
@@ -228,6 +237,8 @@ class Intake:
     def _tenant(self, plain: LaneKey, spec: Any) -> LaneKey:
         """Return the lane of an item with a tenant, throttle keys or a weight, which is noted."""
         fairness, throttles, weight = tenancy(spec, self._limits)
+        if fairness or throttles or weight:
+            refuse_while_behind(self._routing())
         key = lane_key(topic_key(plain), fairness, throttles)
         key = self._tenants.setdefault(key, key)
         if weight:

@@ -17,6 +17,10 @@ from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.policies.settings import Settings
 
+KNOWS = 2
+"""What this version knows of the requests that hosts send each other: 2 is tenants and throttle keys of items."""
+_OLDEST_KNOWS = 1
+
 
 class ShardUse(Enum):
     """The use of a shard, as an operator set it."""
@@ -41,7 +45,7 @@ class HostFact:
     """/hosts/<id>, ephemeral: a living host. `address` is its advertised host:port. `run` differs at each start of the
     process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
     server does not answer this host. `reached`: shards reported by other hosts whose server answers this host (see
-    `foqs.shardmgr.reach`).
+    `foqs.shardmgr.reach`). `knows`: see `KNOWS`; hosts of older versions have 1.
 
     An id at one address is one host, because two processes cannot listen there: a restarted process replaces the record
     of the previous one. The same id at another address is a mistake, and the later process waits.
@@ -53,6 +57,7 @@ class HostFact:
     leaving: bool = False
     unreachable: frozenset[int] = frozenset()
     reached: frozenset[int] = frozenset()
+    knows: int = KNOWS
 
     def replaces(self, other: HostFact) -> bool:
         """Return whether this is the same host as `other`, a record with the same id."""
@@ -128,7 +133,9 @@ def decode_shard(shard: int, data: bytes) -> ShardFact:
 
 
 def encode_host(fact: HostFact) -> bytes:
-    record: dict[str, Any] = {"address": fact.address, "run": fact.run, "leaving": fact.leaving}
+    record: dict[str, Any] = {
+        "address": fact.address, "run": fact.run, "leaving": fact.leaving, "knows": fact.knows
+    }  # fmt: skip
     if fact.unreachable:
         record["unreachable"] = sorted(fact.unreachable)
     if fact.reached:
@@ -146,6 +153,7 @@ def decode_host(host: str, data: bytes) -> HostFact:
         bool(record.get("leaving", False)),
         _shards(record, "unreachable"),
         _shards(record, "reached"),
+        _whole(record, "knows", _OLDEST_KNOWS),
     )
 
 
@@ -156,10 +164,7 @@ def encode_owner(fact: OwnerFact) -> bytes:
 def decode_owner(shard: int, data: bytes) -> OwnerFact:
     """Raises Invalid."""
     record = _decode(data)
-    epoch = _number(record, "epoch", 0)
-    if not isinstance(epoch, int):
-        raise Invalid("epoch is no whole number")
-    return OwnerFact(_shard(shard), _text(record, "host"), _text(record, "address"), epoch)
+    return OwnerFact(_shard(shard), _text(record, "host"), _text(record, "address"), _whole(record, "epoch", 0))
 
 
 def encode_assignment(hosts: Mapping[int, str]) -> bytes:
@@ -234,6 +239,13 @@ def _number(record: dict[str, Any], key: str, default: float) -> float:
     value = record.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Invalid(f"{key} is no number")
+    return value
+
+
+def _whole(record: dict[str, Any], key: str, default: int) -> int:
+    value = _number(record, key, default)
+    if not isinstance(value, int):
+        raise Invalid(f"{key} is no whole number")
     return value
 
 

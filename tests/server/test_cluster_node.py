@@ -10,7 +10,7 @@ from typing import Any
 from foqs.config.live import change
 from foqs.config.load import Config, load
 from foqs.server.cluster_node import ClusterNode
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact
+from foqs.shardmgr.facts import KNOWS, Assignment, Facts, HostFact, OwnerFact, ShardFact
 from foqs.shardmgr.session import Session
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
@@ -131,6 +131,21 @@ def test_a_host_whose_id_another_process_takes_ends_silently(tmp_path: Path) -> 
         store.asked.clear()
         await member.stop()
         assert store.asked == []
+
+    asyncio.run(run())
+
+
+def test_a_host_follows_the_upgrade_of_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = Told()
+        member, facts, _ = await started(tmp_path, store)
+        behind = lambda: member.node.forwarder.routing().behind  # noqa: E731
+        assert facts.hosts["a"].knows == KNOWS
+        for knows, found in ((KNOWS - 1, ("b",)), (KNOWS, ())):
+            other = HostFact("b", "x:1", "another", knows=knows)
+            store.changed(Facts(shards=facts.shards, hosts={**facts.hosts, "b": other}))
+            assert behind() == found
+        await member.stop()
 
     asyncio.run(run())
 

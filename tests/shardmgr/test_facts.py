@@ -19,7 +19,7 @@ def test_a_shard_is_read_as_it_was_written(fact: ShardFact) -> None:
     assert facts.decode_shard(fact.id, facts.encode_shard(fact)) == fact
 
 
-@given(st.builds(HostFact, NAMES, NAMES, NAMES, st.booleans()))
+@given(st.builds(HostFact, NAMES, NAMES, NAMES, st.booleans(), knows=st.integers(1, 9)))
 def test_a_host_is_read_as_it_was_written(fact: HostFact) -> None:
     assert facts.decode_host(fact.id, facts.encode_host(fact)) == fact
 
@@ -62,7 +62,15 @@ def test_a_broken_shard_is_invalid(data: bytes) -> None:
 
 def test_what_a_newer_version_added_is_ignored() -> None:
     assert facts.decode_shard(1, b'{"url":"u","colour":"red"}') == ShardFact(1, "u")
-    assert facts.decode_host("h", b'{"address":"a","run":"r","colour":"red"}') == HostFact("h", "a", "r")
+    newer = facts.decode_host("h", b'{"address":"a","run":"r","knows":2,"colour":"red"}')
+    assert newer == HostFact("h", "a", "r", knows=2)
+
+
+def test_a_record_that_says_nothing_about_it_is_of_an_older_host() -> None:
+    assert facts.decode_host("h", b'{"address":"a","run":"r","leaving":false}').knows == 1 < facts.KNOWS
+    for wrong in (b'"2"', b"true", b"2.5", b"NaN"):
+        with pytest.raises(Invalid, match="knows is no"):
+            facts.decode_host("h", b'{"address":"a","run":"r","knows":%b}' % wrong)
 
 
 def test_a_url_is_not_shown() -> None:

@@ -296,11 +296,15 @@ struct Ledger {
   1: i64 waited_ms,
   /**
    * Deliveries of the topic by the host since the item became ready, without those of the items that came before it then.
-   * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, items that were
-   * not in memory may have come before it, or the topic's tenants take turns.
+   * Where tenants take turns, only the items of its own tenant count; a turn of another tenant overtakes nothing. Items
+   * that came before it and ended without a delivery, or still wait for a throttle, hide as many that overtook it.
+   * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, or items that
+   * were not in memory may have come before it, or those that may are in more than 256 lanes.
    */
   2: optional i64 overtaken,
   // 3: more_urgent_elsewhere   4: more_urgent_age_ms
+  /** Where tenants take turns: deliveries of other tenants by the host since then. Absent where `overtaken` is. */
+  5: optional i64 other_tenants,
 }
 
 /** An item as a consumer or an operator sees it. */

@@ -9,8 +9,8 @@ from foqs.api.validation import headers_of
 from foqs.counters import Counters
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, wire_code
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of, topic_key, unpack_throttles
-from foqs.fairness.ledger import Ledgers
+from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
+from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.rows import Body, FailureRow, NewItem
@@ -89,14 +89,19 @@ def leased(item: Item) -> Any:
 
 def with_ledgers(items: Sequence[Item], made: Sequence[Any], ledgers: Ledgers, now_ms: int) -> None:
     """Give each of `made`, the items as their consumer gets them now, its ledger."""
-    of_topics: dict[TopicKey, list[int]] = {}
+    of_topics: dict[TopicKey, list[tuple[str, int]]] = {}
     for item in items:
-        of_topics.setdefault(item.lane.topic.key, []).append(item.id)
-    overtaken: dict[int, int | None] = {}
-    for key, ids in of_topics.items():
-        overtaken.update(zip(ids, ledgers.overtaken(key, ids), strict=True))
-    for one in made:
-        one.ledger = idl.Ledger(max(0, now_ms - one.deliver_after_ms), overtaken[one.id])
+        of_topics.setdefault(item.lane.topic.key, []).append((fairness_of(item.lane.key), item.id))
+    overtaken: dict[int, Overtaken | None] = {}
+    for key, named in of_topics.items():
+        overtaken.update(zip([item_id for _, item_id in named], ledgers.overtaken(key, named), strict=True))
+    for item, one in zip(items, made, strict=True):
+        one.ledger = ledger = idl.Ledger(max(0, now_ms - one.deliver_after_ms))
+        found = overtaken[item.id]
+        if found is not None:
+            ledger.overtaken = found.own
+            if item.lane.flow is not None:
+                ledger.other_tenants = found.others
 
 
 def shown(

@@ -148,12 +148,16 @@ class Failure:
 @dataclass(slots=True)
 class Ledger:
     """What an item waited for: `waited_ms` from its `deliver_after_ms` to this delivery. It was `overtaken` by so many
-    items of its topic on its host, which did not come before it when it became ready; None where that is not known."""
+    items of its topic on its host, which did not come before it when it became ready; None where that is not known.
+
+    Where tenants take turns, `overtaken` counts items of its own tenant, and `other_tenants` the deliveries of all
+    other tenants since it became ready; None elsewhere."""
 
     thrift_spec: ClassVar[Any] = idl.Ledger.thrift_spec
 
     waited_ms: int = 0
     overtaken: int | None = None
+    other_tenants: int | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

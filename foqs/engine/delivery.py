@@ -10,7 +10,7 @@ from foqs.engine import dequeue, item_ops
 from foqs.engine.pending import Committing, DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import TopicKey, fairness_of
 from foqs.item import KNOWN_BYTES, Item
 from foqs.item_states import Place
 
@@ -80,7 +80,10 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
         if state.explained:
             state.explained.add([item.lane.topic.key for _, item, _ in found], state.now_ms)
         if state.topics.ledgers:
-            state.topics.ledgers.delivered([(item.lane.topic.key, item.id) for _, item, _ in found])
+            lanes = [(item.lane, item.id) for _, item, _ in found]
+            state.topics.ledgers.delivered(
+                [(lane.topic.key, fairness_of(lane.key), item_id) for lane, item_id in lanes]
+            )
     redelivered = held_bytes = 0
     for _, item, _ in found:
         redelivered += item.attempt > 1

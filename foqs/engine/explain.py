@@ -16,7 +16,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.throttling import Key
 from foqs.fairness.flow import Flow
-from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.fairness.keys import TopicKey, fairness_of
 from foqs.fairness.standing import Standing, standing_of
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
@@ -222,7 +222,7 @@ def _behind(least: int, most: int) -> Any:
 
 
 def _behind_tenants(item: Item, standing: Standing) -> Any:
-    tenant, share = tenancy_of(item.lane.key)[0], f"{standing.share:.2%}"
+    tenant, share = fairness_of(item.lane.key), f"{standing.share:.2%}"
     first = f"About {standing.turns:,} turns of other tenants come first"
     if standing.urgent:
         first = "Tenants with more urgent items go first"
@@ -249,11 +249,7 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
 def _merged(item: Item, now_ms: int) -> list[Lane[Item]]:
     """Return the lanes with ready items that are merged with the item's lane: those of its tenant."""
     own = item.lane
-    if own.flow is not None:
-        flows = own.flow.tenant.flows.values()
-        lanes = [lane for flow in flows if flow.parked is None or flow is own.flow for lane in flow.lanes]
-    else:
-        lanes = own.topic.lanes()
+    lanes = own.topic.lanes() if own.flow is None else own.flow.merged()
     return [lane for lane in lanes if lane.ready and (lane is own or _healthy(lane.tenure.shard, now_ms))]
 
 

@@ -21,6 +21,8 @@ from foqs.prefetch.window import Entry, Window
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
 
 FIRST_PAGE_ROWS = 128
+_MERGED = 256
+"""Lanes in which the items before a new one are counted, for its ledger. A tenant with more of them has no count."""
 # Members of enums, bound once for the hot path.
 _READY, _WINDOW = Place.READY, Phase.WINDOW
 
@@ -238,10 +240,15 @@ class ShardMemory:
             self.index(item)
 
     def _became_ready(self, lane: Lane[Item], entries: list[Entry[Item]]) -> None:
-        topic = lane.topic
-        if topic.turns is None:
-            windows = [other.window for other in topic.lanes() if other.ready]
-            self.topics.ledgers.became_ready(topic.key, windows, entries)
+        topic, flow = lane.topic, lane.flow
+        if topic.key not in self.topics.ledgers:
+            return
+        tenant, lanes = "", topic.lanes() if flow is None else list(islice(flow.merged(), _MERGED + 1))
+        if flow is not None:
+            tenant = flow.tenant.name
+        if len(lanes) <= _MERGED:
+            windows = [other.window for other in lanes if other.ready]
+            self.topics.ledgers.became_ready(topic.key, tenant, windows, entries)
 
     def leave_ready(self, item: Item) -> None:
         """The item may not be leased any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from foqs.fairness.keys import tenancy_bytes
@@ -195,6 +195,14 @@ class Flow(Generic[L]):
     @property
     def ready(self) -> int:
         return sum([lane.ready for lane in self.lanes if lane.tenure.shard is not None])
+
+    def merged(self) -> Iterator[L]:
+        """Yield the lanes of open shards whose items are in one order with those of this flow: those of its tenant's
+        flows that are not parked, and its own."""
+        for flow in self.tenant.unparked if self._parked is None else (self, *self.tenant.unparked):
+            for lane in flow.lanes:
+                if lane.tenure.shard is not None:
+                    yield lane
 
     def count(self, lane: L, items: int) -> None:
         """The number of the lane's ready items changes by `items`."""

@@ -36,6 +36,11 @@ def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
     return ("", ()) if len(lane) == 2 else lane[2:]
 
 
+def fairness_of(key: LaneKey) -> str:
+    lane: Any = key
+    return "" if len(lane) == 2 else lane[2]
+
+
 def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:
     """Return what a fairness key and throttle keys take in an answer, for each item."""
     size = _TEXT_HEAD + len(fairness.encode()) if fairness else 0

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from foqs.fairness.keys import TopicKey
 
 _ASKED_MS = 60_000
 _TOPICS = 1_000
 _ITEMS = 100_000
-"""Items in all topics, 200 bytes each. Beyond it, those that became ready first are not known any more."""
+"""Items in all topics, 300 bytes each. Beyond it, those of the topic that became ready first are not known any more."""
 
 
 class Known(Protocol):
@@ -26,20 +26,53 @@ class Known(Protocol):
     def covers(self, key: tuple[int, int, int]) -> bool: ...
 
 
-class TopicLedger:
-    """`delivered` counts deliveries of the topic. For an item, `ready` has that number when it became ready, with the
-    ready items that came before it then added."""
+class _Own:
+    """A tenant of a topic, or a topic whose tenants take no turns: `delivered` counts its deliveries while `known`
+    items of it are noted."""
 
-    __slots__ = ("asked_ms", "delivered", "ready")
+    __slots__ = ("delivered", "known", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.delivered = self.known = 0
+
+
+class Overtaken(NamedTuple):
+    """Deliveries of the topic since an item became ready: of its tenant, without those items that came before it then,
+    and of other tenants. (Items that came before it and ended otherwise, or wait for a throttle, count as delivered.)
+    """
+
+    own: int
+    others: int
+
+
+class TopicLedger:
+    """`delivered` counts deliveries of the topic. For an item, `ready` has its tenant; the deliveries of that when it
+    became ready, with the ready items that came before it then added; and those of other tenants."""
+
+    __slots__ = ("asked_ms", "delivered", "owns", "ready")
 
     def __init__(self) -> None:
         self.asked_ms = 0
         self.delivered = 0
-        self.ready: dict[int, int] = {}
+        self.owns: dict[str, _Own] = {}
+        self.ready: dict[int, tuple[_Own, int, int]] = {}
+
+    def forget(self, item_id: int) -> bool:
+        """Return whether the item was noted."""
+        note = self.ready.pop(item_id, None)
+        if note is None:
+            return False
+        own = note[0]
+        own.known -= 1
+        if not own.known:
+            del self.owns[own.name]
+        return True
 
 
 class Ledgers(dict[TopicKey, TopicLedger]):
-    """By topic. A dict, because each enqueue and each reply checks whether it is empty."""
+    """By topic. A dict, because each enqueue and each reply checks whether it is empty. A tenant is "" where tenants
+    take no turns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,40 +88,51 @@ class Ledgers(dict[TopicKey, TopicLedger]):
                 ledger = self[key] = TopicLedger()
             ledger.asked_ms = now_ms
 
-    def became_ready(self, key: TopicKey, windows: Sequence[Known | None], entries: Iterable[Any]) -> None:
-        """Items of the topic, which are in one of its `windows`, became ready. Nothing is known of an item if ones
-        that are not in memory may come before it."""
+    def became_ready(self, key: TopicKey, tenant: str, windows: Sequence[Known | None], entries: Iterable[Any]) -> None:
+        """Items of a tenant, which are in one of its `windows`, became ready. Nothing is known of an item if ones that
+        are not in memory may come before it."""
         ledger = self.get(key)
         if ledger is None:
             return
         for entry in entries:
-            place = entry[:3]
-            before = ledger.delivered
+            place, before = entry[:3], 0
             for window in windows:
                 if window is None or not window.covers(place):
                     break
                 before += bisect_left(window.entries, place)
             else:
-                self._remember(ledger, entry[2], before)
+                self._note(ledger, tenant, entry[2], before)
 
-    def overtaken(self, key: TopicKey, item_ids: Sequence[int]) -> list[int | None]:
-        """Return by how many deliveries each of these items, which are delivered now in this order, was overtaken:
-        those that did not come before it when it became ready. None where that is not known."""
+    def overtaken(self, key: TopicKey, items: Sequence[tuple[str, int]]) -> list[Overtaken | None]:
+        """Return what overtook each of these items (tenant, id), which are delivered now in this order. None where that
+        is not known."""
         ledger = self.get(key)
         if ledger is None:
-            return [None] * len(item_ids)
-        ready, delivered = ledger.ready, ledger.delivered
-        return [
-            max(0, delivered + at - ready[item_id]) if item_id in ready else None for at, item_id in enumerate(item_ids)
-        ]
+            return [None] * len(items)
+        found: list[Overtaken | None] = []
+        given: dict[str, int] = {}
+        for at, (tenant, item_id) in enumerate(items):
+            before_it = given.get(tenant, 0)
+            given[tenant] = before_it + 1
+            note = ledger.ready.get(item_id)
+            if note is None:
+                found.append(None)
+                continue
+            own, before, others = note
+            others_now = ledger.delivered - own.delivered + at - before_it
+            found.append(Overtaken(max(0, own.delivered + before_it - before), others_now - others))
+        return found
 
-    def delivered(self, items: Iterable[tuple[TopicKey, int]]) -> None:
-        """Count delivered items, given as (topic, id)."""
-        for key, item_id in items:
+    def delivered(self, items: Iterable[tuple[TopicKey, str, int]]) -> None:
+        """Count delivered items, given as (topic, tenant, id)."""
+        for key, tenant, item_id in items:
             ledger = self.get(key)
             if ledger is not None:
                 ledger.delivered += 1
-                self._items -= ledger.ready.pop(item_id, None) is not None
+                own = ledger.owns.get(tenant)
+                if own is not None:
+                    own.delivered += 1
+                    self._items -= ledger.forget(item_id)
 
     def forget(self, now_ms: int) -> None:
         """Forget topics whose ledgers were not asked for in the last minute."""
@@ -96,13 +140,12 @@ class Ledgers(dict[TopicKey, TopicLedger]):
             if not 0 <= now_ms - ledger.asked_ms < _ASKED_MS:
                 self._items -= len(self.pop(key).ready)
 
-    def _remember(self, ledger: TopicLedger, item_id: int, before: int) -> None:
-        ready = ledger.ready
-        if item_id not in ready:
-            if self._items >= _ITEMS:
-                if not ready:
-                    return
-                del ready[next(iter(ready))]
-                self._items -= 1
-            self._items += 1
-        ready[item_id] = before
+    def _note(self, ledger: TopicLedger, tenant: str, item_id: int, before: int) -> None:
+        own = ledger.owns.get(tenant)
+        if own is None:
+            own = ledger.owns[tenant] = _Own(tenant)
+        own.known += 1  # first, so that the count of its deliveries goes on
+        self._items += 1 - ledger.forget(item_id)
+        ledger.ready[item_id] = (own, own.delivered + before, ledger.delivered - own.delivered)
+        if self._items > _ITEMS:
+            self._items -= ledger.forget(next(iter(ledger.ready)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.support.one_host import OneHost, put, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -56,12 +57,52 @@ def test_a_consumer_that_does_not_ask_gets_none() -> None:
     assert one.engine.topics.ledgers == {}
 
 
+def of_tenants(answer: Any) -> list[tuple[str, int | None, int | None]]:
+    return [(item.fairness_key, item.ledger.overtaken, item.ledger.other_tenants) for item in answer.items]
+
+
 def test_tenants_take_turns_without_overtaking() -> None:
     one = OneHost(1)
     take(one, ledger=True)
     for tenant in "ab":
-        put(one, b"x", fairness_key=tenant)
-    assert ledgers(take(one, ledger=True)) == [(0, None)] * 2
+        for _ in range(3):
+            put(one, b"x", fairness_key=tenant, priority=5)
+    first = of_tenants(take(one, 4, ledger=True))
+    assert {tenant for tenant, _, _ in first} == {"a", "b"}
+    put(one, b"urgent", fairness_key="a")
+    second = of_tenants(take(one, 10, ledger=True))
+    order = [tenant for tenant, _, _ in first + second]
+    given = [len(order[:at]) - order[:at].count(tenant) for at, tenant in enumerate(order)]
+    urgent = len(first) + order[len(first) :].index("a")
+    given[urgent] -= order[: len(first)].count("b")  # it was not there yet
+    assert [others for _, _, others in first + second] == given
+    overtaken = [int(at > urgent and tenant == "a") for at, tenant in enumerate(order)]
+    assert [own for _, own, _ in first + second] == overtaken
+
+
+def test_a_flow_that_waits_for_a_token_is_overtaken() -> None:
+    one = OneHost(1)
+    one.settings.apply(Settings("n", 1, {"throttle.k": '{"per_second": 0.5}'}))
+    take(one, ledger=True)
+    (held,) = put(one, b"x", throttle_keys=["k"], fairness_key="a")
+    one.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
+    one.wait(1)  # the coordinator answers that it has no token yet
+    put(one, b"x", b"y", fairness_key="a")
+    assert of_tenants(take(one, ledger=True)) == [("a", 0, 0)] * 2, "the parked flow is not before them"
+    call = one.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=60_000, ledger=True)
+    while not call.answers:
+        one.wait(1_000)
+    assert [item.id for item in call.answer.items] == [held]
+    assert of_tenants(call.answer) == [("a", 2, 0)]
+
+
+def test_an_item_beside_very_many_lanes_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foqs.engine.shard_memory._MERGED", 2)
+    one = OneHost(1)
+    take(one, ledger=True)
+    for key in ("k", "l", "m"):
+        put(one, b"x", throttle_keys=[key])
+    assert sorted(str(item.ledger.overtaken) for item in take(one, ledger=True).items) == ["0", "0", "None"]
 
 
 def test_a_forwarded_dequeue_asks_for_ledgers() -> None:

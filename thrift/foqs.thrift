@@ -302,7 +302,15 @@ struct Ledger {
    * were not in memory may have come before it, or those that may are in more than 256 lanes.
    */
   2: optional i64 overtaken,
-  // 3: more_urgent_elsewhere   4: more_urgent_age_ms
+  /**
+   * The lowest priority of the topic's items that are ready on other hosts, if it is below the priority of this item.
+   * Hosts ask each other twice a second while consumers want ledgers of the topic. Absent where no host said so in the
+   * last 10 s: its first items may not be in its memory, wait for a throttle, or be in a shard that does not answer.
+   * Absent where tenants take turns whatever their items' priorities (fair.scope "tenant").
+   */
+  3: optional i32 more_urgent_elsewhere,
+  /** Duration since that host said so; set with more_urgent_elsewhere. */
+  4: optional i64 more_urgent_age_ms,
   /** Where tenants take turns: deliveries of other tenants by the host since then. Absent where `overtaken` is. */
   5: optional i64 other_tenants,
 }
@@ -888,16 +896,30 @@ struct TopicShare {
   3: list<TenantShare> tenants,
 }
 
-/** Between hosts, twice a second: what the asking host delivered of topics whose tenants the hosts balance. */
+/** A topic, and the most urgent of its items that are ready on a host. */
+struct TopicUrgency {
+  1: string ns,
+  2: string topic,
+  /** Unset in a request, and where the host knows of none; see Ledger.more_urgent_elsewhere. */
+  3: optional i32 priority,
+}
+
+/** Between hosts, twice a second: what the asking host delivered of topics whose tenants the hosts balance, and which
+    topics' consumers want ledgers. */
 struct TellSharesRequest {
   /** Id of the asking host. At most 255 bytes. */
   1: string host,
   /** At most 4,096 tenants in all. */
   2: list<TopicShare> topics,
+  /** At most 1,000. Default: none. */
+  3: optional list<TopicUrgency> urgent,
   15: optional RequestContext context,
 }
 
-struct TellSharesResponse {}
+struct TellSharesResponse {
+  /** In the order of the request. */
+  1: optional list<TopicUrgency> urgent,
+}
 
 /** Between hosts: counts the items of a namespace, or of a topic, in the shards of a host. */
 struct CountItemsRequest {

@@ -45,7 +45,7 @@ class Handlers:
         settings: HostSettings,
         store: SettingsStore,
     ) -> None:
-        self._items = ItemLife(engine, limits, now_ms, news, quotas, forwarder)
+        self._items = ItemLife(engine, limits, now_ms, news, quotas, shares.elsewhere, forwarder)
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
         self._explain = Explain(engine, lambda: self.limits, now_ms, forwarder)
@@ -55,7 +55,7 @@ class Handlers:
         self._throttles = ThrottleMethods(engine, lambda: self.limits, now_ms, address, quotas.coordinator, forwarder)
         self._info = Info(engine, lambda: self.limits, now_ms)
         slots = lambda: forwarder.routing().slots  # noqa: E731
-        self._peers = PeerMethods(engine, lambda: self.limits, slots, quotas.coordinator, shares)
+        self._peers = PeerMethods(engine, lambda: self.limits, now_ms, slots, quotas.coordinator, shares)
         self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
         self.routing_changed = self.routing.changed
 

@@ -17,6 +17,7 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
 from foqs.peers import by_id
+from foqs.peers.elsewhere import Elsewhere
 from foqs.peers.exchange import Incoming
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
@@ -41,6 +42,7 @@ class ItemLife:
         now_ms: Callable[[], int],
         news: ReadyPublisher,
         quotas: QuotaClient,
+        elsewhere: Elsewhere,
         forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self.limits = limits
@@ -48,6 +50,7 @@ class ItemLife:
         self._now_ms = now_ms
         self._news = news
         self._quotas = quotas
+        self._elsewhere = elsewhere
         self._forwarder = forwarder
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -154,7 +157,7 @@ class ItemLife:
                 return call.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
-                responses.with_ledgers(items, made, self._engine.topics.ledgers, self._now_ms())
+                responses.with_ledgers(items, made, self._engine.topics.ledgers, self._elsewhere, self._now_ms())
             response = idl.DequeueResponse(made, doubtful or None)
             if not (items or doubtful):
                 if forwarded:

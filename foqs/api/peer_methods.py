@@ -10,6 +10,7 @@ from foqs.api.tenancy import fairness_key
 from foqs.buffers.pending_dedup import Give
 from foqs.dedup import DIGEST_BYTES, SLOTS, bounds_of
 from foqs.engine.engine import Engine
+from foqs.engine.urgent import most_urgent
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
@@ -28,6 +29,7 @@ from foqs.shardmgr.facts import Slots
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
 _MOST_SHARES = 4_096
+_MOST_URGENT = 1_000
 _NAMES = Limits()  # the limits of the asking host may differ
 
 
@@ -38,12 +40,14 @@ class PeerMethods:
         self,
         engine: Engine,
         limits: Callable[[], Limits],
+        now_ms: Callable[[], int],
         slots: Callable[[], Slots],
         coordinator: QuotaCoordinator,
         shares: ShareExchange,
     ) -> None:
         self._engine = engine
         self._limits = limits
+        self._now_ms = now_ms
         self._slots = slots
         self._coordinator = coordinator
         self._shares = shares
@@ -115,8 +119,14 @@ class PeerMethods:
         host, topics = validation.name(request.host, "host", _NAMES), request.topics or ()
         if sum(len(topic.tenants or ()) for topic in topics) > _MOST_SHARES:
             raise Invalid(f"topics: more than {_MOST_SHARES} tenants")
+        asks = request.urgent or ()
+        if len(asks) > _MOST_URGENT:
+            raise Invalid(f"urgent: more than {_MOST_URGENT} topics")
+        keys = [(validation.name(one.ns, "ns", _NAMES), validation.name(one.topic, "topic", _NAMES)) for one in asks]
         self._shares.heard(host, [_shares_of(topic) for topic in topics])
-        call.reply(idl.TellSharesResponse())
+        now_ms = self._now_ms()
+        urgent = [idl.TopicUrgency(*key, most_urgent(self._engine, key, now_ms)) for key in keys]
+        call.reply(idl.TellSharesResponse(urgent or None))
 
 
 def _shares_of(share: Any) -> tuple[TopicKey, list[tuple[str, int]]]:

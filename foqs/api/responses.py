@@ -13,6 +13,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy
 from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
 from foqs.item import Item
+from foqs.peers.elsewhere import Elsewhere
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.wire.structs import lean
@@ -87,12 +88,15 @@ def leased(item: Item) -> Any:
     return made
 
 
-def with_ledgers(items: Sequence[Item], made: Sequence[Any], ledgers: Ledgers, now_ms: int) -> None:
+def with_ledgers(
+    items: Sequence[Item], made: Sequence[Any], ledgers: Ledgers, elsewhere: Elsewhere, now_ms: int
+) -> None:
     """Give each of `made`, the items as their consumer gets them now, its ledger."""
     of_topics: dict[TopicKey, list[tuple[str, int]]] = {}
     for item in items:
         of_topics.setdefault(item.lane.topic.key, []).append((fairness_of(item.lane.key), item.id))
     overtaken: dict[int, Overtaken | None] = {}
+    urgent = {key: elsewhere.most_urgent(key) for key in of_topics}
     for key, named in of_topics.items():
         overtaken.update(zip([item_id for _, item_id in named], ledgers.overtaken(key, named), strict=True))
     for item, one in zip(items, made, strict=True):
@@ -102,6 +106,10 @@ def with_ledgers(items: Sequence[Item], made: Sequence[Any], ledgers: Ledgers, n
             ledger.overtaken = found.own
             if item.lane.flow is not None:
                 ledger.other_tenants = found.others
+        topic = item.lane.topic
+        other = urgent[topic.key]
+        if other is not None and other.priority < item.priority and (topic.turns is None or topic.turns.ranked):
+            ledger.more_urgent_elsewhere, ledger.more_urgent_age_ms = other
 
 
 def shown(

@@ -151,12 +151,17 @@ class Ledger:
     items of its topic on its host, which did not come before it when it became ready; None where that is not known.
 
     Where tenants take turns, `overtaken` counts items of its own tenant, and `other_tenants` the deliveries of all
-    other tenants since it became ready; None elsewhere."""
+    other tenants since it became ready; None elsewhere.
+
+    `more_urgent_elsewhere` is the lowest priority of the items that were ready on other hosts `more_urgent_age_ms` ago,
+    if that is below the item's; None where no host said so in the last 10 s."""
 
     thrift_spec: ClassVar[Any] = idl.Ledger.thrift_spec
 
     waited_ms: int = 0
     overtaken: int | None = None
+    more_urgent_elsewhere: int | None = None
+    more_urgent_age_ms: int | None = None
     other_tenants: int | None = None
 
 

@@ -1,8 +1,9 @@
 """Balances the tenants of topics that several hosts have: twice a second hosts report to each other how much they
 delivered of each tenant, and scale the weights of their own tenants (`foqs.fairness.balance`).
 
-A host reports on a topic in which two or more tenants have items here, or on another host that said so lately. A host
-without such topics sends nothing.
+A host reports on a topic in which two or more tenants have items here, or on another host that said so lately. With the
+report it asks for the most urgent items of topics whose consumers want ledgers. A host without any of these topics
+sends nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.fairness.turns import Turns
 from foqs.idl import idl
 from foqs.item import Item
+from foqs.peers.elsewhere import Elsewhere
 from foqs.peers.ready_subscriber import Ask
 from foqs.prefetch.lane import Lane
 
@@ -109,6 +111,7 @@ class ShareExchange:
         self._shared: dict[TopicKey, _Shared] = {}
         self._left: deque[TopicKey] = deque()  # of the last beat
         self._asked: set[str] = set()
+        self.elsewhere = Elsewhere(engine.topics.ledgers, monotonic_ms)
         self._older: dict[str, int] = {}  # addresses of hosts that refuse -> until when they are left alone
 
     def begin(self) -> None:
@@ -128,15 +131,20 @@ class ShareExchange:
     def _beat(self) -> None:
         if self._engine.draining:
             return
+        addresses, now_ms = self._other_hosts(), self._monotonic_ms()
+        topics: list[Any] = []
         if self._engine.topics.in_turns:
-            self._report()
+            topics = self._report(addresses, now_ms)
         elif self._shared:
             self._shared.clear()
+        asks = self.elsewhere.ask()
+        if topics or asks:
+            self._send(addresses, topics, asks, now_ms)
         self._later(BEAT_MS, self._beat)
 
-    def _report(self) -> None:
-        addresses, now_ms = self._other_hosts(), self._monotonic_ms()
-        topics, tenants, looked_at = [], 0, 0
+    def _report(self, addresses: Collection[str], now_ms: int) -> list[Any]:
+        topics: list[Any] = []
+        tenants = looked_at = 0
         left = self._left
         if not left:
             left.extend(self._engine.topics.in_turns)
@@ -149,8 +157,7 @@ class ShareExchange:
             if shares:
                 tenants += len(shares)
                 topics.append(idl.TopicShare(*key, [idl.TenantShare(one.name, one.served) for one in shares]))
-        if topics:
-            self._send(addresses, topics, now_ms)
+        return topics
 
     def _step(self, key: TopicKey, addresses: Collection[str], now_ms: int) -> list[Share]:
         """Scale the weights of a topic's tenants. Return the tenants to report on."""
@@ -171,16 +178,18 @@ class ShareExchange:
         shares = shared.step(turns, now_ms)
         return shares if several or shared.balance.contested(now_ms) else []
 
-    def _send(self, addresses: Collection[str], topics: list[Any], now_ms: int) -> None:
-        host = self._engine.config.server.id
+    def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey], now_ms: int) -> None:
+        host, urgent = self._engine.config.server.id, [idl.TopicUrgency(*key) for key in asks]
         self._older = {address: until_ms for address, until_ms in self._older.items() if until_ms > now_ms}
         for address in addresses:
             if address not in self._asked and address not in self._older:
                 self._asked.add(address)
-                request = idl.TellSharesRequest(host, topics)
-                self._ask(address, "TellShares", request, _ANSWER_MS, partial(self._answered, address))
+                request = idl.TellSharesRequest(host, topics, urgent or None)
+                self._ask(address, "TellShares", request, _ANSWER_MS, partial(self._answered, address, asks))
 
-    def _answered(self, address: str, response: Any, error: FoqsError | None) -> None:
+    def _answered(self, address: str, asks: list[TopicKey], response: Any, error: FoqsError | None) -> None:
         self._asked.discard(address)
+        if error is None:
+            self.elsewhere.heard(address, asks, [one.priority for one in response.urgent or ()])
         if isinstance(error, Invalid):
             self._older[address] = self._monotonic_ms() + _OLDER_MS

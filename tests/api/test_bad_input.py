@@ -95,7 +95,10 @@ def requests() -> list[bytes]:
         "Lend": idl.LendRequest("holder", [idl.TokenAsk("ns", "key", 1, 5, 0, 0)] * 2, context),
         "CountItems": idl.CountItemsRequest("ns", "topic", context),
         "TellShares": idl.TellSharesRequest(
-            "a", [idl.TopicShare("ns", "topic", [idl.TenantShare("f", 5)] * 2)] * 2, context
+            "a",
+            [idl.TopicShare("ns", "topic", [idl.TenantShare("f", 5)] * 2)] * 2,
+            [idl.TopicUrgency("ns", "topic")] * 2,
+            context,
         ),
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),

@@ -536,8 +536,28 @@ struct GetActiveTopicsResponse {
 struct GetTopicStatsRequest {
   1: string ns,
   2: string topic,
-  // 3: limit   4: cursor
+  /** Tenants in the answer, 1 to 1,000. Default 100. */
+  3: optional i32 limit,
+  // 4: cursor
   15: optional RequestContext context,
+}
+
+/** A tenant: the items of a topic with one fairness key. */
+struct TenantStats {
+  /** "" for items without one. */
+  1: string fairness_key,
+  /** In effect, 1 to 1,000: of the settings, else of the last stored item that had one, else 1. */
+  2: i32 weight,
+  /** Items; approximate. */
+  3: i64 ready,
+  /** Ready items that wait for a throttle. */
+  4: i64 parked,
+  // 5: leased   6: delivered_10s   7: busy_ms_10s   8: oldest_ready_at_ms
+  /** What it was given, in the unit of the topic's policy (fair.unit: items, KiB or ms), since its hosts have items of it. */
+  9: double served,
+  /** Of the topic's turns, 0 to 1: its weight over those of all tenants with ready items that wait for no throttle. 0 if it
+      has no such items. */
+  10: double share,
 }
 
 /** The leases that one worker process holds in a topic. */
@@ -564,12 +584,16 @@ struct GetTopicStatsResponse {
   8: string policy,
   /** By field of the policy: the key of the settings that its value is from. A field without one has the built-in value. */
   9: map<string, string> policy_layers,
-  // 10: tenants
+  /** Those with the most ready items first, up to `limit`. Empty where tenants take no turns. */
+  10: list<TenantStats> tenants,
   /** The oldest lease first, at most 1,000; only leases that are in the owners' memory. */
   11: list<WorkerStats> workers,
   // 12: hooks   13: cursor
   /** host:port of the hosts that did not answer in time: their items are not counted. */
   14: list<string> missing,
+  /** Sums over all further tenants: those beyond `limit`, and of each host those beyond its 1,000 with the most ready items
+      (some of them are in `tenants`, too). Its weight counts tenants with ready items that wait for no throttle. */
+  16: optional TenantStats more_tenants,
 }
 
 struct GetItemRequest {

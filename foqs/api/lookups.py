@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import responses, validation
-from foqs.engine import release
+from foqs.engine import release, tenant_stats
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import (
     ANSWERS_SHARE,
@@ -19,6 +19,7 @@ from foqs.engine.inspect import (
     topics_cursor,
 )
 from foqs.engine.pending import LookCall
+from foqs.engine.tenant_stats import MOST_TENANTS, MostReady
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.idl import idl
 from foqs.item import Item
@@ -27,8 +28,9 @@ from foqs.limits import Limits
 from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.topic_stats import Counts
+from foqs.peers.topic_stats import Counts, TopicSums
 from foqs.policies.layers import BUILT_IN
+from foqs.request_context import is_forwarded
 from foqs.rows import Found
 from foqs.rpc.call import Call
 
@@ -126,20 +128,33 @@ class Lookups:
     def topic_stats(self, call: Call) -> None:
         request, limits = call.request, self.limits
         ns, name = validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits)
+        limit = validation.within(request.limit, "limit", 1, MOST_TENANTS, 100)
+        if is_forwarded(request):
+            limit = MOST_TENANTS
         timeout_ms = validation.timeout_ms(request, limits)
         policies = self._engine.policies.namespace(ns)
         layers = {field: key for field, key in policies.layers(name).items() if key != BUILT_IN}
         now_ms = self._now_ms()
 
-        def done(counts: Counts, workers: list[Any], missing: list[str]) -> None:
+        def done(sums: TopicSums, missing: list[str]) -> None:
             policy = policies.of(name)
             document = policies.document(name)
+            tenants, more = sums.tenants(limit)
             call.reply(
-                idl.GetTopicStatsResponse(*counts, policy.paused, policy.closed, document, layers, workers, missing)
+                idl.GetTopicStatsResponse(
+                    *sums.counts, policy.paused, policy.closed, document, layers, tenants, sums.workers(), missing, more
+                )
             )
 
-        def counted(here: Counts, workers: list[release.WorkerLeases]) -> None:
+        def counted(here: Counts, workers: list[release.WorkerLeases], tenants: MostReady) -> None:
             stats = [idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms)) for one in workers]
-            self._forwarder.topic_stats(request, here, stats, now_ms + min(timeout_ms, ANSWER_MS), done)
+            sums, deadline_ms = TopicSums(here, stats, tenants), now_ms + min(timeout_ms, ANSWER_MS)
+            part = partial(idl.GetTopicStatsRequest, ns, name)
+            self._forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 
-        count(self._engine, (ns, name), lambda here: release.workers(self._engine, (ns, name), partial(counted, here)))
+        engine, key = self._engine, (ns, name)
+
+        def with_workers(here: Counts, workers: list[release.WorkerLeases]) -> None:
+            tenant_stats.of_topic(engine, key, partial(counted, here, workers))
+
+        count(engine, key, lambda here: release.workers(engine, key, partial(with_workers, here)))

@@ -14,7 +14,9 @@ from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.look import JsonOption
 from foqs.cli.tables import plain_table
+from foqs.client import TenantStats
 from foqs.shardmgr.change import name
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
@@ -114,15 +116,62 @@ def policy(
 @command(app, "foqs topic stats mail --ns shop")
 @piped
 def stats(topic: Topic, *, connection: Connection) -> None:
-    """Print how many items the topic has by state, and the workers that hold leases, as JSON.
+    """Print how many items the topic has by state, its tenants, and the workers that hold leases, as JSON.
 
     Workers are in the order of their oldest leases. Hosts in `missing` did not answer, and their items are not counted.
+    `foqs topic tenants` lists the tenants.
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
     counts = {"ready": found.ready, "delayed": found.delayed, "leased": found.leased}
     state = {"paused": found.paused, "closed": found.closed, "missing": found.missing}
-    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]}))
+    tenants = {
+        "tenants": [one._asdict() for one in found.tenants],
+        "more_tenants": found.more_tenants and _further(found.more_tenants),
+    }
+    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants))
+
+
+@command(app, "foqs topic tenants mail --ns shop", "foqs topic tenants mail --limit 1000 --json")
+@piped
+def tenants(
+    topic: Topic,
+    limit: Annotated[int, typer.Option(help="At most so many tenants are listed, 1 to 1,000.")] = 100,
+    as_json: JsonOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """List the tenants of the topic with the most ready items: a table on a terminal, else JSON lines.
+
+    "share" is the part of the turns that is due to a tenant by its weight, while it has items that wait for no throttle
+    ("parked" ones do). "served" is the sum of its deliveries since the hosts have items of it, in the unit of the
+    topic's policy. The last row sums up all further tenants, if there are any.
+    """
+    with connection.client() as client:
+        found = client.topic_stats(topic, tenants=limit)
+    for address in found.missing:
+        print(f"host {address} did not answer: its items are not counted", file=sys.stderr)
+    more = found.more_tenants
+    if as_json or not sys.stdout.isatty():
+        for row in [*(one._asdict() for one in found.tenants), *([_further(more)] if more else [])]:
+            print(json.dumps(row, ensure_ascii=False))
+        return
+    numbers = ("weight", "share", "served", "ready", "parked")
+    table = plain_table("tenant", *numbers, numbers=numbers, folded=("tenant",))
+    for one in found.tenants:
+        table.add_row(name(one.fairness_key) if one.fairness_key else "(no key)", *_numbers(one))
+    if more is not None:
+        table.add_row("(further tenants)", *_numbers(more))
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+def _numbers(one: TenantStats) -> list[str]:
+    return [f"{one.weight:,}", f"{one.share:.1%}", f"{one.served:,.0f}", f"{one.ready:,}", f"{one.parked:,}"]
+
+
+def _further(more: TenantStats) -> dict[str, Any]:
+    """Return the sums of tenants without names, as they are written in JSON."""
+    return more._asdict() | {"fairness_key": None}
 
 
 def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None:

@@ -31,7 +31,7 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
-from foqs.client.looks import Throttles, ThrottleStats, TopicStats, WorkerStats
+from foqs.client.looks import TenantStats, Throttles, ThrottleStats, TopicStats, WorkerStats
 from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
@@ -97,6 +97,7 @@ __all__ = [
     "SettingsChange",
     "StaleLease",
     "Taken",
+    "TenantStats",
     "ThrottleStats",
     "Throttles",
     "Tls",

@@ -22,10 +22,25 @@ class WorkerStats(NamedTuple):
     oldest_lease_ms: int
 
 
+class TenantStats(NamedTuple):
+    """A tenant of a topic: the items with one fairness key, "" for those without one. `parked` of its `ready` items
+    (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
+    (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
+    `weight` over those of all tenants with ready items that wait for no throttle."""
+
+    fairness_key: str
+    weight: int
+    ready: int
+    parked: int
+    served: float
+    share: float
+
+
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    hold leases, the oldest lease first."""
+    hold leases, the oldest lease first. `tenants` are those with the most ready items, none where tenants take no
+    turns; `more_tenants` has the sums of all further ones, None without any."""
 
     ready: int
     delayed: int
@@ -36,6 +51,8 @@ class TopicStats(NamedTuple):
     policy_layers: dict[str, str]
     missing: tuple[str, ...]
     workers: tuple[WorkerStats, ...] = ()
+    tenants: tuple[TenantStats, ...] = ()
+    more_tenants: TenantStats | None = None
 
 
 class ThrottleStats(NamedTuple):
@@ -69,10 +86,12 @@ class Looks:
     namespace: str
     _requests: Requests
 
-    def topic_stats(self, topic: str, *, timeout_ms: int | None = None) -> TopicStats:
-        """Items and policy of a topic, over all hosts. A topic without items has counts of 0."""
-        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic)
+    def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
+        """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
+        the most ready items come by name, 1 to 1,000; default: 100."""
+        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic, limit=tenants)
         found = self._requests.read(methods.TOPIC_STATS, request, timeout_ms)
+        more = found.more_tenants
         return TopicStats(
             found.ready,
             found.delayed,
@@ -83,6 +102,8 @@ class Looks:
             found.policy_layers or {},
             tuple(found.missing or ()),
             tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms) for one in found.workers or ()),
+            tuple(map(_tenant, found.tenants or ())),
+            None if more is None else _tenant(more),
         )
 
     def throttles(self, prefix: str = "", *, timeout_ms: int | None = None) -> Throttles:
@@ -104,3 +125,7 @@ class Looks:
         """Version and limits of the server that answers."""
         response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
         return ServerInfo(response.version, response.limits or {})
+
+
+def _tenant(found: Any) -> TenantStats:
+    return TenantStats(*[getattr(found, name) for name in TenantStats._fields])

@@ -7,6 +7,7 @@ A forwarded request takes one hop, never more. A shard without an owner is being
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from foqs.engine.engine import Engine
@@ -15,7 +16,7 @@ from foqs.errors import PEER_VERSION, FoqsError, LostReply, NotSent
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.peers.ready_subscriber import Ask, Done
-from foqs.request_context import request_id_of
+from foqs.request_context import is_forwarded, request_id_of
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
 
@@ -133,6 +134,30 @@ class Exchange:
 
         self.engine.counters.forwarded += 1
         self._ask(address, method, request, left_ms, answered)
+
+    def ask_others(
+        self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
+        take: Callable[[str, Any], object], end: Callable[[list[str]], object],
+    ) -> None:  # fmt: skip
+        """Send a `part` of `origin` to each of the other hosts. Call `take(address, response)` for each answer, then
+        `end` with the addresses of the hosts that did not answer. No host is asked for a forwarded request."""
+        addresses = set[str]() if is_forwarded(origin) else self.other_hosts()
+        left, missing = len(addresses), list[str]()
+        if not left:
+            end(missing)
+
+        def answered(address: str, response: Any, error: FoqsError | None) -> None:
+            nonlocal left
+            if error is not None:
+                missing.append(address)
+            else:
+                take(address, response)
+            left -= 1
+            if not left:
+                end(sorted(missing))
+
+        for address in addresses:
+            self.send(address, method, part(), origin, deadline_ms, partial(answered, address))
 
     def ring(self, at_ms: int, what: Timed) -> None:
         """Call `what.timed_out` at that time, unless it is done by then."""

@@ -33,7 +33,6 @@ from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
 from foqs.peers.throttle_stats import Done as Gathered
 from foqs.peers.throttle_stats import Reported, ThrottleReports
-from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
@@ -71,6 +70,7 @@ class Forwarder:
         self.exchange = Exchange(
             engine, host_id, routing, ask, handover_ms=handover_ms, now_ms=now_ms, soon=soon, log=requests
         )
+        self.ask_others = self.exchange.ask_others
         self.owners = ClusterOwners(self.exchange)
         self.handover_ms = handover_ms
         self.watch = ReadySubscriber(ask, later, self.fetch)
@@ -158,14 +158,6 @@ class Forwarder:
         for address in others:
             part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor, request.all)
             self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
-
-    def topic_stats(self, request: Any, counts: Counts, workers: Workers, deadline_ms: int, done: Counted) -> None:
-        """Add the counts of the other hosts to those of this one."""
-        others = () if is_forwarded(request) else self.exchange.other_hosts()
-        gathering = TopicCounts(counts, workers, others, done)
-        for address in others:
-            part, answered = idl.GetTopicStatsRequest(request.ns, request.topic), partial(gathering.answered, address)
-            self.exchange.send(address, "GetTopicStats", part, request, deadline_ms, answered)
 
     def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
         """Add the throttle keys of the other hosts to those of this one, which is at `address`."""

@@ -21,7 +21,6 @@ from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.peers.throttle_stats import Done as Gathered
 from foqs.peers.throttle_stats import Reported, ThrottleReports
-from foqs.peers.topic_stats import Counted, Counts, TopicCounts, Workers
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from foqs.shardmgr.slots import bits_of, missing, slots_of
@@ -86,8 +85,11 @@ class LoneForwarder:
     ) -> None:  # fmt: skip
         reply(topics, more)
 
-    def topic_stats(self, request: Any, counts: Counts, workers: Workers, deadline_ms: int, done: Counted) -> None:
-        TopicCounts(counts, workers, (), done)
+    def ask_others(
+        self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
+        take: Callable[[str, Any], object], end: Callable[[list[str]], object],
+    ) -> None:  # fmt: skip
+        end([])
 
     def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
         Nearest(here, (), self.routing().unowned, call.reply)

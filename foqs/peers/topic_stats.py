@@ -1,55 +1,74 @@
-"""GetTopicStats of a cluster: every host counts the topic's items in its own shards."""
+"""GetTopicStats of a cluster: every host counts the topic's items in its own shards, and the counts are added up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from foqs.engine.release import MOST_WORKERS
-from foqs.errors import FoqsError
+from foqs.engine.tenant_stats import MostReady, TenantCounts, most_ready
 from foqs.idl import idl
 
 Counts = tuple[int, int, int]
 """Items that are ready, delayed and leased."""
 Workers = Iterable[Any]
 """WorkerStats: names, numbers of leases, and the ages of the oldest."""
-Counted = Callable[[Counts, list[Any], list[str]], None]
-"""(counts of all hosts, WorkerStats of all hosts, addresses of the hosts that did not answer)."""
 
 
-class TopicCounts:
-    """Adds the answers of the hosts at `addresses` to the `counts` and `workers` of this one, and calls `done` when it
-    has them."""
+class TopicSums:
+    """The counts of this host, to which `add` adds the answer of another one. Names of tenants beyond those that a host
+    reports are in the sum of the rest."""
 
-    def __init__(self, counts: Counts, workers: Workers, addresses: Collection[str], done: Counted) -> None:
-        self._counts = counts
+    def __init__(self, counts: Counts, workers: Workers, tenants: MostReady) -> None:
+        self.counts = counts
         self._workers: dict[str, tuple[int, int]] = {}
-        self._left = len(addresses)
-        self._missing: list[str] = []
-        self._done = done
-        self._add(workers)
-        if not addresses:
-            self._end()
+        self._tenants = dict(tenants.named())
+        self._rest = [tenants.rest]
+        self._add_workers(workers)
 
-    def answered(self, address: str, response: Any, error: FoqsError | None) -> None:
-        """Take the answer of a host."""
-        if error is not None:
-            self._missing.append(address)
-        else:
-            ready, delayed, leased = self._counts
-            more = (response.ready or 0, response.delayed or 0, response.leased or 0)
-            self._counts = (ready + more[0], delayed + more[1], leased + more[2])
-            self._add(response.workers or ())
-        self._left -= 1
-        if not self._left:
-            self._end()
+    def add(self, _address: str, response: Any) -> None:
+        """Add the answer of another host; one of an older version has no tenants."""
+        ready, delayed, leased = self.counts
+        more = (response.ready or 0, response.delayed or 0, response.leased or 0)
+        self.counts = (ready + more[0], delayed + more[1], leased + more[2])
+        self._add_workers(response.workers or ())
+        for one in response.tenants or ():
+            known, more_of_it = self._tenants.get(one.fairness_key, TenantCounts()), _counts_of(one)
+            self._tenants[one.fairness_key] = TenantCounts(
+                known.ready + more_of_it.ready,
+                known.parked + more_of_it.parked,
+                max(known.weight, more_of_it.weight),
+                known.served + more_of_it.served,
+            )
+        if response.more_tenants is not None:
+            self._rest.append(_counts_of(response.more_tenants))
 
-    def _add(self, workers: Workers) -> None:
+    def workers(self) -> list[Any]:
+        """Return WorkerStats, the oldest lease first."""
+        oldest_first = sorted(self._workers.items(), key=lambda one: (-one[1][1], one[0]))[:MOST_WORKERS]
+        return [idl.WorkerStats(name, held, oldest_ms) for name, (held, oldest_ms) in oldest_first]
+
+    def tenants(self, most: int) -> tuple[list[Any], Any]:
+        """Return TenantStats of up to `most` tenants, the most ready items first, and of the sums of the rest; None if
+        there is no further tenant."""
+        found = most_ready(self._tenants.items(), most)
+        for rest in self._rest:
+            found.add_rest(rest)
+        named = found.named()
+        weight = sum(counts.turn_weight for _, counts in named) + found.rest.turn_weight
+        stats = [_stats(name, counts, weight) for name, counts in named]
+        return stats, None if found.rest == TenantCounts() else _stats("", found.rest, weight)
+
+    def _add_workers(self, workers: Workers) -> None:
         for one in workers:
             held, oldest_ms = self._workers.get(one.worker, (0, 0))
             self._workers[one.worker] = held + one.held, max(oldest_ms, one.oldest_lease_ms)
 
-    def _end(self) -> None:
-        oldest_first = sorted(self._workers.items(), key=lambda one: (-one[1][1], one[0]))[:MOST_WORKERS]
-        workers = [idl.WorkerStats(name, held, oldest_ms) for name, (held, oldest_ms) in oldest_first]
-        self._done(self._counts, workers, sorted(self._missing))
+
+def _counts_of(stats: Any) -> TenantCounts:
+    return TenantCounts(stats.ready, stats.parked, stats.weight, stats.served)
+
+
+def _stats(name: str, counts: TenantCounts, weight: int) -> Any:
+    share = counts.turn_weight / weight if weight else 0.0
+    return idl.TenantStats(name, counts.weight, counts.ready, counts.parked, counts.served, share)

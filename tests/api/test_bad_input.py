@@ -124,7 +124,7 @@ def requests() -> list[bytes]:
             "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, True, context
         ),
         "GetThrottles": idl.GetThrottlesRequest("ns", "prefix", 10, "cursor", context),
-        "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", context),
+        "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", 5, context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS
     return [VALID, *(message(method, request) for method, request in made.items())]

@@ -20,9 +20,8 @@ def blocks(language: str) -> list[str]:
 
 
 def test_a_small_customer_does_not_wait_for_a_large_one(client: Client) -> None:
-    (code,) = blocks("python")
     names: dict[str, Any] = {}
-    exec(code.replace("127.0.0.1:7707", client.address), names)
+    exec("".join(blocks("python")).replace("127.0.0.1:7707", client.address), names)
     names["client"].close()
 
 

@@ -11,8 +11,9 @@ from subprocess import CompletedProcess
 import pytest
 
 from foqs.cli.settings import OUT, with_fields
-from foqs.client import Client, FoqsError, Overloaded, Unavailable
+from foqs.client import Client, FoqsError, ItemSpec, Overloaded, Unavailable
 from tests.api.hosts import HostProcess, dev, foqs
+from tests.cli.test_items import in_terminal
 
 Run = Callable[..., "CompletedProcess[str]"]
 
@@ -143,7 +144,33 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
     client.enqueue("mail", b"x", delay_ms=60_000)
     assert json.loads(run("stats", "mail").stdout) == {
         "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
+        "tenants": [], "more_tenants": None,
     }  # fmt: skip
+
+
+def test_tenants_are_listed(run: Run, client: Client) -> None:
+    assert run("tenants", "mail").stdout == ""
+    client.put_settings({"weight.gold": "3"})
+    for tenant, count in (("gold", 3), ("blue", 2), ("", 1)):
+        client.enqueue_many([ItemSpec("mail", b"x", fairness_key=tenant) for _ in range(count)])
+    rows = [json.loads(line) for line in run("tenants", "mail", "--limit", "2").stdout.splitlines()]
+    assert rows == [
+        {"fairness_key": "gold", "weight": 3, "ready": 3, "parked": 0, "served": 0, "share": 0.6},
+        {"fairness_key": "blue", "weight": 1, "ready": 2, "parked": 0, "served": 0, "share": 0.2},
+        {"fairness_key": None, "weight": 1, "ready": 1, "parked": 0, "served": 0, "share": 0.2},
+    ]
+    status, shown = in_terminal(client, "topic", "tenants", "mail")
+    assert status == 0
+    assert [line.split() for line in shown.splitlines()] == [
+        ["tenant", "weight", "share", "served", "ready", "parked"],
+        ["gold", "3", "60.0%", "0", "3", "0"],
+        ["blue", "1", "20.0%", "0", "2", "0"],
+        ["(no", "key)", "1", "20.0%", "0", "1", "0"],
+    ]
+    status, shown = in_terminal(client, "topic", "tenants", "mail", "--json", "--limit", "1")
+    assert [json.loads(line)["fairness_key"] for line in shown.splitlines()] == ["gold", None]
+    stats = json.loads(run("stats", "mail").stdout)
+    assert ([one["fairness_key"] for one in stats["tenants"]], stats["more_tenants"]) == (["gold", "blue", ""], None)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +193,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
         (["policy", "mail", "fair=null"], 1, "topic.mail: fair: it must be an object, not null"),
         (["policy", "mail", 'throttles=["a*"]'], 1, "topic.mail: throttles.0: a throttle key does not end in *"),
         (["pause", "x" * 256], 1, "a name has 1 to 255 bytes, not 256"),
+        (["tenants", "mail", "--limit", "0"], 1, "limit is 0, not in 1..1000"),
         (["stats", ""], 1, "topic must have 1 to 255 bytes"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from foqs.errors import LostReply, Unavailable
 from foqs.idl import idl
-from foqs.peers.topic_stats import TopicCounts
 from tests.support.one_host import FORWARDED, OneHost, put, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -47,13 +46,6 @@ def test_a_forwarded_request_counts_the_items_of_one_host() -> None:
     assert not host.to("GetTopicStats")
 
 
-def test_a_host_alone_waits_for_no_other() -> None:
-    done: list[Any] = []
-    workers = [idl.WorkerStats("w", 1, 5)]
-    TopicCounts((1, 2, 3), workers, (), lambda *found: done.append(found))
-    assert done == [((1, 2, 3), workers, [])]
-
-
 def test_leases_of_a_worker_on_several_hosts_are_added() -> None:
     host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
     put(host, b"x", b"y")
@@ -63,3 +55,37 @@ def test_leases_of_a_worker_on_several_hosts_are_added() -> None:
     theirs = [idl.WorkerStats("w", 3, 50), idl.WorkerStats("", 1, 2_000)]
     host.reply("GetTopicStats", idl.GetTopicStatsResponse(0, 0, 4, workers=theirs))
     assert call.answer.workers == [idl.WorkerStats("", 3, 2_000), idl.WorkerStats("w", 3, 50)]
+
+
+def tenants(answer: Any) -> list[tuple[str, int, int, int, float, float]]:
+    return [(one.fairness_key, one.weight, one.ready, one.parked, one.served, one.share) for one in answer.tenants]
+
+
+def test_tenants_of_all_hosts_are_added() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b", 3: "c"}))
+    for tenant, weight in (("x", 1), ("x", 1), ("y", 2)):
+        put(host, b"", fairness_key=tenant, weight=weight)
+    call = host.call("GetTopicStats", ns="n", topic="t", limit=2)
+    theirs = [idl.TenantStats("y", 3, 10, 4, 2.5, 1.0), idl.TenantStats("z", 5, 1, 1, 7.0, 0.0)]
+    assert host.reply("GetTopicStats", idl.GetTopicStatsResponse(11, 0, 0, tenants=theirs)).limit is None
+    more = idl.TenantStats("", 6, 50, 20, 8.0, 1.0)
+    host.reply("GetTopicStats", idl.GetTopicStatsResponse(50, 0, 0, tenants=[], more_tenants=more))
+    assert tenants(call.answer) == [("y", 3, 11, 4, 2.5, 0.3), ("x", 1, 2, 0, 0.0, 0.1)]
+    assert call.answer.more_tenants == idl.TenantStats("", 6, 51, 21, 15.0, 0.6)
+
+
+def test_a_forwarded_request_has_all_tenants_of_a_host() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    for number in range(150):
+        put(host, b"", fairness_key=f"t{number}")
+    answer = host.ask("GetTopicStats", ns="n", topic="t", context=FORWARDED)
+    assert (len(answer.tenants), answer.more_tenants) == (150, None)
+
+
+def test_a_host_of_an_older_version_has_no_tenants() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    put(host, b"", fairness_key="x")
+    call = host.call("GetTopicStats", ns="n", topic="t")
+    host.reply("GetTopicStats", idl.GetTopicStatsResponse(3, 0, 0))
+    assert tenants(call.answer) == [("x", 1, 1, 0, 0.0, 1.0)]
+    assert call.answer.ready == 4

@@ -99,7 +99,10 @@ enum Reason {
   UNSPECIFIED = 0,
   /** There is no such item (any more), or it is in a namespace in which the caller has no right. A topic: no items. */
   GONE = 1,
-  /** The item's work has ended; this version sends GONE for it. */
+  /**
+   * Its attempts (`count`) are used up, as after a lower limit: a dequeue that reaches it delivers it no more, but moves
+   * it to the dead-letter topic `key`. Without a key, the dequeue removes it.
+   */
   ENDED = 2,
   /** No host serves the item's shard now. */
   SHARD_NOT_SERVED = 3,

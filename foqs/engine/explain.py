@@ -11,12 +11,13 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.engine.inspect import count
+from foqs.engine.item_end import change_at_limit
 from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.throttling import Key
 from foqs.fairness.flow import Flow
-from foqs.fairness.keys import TopicKey, fairness_of
+from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.standing import Standing, standing_of
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
@@ -80,9 +81,12 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         return Explanation([_Reason(_Code.GONE, "Its TTL is over: it is removed soon.")])
     elif item.place is Place.TIMER:
         found = idl.ItemState.DELAYED
-        reasons.append(_delayed(item, now_ms))
+        reasons += [_delayed(item, now_ms), *_ended(shard, item, now_ms)]
     else:
         found = idl.ItemState.READY
+        ended = _ended(shard, item, now_ms)
+        passing = passing or bool(ended)
+        reasons += ended
         least, most = _ahead(_merged(item, now_ms), item)
         if least:
             reasons.append(_behind(least, most))
@@ -174,6 +178,18 @@ def _not_served(number: int, *, disabled: bool) -> Any:
     if disabled:
         why = f"Shard {number} is disabled: foqs shards enable {number} ends that."
     return _Reason(_Code.SHARD_NOT_SERVED, why)
+
+
+def _ended(shard: Shard, item: Item, now_ms: int) -> list[Any]:
+    """Explain an item that is not leased and has no attempt left, as after a lower limit."""
+    change = change_at_limit(shard, item, now_ms)
+    if change is None:
+        return []
+    dead = None if change.move is None else topic_key(change.move.lane)[1]
+    then = "removes it" if dead is None else f"moves it to the dead-letter topic {dead}"
+    tries = "attempt is" if item.attempt == 1 else "attempts are"
+    why = f"Its {item.attempt:,} {tries} used up: a dequeue that reaches it delivers it no more, but {then}."
+    return [_Reason(_Code.ENDED, why, key=dead, count=item.attempt)]
 
 
 def _delayed(item: Item, now_ms: int) -> Any:

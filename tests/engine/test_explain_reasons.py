@@ -1,0 +1,299 @@
+"""Each reason of ExplainItem in a constructed state: the first one, with its time and its words, until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from foqs.cli.explain import code_name, reasons_table
+from foqs.client.explain import _explanation
+from foqs.idl import idl
+from foqs.policies.settings import Settings
+from foqs.shardmgr.lifecycle import ShardState
+from tests.support.one_host import OneHost, put, take
+
+pytestmark = pytest.mark.memory
+R = idl.Reason
+
+
+class Case(NamedTuple):
+    """An item whose first reason has this code, time and text; `end` ends it."""
+
+    host: OneHost
+    item_id: int
+    code: int
+    until_ms: int | None
+    text: str
+    end: Callable[[], object]
+
+
+def why(host: OneHost, item_id: int) -> Any:
+    return host.ask("ExplainItem", id=item_id)
+
+
+def first_of(host: OneHost, item_id: int) -> Any:
+    return why(host, item_id).reasons[0]
+
+
+def asked(host: OneHost) -> None:
+    """A consumer asks for the topic, and takes an item that comes first."""
+    urgent = put(host, b"urgent", priority=-99)
+    assert [item.id for item in take(host, 1).items] == urgent
+
+
+def settle(host: OneHost, version: int, **entries: str) -> None:
+    host.settings.apply(Settings("n", version, {key.replace("_", ".", 1): text for key, text in entries.items()}))
+
+
+def gone() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x", ttl_ms=1_000)
+    host.now_ms += 1_000
+    return Case(host, item_id, R.GONE, None, "Its TTL is over: it is removed soon.", lambda: None)
+
+
+def tried(host: OneHost, policy: str) -> int:
+    """The id of an item that is ready again after two attempts, where the limit is 2 by now."""
+    (item_id,) = put(host, b"x")
+    for _ in range(2):
+        (item,) = take(host).items
+        host.ask("Nack", items=[idl.NackItem(item.id, item.lease)])
+    settle(host, 1, topic_t=policy)
+    return item_id
+
+
+def ended() -> Case:
+    host = OneHost(1)
+    item_id = tried(host, '{"max_attempts": 2}')
+    text = (
+        "Its 2 attempts are used up: a dequeue that reaches it delivers it no more, but moves it to the dead-letter "
+        "topic t.dlq."
+    )
+    return Case(host, item_id, R.ENDED, None, text, lambda: settle(host, 2, topic_t='{"max_attempts": 3}'))
+
+
+def not_served() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    shard = host.engine.shards[1]
+    host.engine.drained(shard, host.now_ms)
+    text = "No host serves shard 1 now: it is moved or opened, or its database is away; see foqs doctor."
+
+    def end() -> None:
+        host.open(1)
+
+    shard.to(ShardState.ASSIGNED)
+    return Case(host, item_id, R.SHARD_NOT_SERVED, None, text, end)
+
+
+def in_grace() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    host.reopen(clean=False)
+    shard = host.engine.shards[1]
+    assert shard.grace_from_ms is not None
+    until_ms = shard.grace_from_ms + shard.config.confirm_ms + 1
+    left = f"{(until_ms - host.now_ms) / 1_000:.1f} s"
+    text = f"Shard 1 was taken from a host that may still run: its items are leased in {left}."
+    return Case(host, item_id, R.OWNER_IN_GRACE, until_ms, text, lambda: host.wait(until_ms - host.now_ms))
+
+
+def broken() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    breaker = host.engine.shards[1].breaker
+    breaker.trip(host.now_ms)
+    text = "The database of shard 1 fails, is slow, or does not answer: see foqs doctor."
+    until_ms = host.now_ms + breaker.settings.pause_ms
+
+    def end() -> None:
+        breaker.done(host.now_ms, ok=True, latency_ms=1)
+
+    return Case(host, item_id, R.BREAKER_OPEN, until_ms, text, end)
+
+
+def delayed() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x", delay_ms=7_200_000)
+    end = lambda: host.wait(7_200_000)  # noqa: E731
+    return Case(host, item_id, R.DELAYED, host.now_ms + 7_200_000, "Its delay ends in 2.0 h.", end)
+
+
+def leased() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    take(host, worker="w:1", lease_ms=5_000)
+    text = "Worker w:1 has leased it, and the lease ends in 5.0 s; foqs release t --ns n --worker w:1 ends it now."
+
+    def end() -> None:
+        host.ask("ReleaseLeases", ns="n", topic="t", worker="w:1")
+
+    return Case(host, item_id, R.LEASED, host.now_ms + 5_000, text, end)
+
+
+def paused() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    asked(host)
+    settle(host, 7, topic_t='{"paused": true}')
+    text = "The settings entry topic.t pauses the topic (version 7); foqs topic resume t --ns n ends that."
+    return Case(host, item_id, R.PAUSED, None, text, lambda: settle(host, 8))
+
+
+def throttled() -> Case:
+    host = OneHost(1)
+    settle(host, 3, throttle_k='{"per_second": 0.1, "burst": 1}')
+    host.wait(60_000)
+    ids = [put(host, b"x", fairness_key=tenant, throttle_keys=["k"])[0] for tenant in "ab"]
+    consumer = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=600_000)
+    host.wait(1)
+    (got,) = consumer.answer.items
+    host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=600_000)
+    host.wait(1)
+    (left,) = {*ids} - {got.id}
+    (key,) = host.engine.throttling.keys.values()
+    until_ms = host.now_ms + host.engine.throttling.due_in_ms(key)
+    text = (
+        f"Throttle key 'k' has no token here, and the next may come in {(until_ms - host.now_ms) / 1_000:.1f} s; "
+        "foqs throttle set k --ns n changes the limit (0.1 deliveries a second, 1 at once)."
+    )
+    return Case(host, left, R.THROTTLED, until_ms, text, lambda: settle(host, 4))
+
+
+def behind_in_lane() -> Case:
+    host = OneHost(1)
+    asked(host)
+    before, item_id = sorted(put(host, b"x", b"y"))
+    text = "1 item is before it in its lane."
+    return Case(host, item_id, R.BEHIND_IN_LANE, None, text, lambda: host.ask("DeleteItems", ids=[before]))
+
+
+def behind_in_turn() -> Case:
+    """The tenant has another flow, which waits for a throttle; that takes no turn of anyone, and gives none away."""
+    host = OneHost(1)
+    settle(host, 1, throttle_k='{"per_second": 0.001}', throttle_s='{"per_second": 0.001, "shadow": true}')
+    put(host, b"x", fairness_key="late", throttle_keys=["k"])
+    host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
+    host.wait(1)
+    for _ in range(20):
+        put(host, b"x", fairness_key="other", weight=3)
+    (first,) = put(host, b"x", fairness_key="late", throttle_keys=["s"])
+    (item_id,) = put(host, b"x", fairness_key="late", throttle_keys=["s"])
+    while [item.id for item in take(host, 1).items] != [first]:
+        pass
+    turns = first_of(host, item_id).count
+    assert turns >= 1
+    text = (
+        f"About {turns} turns of other tenants come first; by weight, tenant 'late' has 25.00% of the turns of those "
+        "that wait."
+    )
+    return Case(host, item_id, R.BEHIND_IN_TURN, None, text, lambda: take(host, turns))
+
+
+def no_consumer() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    text = (
+        "No consumer waits for the topic on the item's host, and none has asked since it was ready; "
+        "foqs dequeue t --ns n takes an item."
+    )
+    return Case(host, item_id, R.NO_CONSUMER, None, text, lambda: asked(host))
+
+
+def not_loaded() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    asked(host)
+    item = host.engine.shards[1].known[item_id]
+    body, item.body = item.body, None
+    text = "Its body is not in memory: a dequeue that needs it reads it."
+
+    def end() -> None:
+        item.body = body
+
+    return Case(host, item_id, R.NOT_LOADED, None, text, end)
+
+
+CASES = [
+    gone, ended, not_served, in_grace, broken, delayed, leased, paused, throttled, behind_in_lane, behind_in_turn,
+    no_consumer, not_loaded,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_the_first_reason_its_time_and_its_end(build: Callable[[], Case]) -> None:
+    case = build()
+    answer = why(case.host, case.item_id)
+    first = answer.reasons[0]
+    assert (first.code, first.text, first.until_ms) == (case.code, case.text, case.until_ms)
+    shown = _explanation(answer)
+    words = [column.cells for column in reasons_table(shown, case.host.now_ms).columns]
+    assert [next(iter(cells)) for cells in words][::2] == [code_name(shown.reasons[0]), case.text]
+    if case.code != R.GONE:
+        case.end()
+        assert case.code not in [reason.code for reason in why(case.host, case.item_id).reasons]
+
+
+def test_each_reason_of_the_contract_has_its_case() -> None:
+    reserved = {R.UNSPECIFIED, R.CONCURRENCY}
+    assert {build().code for build in CASES} == set(R._VALUES_TO_NAMES) - reserved
+
+
+def test_an_item_comes_when_its_token_does() -> None:
+    case = throttled()
+    host, (consumer,) = case.host, case.host.engine.waiting["n", "t"]
+    assert case.until_ms is not None
+    host.wait(case.until_ms - host.now_ms - 1)
+    assert not consumer.done
+    host.wait(1)
+    host.wait(1)
+    assert consumer.done
+    assert why(host, case.item_id).state == idl.ItemState.LEASED
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_an_item_without_attempts_ends_as_it_says(dead: bool) -> None:
+    host = OneHost(1)
+    policy = '{"max_attempts": 2}' if dead else '{"max_attempts": 2, "dead": null}'
+    item_id = tried(host, policy)
+    first = first_of(host, item_id)
+    assert (first.code, first.key, first.count) == (R.ENDED, "t.dlq" if dead else None, 2)
+    assert first.text.endswith("moves it to the dead-letter topic t.dlq." if dead else "removes it.")
+    assert why(host, item_id).eta_ms is None
+    consumer = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
+    host.wait(100)  # the dequeue reads the body first
+    assert consumer.answer.items == []
+    if dead:
+        (item,) = take_from(host, "t.dlq")
+        assert item.id == item_id
+    else:
+        assert first_of(host, item_id).code == R.GONE
+
+
+def take_from(host: OneHost, topic: str) -> list[Any]:
+    items: list[Any] = host.ask("Dequeue", ns="n", wants=[idl.TopicCount(topic, 1)]).items
+    return items
+
+
+def test_a_delayed_item_without_attempts_says_so() -> None:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    (item,) = take(host).items
+    host.ask("Nack", items=[idl.NackItem(item.id, item.lease, delay_ms=5_000)])
+    settle(host, 1, topic_t='{"max_attempts": 1}')
+    first, second = why(host, item_id).reasons
+    assert (first.code, second.code, second.until_ms) == (R.ENDED, R.DELAYED, host.now_ms + 5_000)
+    assert first.text.startswith("Its 1 attempt is used up:")
+
+
+def test_a_shadow_throttle_is_no_reason() -> None:
+    host = OneHost(1)
+    settle(host, 1, throttle_s='{"per_second": 0.001, "shadow": true}')
+    ids = put(host, b"x", b"y", b"z", throttle_keys=["s"])
+    call = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)])
+    host.wait(1)
+    assert len(call.answer.items) == 2
+    (left,) = set(ids) - {item.id for item in call.answer.items}
+    assert why(host, left).reasons == []

@@ -13,10 +13,11 @@ from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import LookCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.limits import Limits
-from foqs.peers.explain import response
+from foqs.peers.explain import nearest, response
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.request_context import is_forwarded
@@ -48,7 +49,13 @@ class Explain:
             key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
 
             def explained(here: explain.Explanation) -> None:
-                self._forwarder.explain_topic(call, response(here), deadline_ms)
+                answers = [response(here)]
+                unowned = () if is_forwarded(request) else self._forwarder.routing().unowned
+                self._forwarder.ask_others(
+                    "ExplainItem", partial(idl.ExplainItemRequest, None, *key), request, deadline_ms,
+                    lambda _, answer: answers.append(answer),
+                    lambda missing: call.reply(nearest(answers, unowned, missing)),
+                )  # fmt: skip
 
             explain.of_topic(self._engine, key, self._now_ms(), explained)
         elif request.ns is not None or request.topic is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from foqs.api import validation
 from foqs.engine.engine import Engine
 from foqs.engine.release import Releasing
 from foqs.errors import FoqsError
+from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
@@ -46,8 +49,18 @@ class Leases:
         now_ms = self._now_ms()
 
         def released(count: int, error: FoqsError | None) -> None:
-            missing = [] if error is None else [self._address()]
-            self._forwarder.release_leases(request, count, missing, now_ms + timeout_ms, call.reply)
+            ended, failed = count, set() if error is None else {self._address()}
+
+            def add(_address: str, response: Any) -> None:
+                nonlocal ended
+                ended += response.released or 0
+                failed.update(response.missing or ())
+
+            def done(missing: list[str]) -> None:
+                call.reply(idl.ReleaseLeasesResponse(ended, sorted(failed.union(missing))))
+
+            part = partial(idl.ReleaseLeasesRequest, *key, request.worker, request.held_longer_than_ms)
+            self._forwarder.ask_others("ReleaseLeases", part, request, now_ms + timeout_ms, add, done)
 
         here_ms = max(1, int(timeout_ms * _ANSWER_SHARE))
         self._engine.release(Releasing(self._engine, key, request.worker, now_ms - held_ms, released), now_ms, here_ms)

@@ -25,7 +25,7 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
 from foqs.limits import Limits
-from foqs.peers.active_topics import ANSWER_MS
+from foqs.peers.active_topics import ANSWER_MS, Pages
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.topic_stats import Counts, TopicSums
@@ -113,12 +113,17 @@ class Lookups:
         limit = validation.within(request.limit, "limit", 1, limits.active_topics, 1_000)
         timeout_ms = validation.timeout_ms(request, limits)
 
-        def reply(topics: list[Any], more: bool) -> None:
+        pages = Pages(limit)
+
+        def reply(_missing: list[str]) -> None:
+            topics, more = pages.page()
             call.reply(idl.GetActiveTopicsResponse(topics, topics_cursor(topics[-1]) if more else None))
 
         def found(topics: list[Any], more: bool) -> None:
+            pages.add(topics, more=more)
             deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
-            self._forwarder.active_topics(request, limit, topics, more, deadline_ms, reply)
+            part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all)
+            self._forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
 
         every = bool(request.all)
         active_topics(

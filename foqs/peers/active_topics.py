@@ -6,45 +6,38 @@ answer in time is left out: its items cannot be leased now either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 
 ANSWER_MS = 2_000
 
 
-class Gathering:
-    """`done(topics, more)` when `hosts` have answered; `more`: there are topics behind the last one."""
+class Pages:
+    """The pages of several hosts, each of up to `limit` topics. One of `add` and `add_answer` is called for each."""
 
-    def __init__(self, hosts: int, limit: int, done: Callable[[list[Any], bool], None]) -> None:
-        self._left = hosts
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._done = done
         self._topics: dict[TopicKey, Any] = {}
         self._more = False
 
-    def add(self, topics: Iterable[Any], more: bool) -> None:
-        """Merge the page of a host."""
+    def add(self, topics: Iterable[Any], *, more: bool) -> None:
+        """`more`: the host has topics behind the last one."""
         for topic in topics:
             known = self._topics.setdefault((topic.ns, topic.topic), topic)
             if known is not topic:
                 self._topics[topic.ns, topic.topic] = _joined(known, topic)
         self._more = self._more or more
-        self._left -= 1
-        if not self._left:
-            keys = sorted(self._topics)
-            page = [self._topics[key] for key in keys[: self._limit]]
-            self._done(page, self._more or len(keys) > self._limit)
 
-    def answered(self, response: Any, error: FoqsError | None) -> None:
-        """Merge the answer of another host."""
-        if error is not None:
-            self.add((), False)
-        else:
-            self.add(response.topics or (), response.cursor is not None)
+    def add_answer(self, _address: str, response: Any) -> None:
+        self.add(response.topics or (), more=response.cursor is not None)
+
+    def page(self) -> tuple[list[Any], bool]:
+        """Return the first topics, and whether there are more behind the last one."""
+        keys = sorted(self._topics)
+        return [self._topics[key] for key in keys[: self._limit]], self._more or len(keys) > self._limit
 
 
 def _joined(one: Any, other: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from foqs.engine import explain
 from foqs.engine.shard import Shard
-from foqs.errors import FoqsError, NotFound, NotServed
+from foqs.errors import NotFound, NotServed
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.peers.exchange import Exchange, Incoming
@@ -49,47 +49,17 @@ class ForwardedExplain(ForwardedGetItem):
         self.settle(0, NotServed())
 
 
-class Nearest:
-    """Gathers the answers of the hosts at `addresses` and that of this one, and calls `reply` with the answer of the
-    host that is nearest to a delivery. If no host has items of the topic, the items may be on `unowned` shards, or on
-    hosts that did not answer."""
-
-    def __init__(
-        self,
-        here: Any,
-        addresses: Collection[str],
-        unowned: Iterable[int],
-        reply: Callable[[Any], object],
-    ) -> None:
-        self._answers = [here]
-        self._left = len(addresses)
-        self._unowned = sorted(unowned)
-        self._missing: list[str] = []
-        self._reply = reply
-        if not addresses:
-            self._end()
-
-    def answered(self, address: str, response: Any, error: FoqsError | None) -> None:
-        """Take the answer of a host."""
-        if error is not None:
-            self._missing.append(address)
-        else:
-            self._answers.append(response)
-        self._left -= 1
-        if not self._left:
-            self._end()
-
-    def _end(self) -> None:
-        answer = max(self._answers, key=_distance)
-        if _distance(answer) == idl.Reason.GONE and (self._unowned or self._missing):
-            shards = [f"shard {number} is not served" for number in self._unowned]
-            hosts = [f"host {address} did not answer" for address in sorted(self._missing)]
-            why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}"
-            rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
-            answer = idl.ExplainItemResponse(
-                [idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, f"{why}: see foqs cluster status."), *rest]
-            )
-        self._reply(answer)
+def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[str]) -> Any:
+    """Return the answer of the host that is nearest to a delivery. If no host has items of the topic, the items may be
+    on `unowned` shards, or on the hosts in `missing`, which did not answer."""
+    answer = max(answers, key=_distance)
+    shards = [f"shard {number} is not served" for number in sorted(unowned)]
+    hosts = [f"host {address} did not answer" for address in missing]
+    if _distance(answer) != idl.Reason.GONE or not (shards or hosts):
+        return answer
+    why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
+    rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
+    return idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
 
 
 def _distance(answer: Any) -> int:

@@ -19,13 +19,11 @@ from foqs.engine.pending import DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.peers import release_leases
-from foqs.peers.active_topics import Gathering
 from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
 from foqs.peers.enqueue import ForwardedEnqueue
 from foqs.peers.exchange import Exchange, ForwardLog, Incoming
-from foqs.peers.explain import ForwardedExplain, Nearest
+from foqs.peers.explain import ForwardedExplain
 from foqs.peers.get_item import ForwardedGetItem
 from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
@@ -127,19 +125,6 @@ class Forwarder:
         ForwardedExplain(self.exchange, call, look_here, deadline_ms).route()
         return True
 
-    def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
-        """Answer an ExplainItem of a topic, which `here` explains for this host alone, for the hosts together."""
-        request = call.request
-        if is_forwarded(request):
-            call.reply(here)
-            return
-        others = self.exchange.other_hosts()
-        nearest = Nearest(here, others, self.routing().unowned, call.reply)
-        for address in others:
-            part = idl.ExplainItemRequest(ns=request.ns, topic=request.topic)
-            answered = partial(nearest.answered, address)
-            self.exchange.send(address, "ExplainItem", part, request, deadline_ms, answered)
-
     def list_items(self, call: Incoming, deadline_ms: int) -> bool:
         """Answer a ListItems of all shards. Raises Invalid: the cursor is none."""
         if is_forwarded(call.request) or call.request.shard is not None:
@@ -147,36 +132,12 @@ class Forwarder:
         ForwardedList(self.exchange, call, deadline_ms).route()
         return True
 
-    def active_topics(
-        self, request: Any, limit: int, topics: list[Any], more: bool, deadline_ms: int,
-        reply: Callable[[list[Any], bool], None],
-    ) -> None:  # fmt: skip
-        """Merge a page of this host's topics with those of the other hosts."""
-        others = () if is_forwarded(request) else self.exchange.other_hosts()
-        gathering = Gathering(1 + len(others), limit, reply)
-        gathering.add(topics, more)
-        for address in others:
-            part = idl.GetActiveTopicsRequest(request.ns, limit, request.cursor, request.all)
-            self.exchange.send(address, "GetActiveTopics", part, request, deadline_ms, gathering.answered)
-
     def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
         """Add the throttle keys of the other hosts to those of this one, which is at `address`."""
-        others = () if is_forwarded(request) else self.exchange.other_hosts()
-        gathering = ThrottleReports(here, address, others, done)
-        for other in others:
-            part = idl.GetThrottlesRequest(request.ns, request.prefix, request.limit, request.cursor)
-            self.exchange.send(other, "GetThrottles", part, request, deadline_ms, partial(gathering.answered, other))
-
-    def release_leases(
-        self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]
-    ) -> None:
-        """Release on the other hosts as well, and reply with the sum of the answers."""
-        others = () if is_forwarded(request) else self.exchange.other_hosts()
-        gathering = release_leases.Gathering(others, released, missing, reply)
-        for address in others:
-            part = idl.ReleaseLeasesRequest(request.ns, request.topic, request.worker, request.held_longer_than_ms)
-            answered = partial(gathering.answered, address)
-            self.exchange.send(address, "ReleaseLeases", part, request, deadline_ms, answered)
+        reports = ThrottleReports(here, address)
+        part = partial(idl.GetThrottlesRequest, request.ns, request.prefix, request.limit, request.cursor)
+        end = partial(reports.end, done)
+        self.exchange.ask_others("GetThrottles", part, request, deadline_ms, reports.add, end)
 
     def was_charged(self, request: Any) -> bool:
         """Whether the host that forwarded the enqueue has charged the namespace's quota."""

@@ -12,10 +12,7 @@ from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import NotSent
 from foqs.fairness.keys import TopicKey
-from foqs.idl import idl
 from foqs.peers.by_id import ForwardedItems
-from foqs.peers.exchange import Incoming
-from foqs.peers.explain import Nearest
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
@@ -79,28 +76,14 @@ class LoneForwarder:
         for number, part in dedup.by_shard(self.slots(), items).items():
             dedup.place(self._engine, waiting, number, part, now_ms)
 
-    def active_topics(
-        self, request: Any, limit: int, topics: list[Any], more: bool, deadline_ms: int,
-        reply: Callable[[list[Any], bool], None],
-    ) -> None:  # fmt: skip
-        reply(topics, more)
-
     def ask_others(
         self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
         take: Callable[[str, Any], object], end: Callable[[list[str]], object],
     ) -> None:  # fmt: skip
         end([])
 
-    def explain_topic(self, call: Incoming, here: Any, deadline_ms: int) -> None:
-        Nearest(here, (), self.routing().unowned, call.reply)
-
     def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
-        ThrottleReports(here, address, (), done)
-
-    def release_leases(
-        self, request: Any, released: int, missing: Sequence[str], deadline_ms: int, reply: Callable[[Any], object]
-    ) -> None:
-        reply(idl.ReleaseLeasesResponse(released, list(missing)))
+        ThrottleReports(here, address).end(done, [])
 
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         done(None, NotSent("this host has no way to other hosts"))

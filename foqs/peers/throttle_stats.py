@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from foqs.engine.throttle_stats import KeyStats
-from foqs.errors import FoqsError
 
 Reported = dict[str, KeyStats]
 Done = Callable[[Reported, dict[str, str], list[str]], None]
@@ -14,27 +13,19 @@ Done = Callable[[Reported, dict[str, str], list[str]], None]
 
 
 class ThrottleReports:
-    """Adds the answers of the hosts at `addresses` to those of this one, and calls `done` when it has them."""
+    """The stats of this host, which is at `address`, to which `add` adds the answer of another one."""
 
-    def __init__(self, here: Reported, address: str, addresses: Collection[str], done: Done) -> None:
+    def __init__(self, here: Reported, address: str) -> None:
         self._stats = here
         self._coordinators = {key: address for key, one in here.items() if one.tokens is not None}
-        self._left = len(addresses)
-        self._missing: list[str] = []
-        self._done = done
-        if not addresses:
-            self._end()
 
-    def answered(self, address: str, response: Any, error: FoqsError | None) -> None:
-        """Take the answer of a host."""
-        if error is not None:
-            self._missing.append(address)
-        else:
-            for one in response.throttles or ():
-                self._add(one)
-        self._left -= 1
-        if not self._left:
-            self._end()
+    def add(self, _address: str, response: Any) -> None:
+        for one in response.throttles or ():
+            self._add(one)
+
+    def end(self, done: Done, missing: list[str]) -> None:
+        """Call `done` with the sums."""
+        done(self._stats, self._coordinators, missing)
 
     def _add(self, one: Any) -> None:
         known = self._stats.get(one.key) or KeyStats()
@@ -47,6 +38,3 @@ class ThrottleReports:
             known.shadow_held + (one.shadow_held or 0),
             known.tokens if one.tokens is None else one.tokens,
         )
-
-    def _end(self) -> None:
-        self._done(self._stats, self._coordinators, sorted(self._missing))

@@ -12,7 +12,7 @@ from foqs.engine import explain
 from foqs.errors import Forbidden, NotSent, NotServed, Overloaded
 from foqs.idl import idl
 from foqs.peers.exchange import AGAIN_MS
-from foqs.peers.explain import ForwardedExplain, Nearest
+from foqs.peers.explain import ForwardedExplain, nearest
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
 from tests.peers.nodes import Cluster
 
@@ -106,28 +106,17 @@ def test_any_host_explains_an_item(cluster: Cluster) -> None:
 
 
 def test_the_host_nearest_to_a_delivery_explains_a_topic() -> None:
-    replies: list[Any] = []
-    nearest = Nearest(answer(R.DELAYED), ["b:1", "c:1", "d:1"], (), replies.append)
-    nearest.answered("b:1", answer(R.NO_CONSUMER, R.NOT_LOADED), None)
-    nearest.answered("c:1", None, NotSent("down"))
-    assert replies == []
-    nearest.answered("d:1", answer(R.GONE), None)
-    assert [codes(one) for one in replies] == [[R.NO_CONSUMER, R.NOT_LOADED]]
-    nearest = Nearest(answer(R.PAUSED), ["b:1"], (), replies.append)
-    nearest.answered("b:1", answer(), None)
-    assert codes(replies[-1]) == []
+    answers = [answer(R.DELAYED), answer(R.NO_CONSUMER, R.NOT_LOADED), answer(R.GONE)]
+    assert codes(nearest(answers, (), ["c:1"])) == [R.NO_CONSUMER, R.NOT_LOADED]
+    assert codes(nearest([answer(R.PAUSED), answer()], (), ())) == []
 
 
 def test_items_may_be_where_no_host_could_look() -> None:
-    replies: list[Any] = []
-    nearest = Nearest(answer(R.GONE, R.PAUSED), ["b:1"], (3, 2), replies.append)
-    nearest.answered("b:1", None, NotSent("down"))
-    reason, paused = replies[0].reasons
+    reason, paused = nearest([answer(R.GONE, R.PAUSED)], (3, 2), ["b:1"]).reasons
     where = "shard 2 is not served, shard 3 is not served, host b:1 did not answer"
     assert reason.text == f"No host that answered has items of the topic, and {where}: see foqs cluster status."
     assert (reason.code, paused.code) == (R.SHARD_NOT_SERVED, R.PAUSED)
-    Nearest(answer(R.GONE), (), (), replies.append)
-    assert codes(replies[1]) == [R.GONE]
+    assert codes(nearest([answer(R.GONE)], (), ())) == [R.GONE]
 
 
 def test_any_host_explains_a_topic(cluster: Cluster) -> None:

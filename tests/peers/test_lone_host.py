@@ -7,7 +7,6 @@ import pytest
 from foqs.dedup import SLOTS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
-from foqs.idl import idl
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner
 from foqs.shardmgr.slots import has
@@ -91,7 +90,7 @@ def test_a_lone_host_has_all_slots_since_its_start() -> None:
     assert found == [(SlotOwner(0, 0), 500)]
 
 
-def test_a_lone_host_releases_its_own_leases_alone() -> None:
-    replies: list[object] = []
-    Rig(1).lone.release_leases(None, 3, ["here:1"], 1_000, replies.append)
-    assert replies == [idl.ReleaseLeasesResponse(3, ["here:1"])]
+def test_a_lone_host_has_no_other_hosts_to_ask() -> None:
+    ends: list[list[str]] = []
+    Rig(1).lone.ask_others("ReleaseLeases", dict, None, 1_000, lambda *_: ends.append(["an answer"]), ends.append)
+    assert ends == [[]]

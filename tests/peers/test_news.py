@@ -12,7 +12,7 @@ from foqs.errors import Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers import ready_publisher
-from foqs.peers.active_topics import Gathering
+from foqs.peers.active_topics import Pages
 from foqs.peers.ready_publisher import AGAIN_MS, MOST_NEWS, News, ReadyPublisher, WatchCall
 from foqs.peers.ready_subscriber import ReadySubscriber
 from tests.support.examples import examples
@@ -338,18 +338,15 @@ def test_a_host_that_went_and_came_again_is_asked_once() -> None:
     assert (w.watch.having(*T), len(w.asked)) == ([], 1)
 
 
-def page(*topics: tuple[str, int, str], more: bool = False) -> tuple[list[Any], bool]:
-    return [idl.ActiveTopic("n", topic, ready, 100 + ready, [host]) for topic, ready, host in topics], more
+def page(*topics: tuple[str, int, str]) -> list[Any]:
+    return [idl.ActiveTopic("n", topic, ready, 100 + ready, [host]) for topic, ready, host in topics]
 
 
 def test_pages_of_all_hosts_make_one() -> None:
-    done: list[tuple[list[Any], bool]] = []
-    gathering = Gathering(3, 2, lambda topics, more: done.append((topics, more)))
-    gathering.add(*page(("t", 1, "a"), ("v", 1, "a")))
-    gathering.answered(idl.GetActiveTopicsResponse(page(("t", 2, "b"), ("u", 1, "b"))[0], None), None)
-    assert done == []
-    gathering.answered(None, Unavailable("gone"))
-    ((topics, more),) = done
+    pages = Pages(2)
+    pages.add(page(("t", 1, "a"), ("v", 1, "a")), more=False)
+    pages.add_answer("b:1", idl.GetActiveTopicsResponse(page(("t", 2, "b"), ("u", 1, "b")), None))
+    topics, more = pages.page()
     assert [(one.topic, one.ready, one.oldest_ready_at_ms, one.hosts) for one in topics] == [
         ("t", 3, 101, ["a", "b"]),
         ("u", 1, 101, ["b"]),

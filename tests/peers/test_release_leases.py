@@ -4,9 +4,9 @@ import pytest
 
 from foqs.errors import Code, NotSent
 from foqs.idl import idl
-from foqs.peers.release_leases import Gathering
 from tests.api.wire import Refused, Wire
 from tests.peers.nodes import Cluster, Member
+from tests.support.one_host import OneHost, routing_of
 
 
 @pytest.fixture
@@ -57,14 +57,16 @@ def test_a_host_without_an_answer_is_named(cluster: Cluster, two: tuple[Member, 
     assert released(here) == (1, [nowhere])
 
 
+@pytest.mark.memory
 def test_the_answers_are_added_up() -> None:
-    replies = []
-    gathering = Gathering(["b:1", "c:1", "d:1"], 1, ["a:1"], replies.append)
-    gathering.answered("b:1", idl.ReleaseLeasesResponse(2, []), None)
-    gathering.answered("c:1", None, NotSent("away"))
-    assert replies == []
-    gathering.answered("d:1", idl.ReleaseLeasesResponse(4, ["d:1"]), None)
-    assert replies == [idl.ReleaseLeasesResponse(7, ["a:1", "c:1", "d:1"])]
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}, "c", "d"))
+    call = host.call("ReleaseLeases", ns="n", topic="t")
+    asked = [sent.address for sent in host.to("ReleaseLeases")]
+    host.reply("ReleaseLeases", idl.ReleaseLeasesResponse(2, []))
+    host.reply("ReleaseLeases", NotSent("away"))
+    assert not call.answers
+    host.reply("ReleaseLeases", idl.ReleaseLeasesResponse(4, ["z:1"]))
+    assert call.answer == idl.ReleaseLeasesResponse(6, [asked[1], "z:1"])
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ struct Ledger {
   /** Duration from deliver_after_ms to this delivery. */
   1: i64 waited_ms,
   /**
-   * Deliveries of the topic by the host since the item became ready, without those of the items that came before it then.
+   * Deliveries of the topic by the host since the item became ready, without one for each item that came before it then.
    * Where tenants take turns, only the items of its own tenant count; a turn of another tenant overtakes nothing. Items
    * that came before it and ended without a delivery, or still wait for a throttle, hide as many that overtook it.
    * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, or items that

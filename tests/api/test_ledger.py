@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -120,3 +121,46 @@ def test_an_ack_and_dequeue_asks_for_ledgers() -> None:
     put(one, b"x")
     answer = one.ask("AckAndDequeue", ns="n", acks=[], wants=[idl.TopicCount("t", 1)], ledger=True)
     assert ledgers(answer) == [(0, 0)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_numbers_of_random_runs_are_those_of_a_list(seed: int) -> None:
+    """Beside the host, a list knows all items in their order."""
+    dice, one = random.Random(seed), OneHost(1)
+    tenants = ["a", "b", "c"] if seed % 2 else [""]
+    take(one, ledger=True)
+    ahead: dict[int, set[int]] = {}
+    since: dict[int, int] = {}
+    ready: dict[int, tuple[str, int, int]] = {}
+    given: list[tuple[str, int]] = []
+
+    def became_ready(item_id: int, tenant: str, priority: int, after_ms: int) -> None:
+        ahead[item_id] = {
+            other for other, (name, urgency, at_ms) in ready.items()
+            if name == tenant and (urgency, at_ms, other) < (priority, after_ms, item_id)
+        }  # fmt: skip
+        since[item_id] = len(given)
+        ready[item_id] = (tenant, priority, after_ms)
+
+    for _ in range(150):
+        if dice.random() < 0.6:
+            tenant, priority = dice.choice(tenants), dice.randrange(3)
+            (item_id,) = put(one, b"x", fairness_key=tenant, priority=priority)
+            became_ready(item_id, tenant, priority, one.now_ms)
+        else:
+            items = take(one, dice.randrange(1, 4), ledger=True).items
+            for item in items:
+                tenant = ready.pop(item.id)[0]
+                later = given[since[item.id] :]
+                before = ahead[item.id]
+                own = 0
+                for name, other in later:
+                    own += name == tenant and other not in before
+                    before.discard(other)  # another delivery of it overtakes
+                others = sum(name != tenant for name, _ in later)
+                assert (item.ledger.overtaken, item.ledger.other_tenants) == (own, others if seed % 2 else None)
+                given.append((tenant, item.id))
+            for item in [item for item in items if dice.random() < 0.2]:
+                one.ask("Nack", items=[idl.NackItem(item.id, item.lease)])
+                became_ready(item.id, item.fairness_key or "", item.priority, item.deliver_after_ms)
+        one.now_ms += dice.randrange(3)

@@ -94,3 +94,17 @@ def test_a_filter_by_tenant_waits_for_the_last_upgrade(cluster: Cluster) -> None
     cluster.tell()
     wire.ask("ListFailures", ns="test", topic="t.dlq", fairness_key="")
     wire.ask("RedriveItems", ns="test", topic="t.dlq", filter=only)
+
+
+def test_any_host_names_the_tenants_of_all(cluster: Cluster) -> None:
+    """Host c has no shard."""
+    a, b, c = cluster.add("a", 1), cluster.add("b", 2), cluster.add("c")
+    cluster.tell()
+    cluster.wire(a).put("t", b"x", b"x", fairness_key="acme", weight=3)
+    cluster.wire(b).put("t", b"x", fairness_key="acme", weight=3)
+    cluster.wire(b).put("t", b"x", b"x", fairness_key="zenith")
+    for member in (a, b, c):
+        found = cluster.wire(member).ask("GetTopicStats", ns="test", topic="t")
+        tenants = [(one.fairness_key, one.weight, one.ready, one.share) for one in found.tenants]
+        assert tenants == [("acme", 3, 3, 0.75), ("zenith", 1, 2, 0.25)]
+        assert (found.more_tenants, found.missing) == (None, [])

@@ -61,14 +61,20 @@ class QuotaClient:
         self._leases: dict[Bounded, TokenLease] = {}
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
-        self._beating = False
+        self._beating = self._in_use = False
         self.coordinator = QuotaCoordinator(engine, self._quota_of, forwarder, owners, now_ms, monotonic_ms, later)
         if general is not None or any(own.values()):
             self.begin()
 
     def begin(self) -> None:
-        """Begin the beat, without which this host neither charges nor coordinates. Topics may get a bound at any time:
-        then the first charge or question begins it."""
+        """Have slots shared out, and begin the beat, without which this host neither charges nor coordinates. Topics
+        may get a bound at any time: then the first charge or question begins it."""
+        self._in_use = True
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin the beat, which observes the slots here: a coordinator grants tokens once it has observed that it has
+        had the slot for a time. A host of a cluster calls it at its start, before there is a quota or a throttle."""
         if not self._beating:
             self._beating = True
             self._later(BEAT_MS, self._beat)
@@ -194,7 +200,8 @@ class QuotaClient:
                 self._question(key, lease, spare=True)
             elif lease.unused:
                 del self._leases[key]
-        self._forwarder.slots()
+        if self._in_use:
+            self._forwarder.slots()
         self.coordinator.tend()
         self._later(BEAT_MS, self._beat)
 

@@ -123,6 +123,7 @@ class Node:
         )
         shares = ShareExchange(self.engine, self.forwarder.other_hosts, self.forwarder.ask, monotonic_ms, self._later)
         if not neighbours.static:
+            quotas.watch()
             shares.begin()
         self.service: Handlers = Handlers(
             self.engine,

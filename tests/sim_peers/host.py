@@ -147,6 +147,7 @@ class Host:
         owners = SlotOwners(self.engine, now_ms, lambda: sim.clock.time, self.forwarder.slot_moves.adopt)
         quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, lambda: sim.clock.time, self.later)
         quotas.host = self
+        quotas.watch()
         shares = ShareExchange(
             self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: sim.clock.time, self.later
         )

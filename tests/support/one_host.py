@@ -138,6 +138,8 @@ class OneHost(Laboratory):
             self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
             owners = LoneSlotOwner(self.monotonic_ms)
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
+        if self.routing is not None:
+            self.quotas.watch()
         self.lender = TokenLender(
             self.engine, self.forwarder, self.quotas.coordinator, self.quotas.begin, lambda: self.monotonic_ms,
             self._later,

@@ -93,8 +93,8 @@ class ThrottleKey(Generic[T, F]):
 
     def give_back(self, given_ms: int, now_ms: int) -> bool:
         """Take back the token of an item that was leased at `given_ms` of the host's clock and not delivered, if the
-        coordinator still counts it as held here."""
-        return given_ms > self.marked_ms and self.allowance.give_back(now_ms)
+        coordinator still counts it as held here. Under a shadow throttle the item may have had none."""
+        return given_ms > self.marked_ms and not self.throttle.shadow and self.allowance.give_back(now_ms)
 
     def need(self, wanted: Callable[[T], int]) -> int:
         """Return how many more tokens the consumers of its parked flows could use, at most the burst."""

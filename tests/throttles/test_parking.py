@@ -39,11 +39,10 @@ def test_the_fairest_of_the_parked_flows_is_next(steps: list[tuple[str, float, i
 class Rig:
     """A key, flows "a0", "a1", ... of topics "a", "b", "c"; `wanted` are the topics with consumers."""
 
-    def __init__(self, rate: float = 100, burst: int = 100) -> None:
+    def __init__(self, rate: float = 100, burst: int = 100, *, shadow: bool = False) -> None:
         self.now = 1
-        self.key = ThrottleKey[str, str](
-            "shop", "api", Throttle(rate, burst, False, "throttle.api"), 0, Allowance(0, count(1)), 0
-        )
+        throttle = Throttle(rate, burst, shadow, "throttle.api")
+        self.key = ThrottleKey[str, str]("shop", "api", throttle, 0, Allowance(0, count(1)), 0)
         self.dead: set[str] = set()
         self.wanted = set("abc")
 
@@ -121,6 +120,17 @@ def test_a_token_taken_before_the_last_question_does_not_return() -> None:
     assert rig.key.spend(rig.now, 20)
     assert not rig.key.give_back(10, rig.now)
     assert rig.key.give_back(20, rig.now)
+
+
+def test_an_item_that_a_shadow_let_pass_gives_no_token_back() -> None:
+    """Else the token of another item, which was delivered, would be spent twice."""
+    rig = Rig(shadow=True)
+    rig.arrive(1)
+    assert rig.key.spend(rig.now, 10)
+    assert not rig.key.spend(rig.now, 20)
+    assert not rig.key.give_back(20, rig.now)
+    assert rig.key.allowance.balance == 0
+    assert rig.key.shadow_held == 1
 
 
 def test_tokens_are_asked_for_what_consumers_want() -> None:

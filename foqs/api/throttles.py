@@ -9,6 +9,7 @@ from foqs.api import validation
 from foqs.engine import throttle_stats
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import cursor_of, parts_of
+from foqs.engine.throttle_stats import Coordinated
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.limits import Limits
@@ -52,10 +53,6 @@ class ThrottleMethods:
         parts = parts_of(request.cursor, (str,))
         after = "" if parts is None else parts[0]
         deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
-        now_ms, tokens = self._coordinator.tokens_of(ns)
-        throttling = self._engine.throttling
-        here = throttle_stats.of_namespace(throttling, tokens, ns, prefix, after, limit, now_ms)
-
         def done(found: Reported, coordinators: dict[str, str], missing: list[str]) -> None:
             throttle = self._engine.policies.namespace(ns).throttle
             names = sorted(found)[:limit]
@@ -79,4 +76,8 @@ class ThrottleMethods:
             cursor = cursor_of(names[-1]) if len(names) == limit else None
             call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
 
-        self._forwarder.throttles(request, here, self._address(), deadline_ms, done)
+        def counted(here: Reported) -> None:
+            self._forwarder.throttles(request, here, self._address(), deadline_ms, done)
+
+        coordinated = Coordinated(self._coordinator.keys(), self._coordinator.tokens_of)
+        throttle_stats.of_namespace(self._engine, coordinated, ns, prefix, after, limit, counted)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from heapq import nsmallest
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from foqs.engine.throttling import Key, Throttling
-from foqs.quota import THROTTLE
+from foqs.engine import turns
+from foqs.engine.state import State
+from foqs.engine.throttling import Key
+from foqs.quota import THROTTLE, Bounded
 
 _FLOWS = 10_000
 """Flows of one host whose items are counted for an answer."""
+_KEYS = 2_000
+"""Keys that are looked at in one turn of the event loop."""
 
 
 class KeyStats(NamedTuple):
@@ -24,22 +28,54 @@ class KeyStats(NamedTuple):
     tokens: float | None = None
 
 
+class Coordinated(NamedTuple):
+    """The quotas and throttle keys that this host coordinates, and the tokens in the bucket of each, None if it is
+    forgotten by now."""
+
+    keys: Sequence[Bounded]
+    tokens_of: Callable[[Bounded], float | None]
+
+
 def of_namespace(
-    throttling: Throttling, tokens: dict[str, float], ns: str, prefix: str, after: str, limit: int, now_ms: int
-) -> dict[str, KeyStats]:
-    """Return the first keys behind `after`, in order, that begin with `prefix`: those in use here, and those in
-    `tokens`, which this host coordinates. `now_ms` is monotonic."""
-    used = {bounded[1][len(THROTTLE) :]: key for bounded, key in throttling.keys.items() if bounded[0] == ns}
-    names = {name for name in (*used, *tokens) if name > after and name.startswith(prefix)}
+    state: State,
+    coordinated: Coordinated,
+    ns: str,
+    prefix: str,
+    after: str,
+    limit: int,
+    done: Callable[[dict[str, KeyStats]], None],
+) -> None:
+    """Report the first keys behind `after`, in order, that begin with `prefix`: those in use here, and those that this
+    host coordinates."""
+    turns.begin(state, _search(state, coordinated, ns, prefix, after, limit, done))
+
+
+def _search(
+    state: State,
+    coordinated: Coordinated,
+    ns: str,
+    prefix: str,
+    after: str,
+    limit: int,
+    done: Callable[[dict[str, KeyStats]], None],
+) -> Iterator[None]:
+    used, begin = state.throttling.keys, THROTTLE + prefix
+    first: list[str] = []
+    for keys in (list(used), coordinated.keys):
+        for at in range(0, len(keys), _KEYS):
+            if at:
+                yield
+            part = [key[1] for key in keys[at : at + _KEYS] if key[0] == ns and key[1].startswith(begin)]
+            names = {name for name in part if name > THROTTLE + after}
+            first = sorted({*first, *names})[:limit] if names else first
     found: dict[str, KeyStats] = {}
-    flows = _FLOWS
-    for name in nsmallest(limit, names):
-        one = KeyStats(tokens=tokens.get(name))
-        if name in used:
-            one = _of_key(used[name], one.tokens, flows, now_ms)
-            flows = max(0, flows - one.parked_flows)
-        found[name] = one
-    return found
+    flows, now_ms = _FLOWS, state.throttling.monotonic_ms()
+    for name in first:
+        tokens, key = coordinated.tokens_of((ns, name)), used.get((ns, name))
+        one = KeyStats(tokens=tokens) if key is None else _of_key(key, tokens, flows, now_ms)
+        flows = max(0, flows - one.parked_flows)
+        found[name[len(THROTTLE) :]] = one
+    done(found)
 
 
 def _of_key(key: Key, tokens: float | None, most_flows: int, now_ms: int) -> KeyStats:

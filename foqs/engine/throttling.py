@@ -63,7 +63,7 @@ class Throttling:
         self._long_work = long_work
         self._random = random
         self._tokens_wanted = tokens_wanted
-        self._monotonic_ms = monotonic_ms
+        self.monotonic_ms = monotonic_ms
         self.changes = 0
         self.keys: dict[Bounded, Key] = {}
         self.to_ask: dict[Key, None] = {}  # until `ask`
@@ -89,7 +89,7 @@ class Throttling:
         self._latest_ms = max(self._latest_ms, now_ms)
         if not rules.keys:
             return None
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         for key in rules.keys:
             if not (key.has_token(flow, at_ms) or key.throttle.shadow):
                 return key  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ class Throttling:
     def park(self, flow: Parked, key: Key, wanted: int) -> bool:
         """Park the flow on a key that `take` returned, for a consumer that wants so many more items. Return whether the
         coordinator is asked at once: the consumer may wait for that answer."""
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         topic = flow.lanes[0].topic.key
         asks_now = key.due_ms <= at_ms
         for other in flow.rules.keys:
@@ -143,14 +143,14 @@ class Throttling:
         """Return the key that the flow is parked on, or would be if a consumer asked now, as far as this host knows."""
         if flow.parked is not None:
             return flow.parked  # type: ignore[no-any-return]
-        rules, at_ms = flow.rules, self._monotonic_ms()
+        rules, at_ms = flow.rules, self.monotonic_ms()
         keys: Sequence[Key] = () if rules is None or rules.changes != self.changes else rules.keys
         dry = (key for key in keys if key.due_ms > at_ms and not key.allowance.held(at_ms))
         return next((key for key in dry if not key.throttle.shadow), None)
 
     def due_in_ms(self, key: Key) -> int:
         """Return the time until the key's coordinator may have tokens."""
-        return key.due_ms - self._monotonic_ms()
+        return key.due_ms - self.monotonic_ms()
 
     def asks(self, topic: TopicKey) -> bool:
         """Whether flows of the topic wait for an answer of a coordinator."""
@@ -174,11 +174,11 @@ class Throttling:
         if throttle is None:
             return None
         if key is None:
-            at_ms, slot = self._monotonic_ms(), slot_of(digest_of(*bounded))
+            at_ms, slot = self.monotonic_ms(), slot_of(digest_of(*bounded))
             allowance = Allowance(at_ms, self._numbers, self.lost)
             key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._latest_ms)
         elif key.throttle != throttle:
-            key.update(throttle, self._monotonic_ms(), self._latest_ms)
+            key.update(throttle, self.monotonic_ms(), self._latest_ms)
             self._settle_soon(key)
         return key
 
@@ -186,7 +186,7 @@ class Throttling:
 
     def turn(self) -> None:
         """Wake flows, and add the keys that are due to `to_ask` and `fresh`."""
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         unsettled, self._unsettled = self._unsettled, {}
         for key in unsettled:
             self._settle(key, at_ms)
@@ -206,7 +206,7 @@ class Throttling:
         self.to_ask.pop(key, None)
         if key.allowance.asked is not None:
             return None
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         beat = key in self._beating
         self._beating.discard(key)
         self._wake(key, at_ms)
@@ -223,7 +223,7 @@ class Throttling:
         """Take the coordinator's answer, None if there is none."""
         if not key.allowance.waits_for(ask):
             return
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         key.answered(ask, grant, at_ms, self._random())
         if key.allowance.balance:
             self._holding[key] = None
@@ -235,7 +235,7 @@ class Throttling:
     def beat(self) -> bool:
         """Report the tokens held here, which keeps them good, and return those that are not needed. Call it twice a
         second or so. Return False if no throttle key is in use."""
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         for key in list(self._holding):
             key.allowance.beat(at_ms)
             if key.allowance.balance:
@@ -333,7 +333,7 @@ class Throttling:
         if topic in self._waiting:
             return True
         lacked = self._lacked.get(topic)
-        return lacked is not None and self._monotonic_ms() - lacked[0] < _RECENT_MS
+        return lacked is not None and self.monotonic_ms() - lacked[0] < _RECENT_MS
 
     def _wanted(self, topic: TopicKey) -> int:
         """Return how many items of the topic consumers want."""
@@ -377,7 +377,7 @@ class Throttling:
 
     def give_back(self, rules: Rules, given_ms: int) -> None:
         """Take back the tokens of an item that was leased at `given_ms` of the host's clock and not delivered."""
-        at_ms = self._monotonic_ms()
+        at_ms = self.monotonic_ms()
         for key in rules.keys:
             if key.give_back(given_ms, at_ms):
                 self._holding[key] = None

@@ -19,7 +19,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
-from foqs.quota import THROTTLE, Bounded, Quota
+from foqs.quota import Bounded, Quota
 from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
@@ -140,12 +140,14 @@ class QuotaCoordinator:
         known[0].follow(quota, now_ms)
         return known[0]
 
-    def tokens_of(self, ns: str) -> tuple[int, dict[str, float]]:
-        """Return the monotonic time, and the tokens here of each throttle key of the namespace that is coordinated
-        here."""
-        now_ms = self._monotonic_ms()
-        keys = [key for key in self._tokens if key[0] == ns and key[1].startswith(THROTTLE)]
-        return now_ms, {key[1][len(THROTTLE) :]: self._tokens[key][0].here(now_ms) for key in keys}
+    def keys(self) -> list[Bounded]:
+        """Return the quotas and throttle keys that hosts asked this one about of late."""
+        return list(self._tokens)
+
+    def tokens_of(self, key: Bounded) -> float | None:
+        """Return the tokens that no host holds, None if the key is not coordinated here."""
+        known = self._tokens.get(key)
+        return None if known is None else known[0].here(self._monotonic_ms())
 
     def tend(self) -> None:
         """Keep the shards confirmed that a coordinator needs, and forget idle quotas. Call it twice a second or

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from foqs.engine.throttle_stats import KeyStats, of_namespace
+from foqs.engine.throttle_stats import Coordinated, KeyStats, of_namespace
+from foqs.engine.turns import go_on
+from foqs.quota import THROTTLE
 from tests.engine.test_throttling import host_with, park, put, take
-from tests.peers.throttled_hosts import NS
+from tests.peers.throttled_hosts import NS, Host
+
+
+def coordinated(tokens: dict[str, float]) -> Coordinated:
+    keys = {(ns, THROTTLE + name): left for name, left in tokens.items() for ns in (NS, "other")}
+    return Coordinated(list(keys), keys.get)
+
+
+def listed(
+    host: Host, tokens: dict[str, float], prefix: str = "", after: str = "", limit: int = 9
+) -> dict[str, KeyStats]:
+    found: list[dict[str, KeyStats]] = []
+    of_namespace(host.engine, coordinated(tokens), NS, prefix, after, limit, found.append)
+    return found[0]
 
 
 def test_keys_used_or_coordinated_here_are_listed_in_order() -> None:
@@ -12,9 +27,30 @@ def test_keys_used_or_coordinated_here_are_listed_in_order() -> None:
     for number, ready in ((2, 5), (1, 3), (1, 4)):
         flow = put(host, f"c:{number}", ready=ready)
         park(host, flow, take(host, flow))
-    begun_ms = host.cluster.now
-    found = of_namespace(host.throttling, {"c:0": 1.5, "x": 0.0}, NS, "c:", "", 9, begun_ms + 70)
+    host.cluster.now += 70
+    found = listed(host, {"c:0": 1.5, "x": 0.0}, "c:")
     assert found == {"c:0": KeyStats(tokens=1.5), "c:1": KeyStats(2, 7, 70), "c:2": KeyStats(1, 5, 70)}
     assert list(found) == ["c:0", "c:1", "c:2"]
-    assert list(of_namespace(host.throttling, {}, NS, "", "c:1", 9, begun_ms)) == ["c:2"]
-    assert list(of_namespace(host.throttling, {"c:0": 1.0}, NS, "", "", 2, begun_ms)) == ["c:0", "c:1"]
+    assert list(listed(host, {}, after="c:1")) == ["c:2"]
+    assert list(listed(host, {"c:0": 1.0}, limit=2)) == ["c:0", "c:1"]
+
+
+def test_many_keys_are_looked_at_in_several_turns() -> None:
+    host = host_with()
+    tokens = {f"c:{number:05}": 1.0 for number in range(9_999, -1, -1)}
+    found: list[dict[str, KeyStats]] = []
+    of_namespace(host.engine, coordinated(tokens), NS, "", "c:00001", 3, found.append)
+    turns = 0
+    while not found:
+        assert len(host.engine.long_work) == 1
+        go_on(host.engine)
+        turns += 1
+    assert turns >= 4
+    assert list(found[0]) == ["c:00002", "c:00003", "c:00004"]
+
+
+def test_a_key_forgotten_in_between_has_no_figures() -> None:
+    host = host_with()
+    found: list[dict[str, KeyStats]] = []
+    of_namespace(host.engine, Coordinated([(NS, "\1a")], lambda _: None), NS, "", "", 3, found.append)
+    assert found == [{"a": KeyStats()}]

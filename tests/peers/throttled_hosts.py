@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ class Host:
         )  # fmt: skip
         self.engine: Any = SimpleNamespace(
             throttling=self.throttling, rng=cluster.rng, draining=False, staying={}, now_ms=0, shards={},
-            counters=Counters(),
+            counters=Counters(), long_work=deque(), wake=lambda: None,
             config=SimpleNamespace(server=SimpleNamespace(id=name)), soon=lambda do: later(0, do),
         )  # fmt: skip
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)

@@ -53,6 +53,7 @@ class ThrottleMethods:
         parts = parts_of(request.cursor, (str,))
         after = "" if parts is None else parts[0]
         deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
+
         def done(found: Reported, coordinators: dict[str, str], missing: list[str]) -> None:
             throttle = self._engine.policies.namespace(ns).throttle
             names = sorted(found)[:limit]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sys
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from foqs.cli import settings
-from foqs.cli.connection import Connection
+from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.tables import plain_table
+from foqs.cli.look import JsonOption
+from foqs.cli.tables import duration, plain_table
+from foqs.client import ThrottleStats
 from foqs.policies.remedy import throttle_command
 from foqs.shardmgr.change import name
+from foqs.throttles.throttle import Throttle
 
 _PREFIX = "throttle."
+_TABLE_ROWS = 100
+_LIVE = ("tokens", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "coordinator")
 Key = Annotated[
     str,
     typer.Argument(metavar="KEY", help="The throttle is for this throttle key, or as PREFIX* for each key of many."),
@@ -110,29 +116,93 @@ def remove(key: Key, *, connection: Connection) -> None:
     settings.report(done)
 
 
-@command(app, "foqs throttle list --ns shop", "foqs throttle list customer: --ns shop", name="list")
+@command(app, "foqs throttle list --ns shop", "foqs throttle list customer: --json --ns shop", name="list")
 @piped
 def list_(
-    prefix: Annotated[str, typer.Argument(help="The list has the throttles whose keys begin with this text.")] = "",
+    prefix: Annotated[str, typer.Argument(help="The list has the throttles and keys that begin with this text.")] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"The list ends after this many rows. Default: {_TABLE_ROWS} in a table, all as JSON lines."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
     *,
     connection: Connection,
 ) -> None:
-    """List the throttles of the namespace: a table on a terminal, else JSON lines."""
+    """List the throttles, and each key that is in use: a table on a terminal, else JSON lines.
+
+    A key in use has the tokens in its bucket, the items that wait for more, how long one of them has waited, the
+    deliveries over a throttle in shadow, and the host that makes the tokens. Hosts that did not answer are named on
+    stderr: the figures lack theirs.
+    """
+    in_table = sys.stdout.isatty() and not as_json
+    most = limit or (_TABLE_ROWS if in_table else None)
+    with connection.client() as client:
+        entries = client.settings(_PREFIX).entries
+        live = client.throttles(prefix, limit=most and most + 1)
+    rows = _rows(entries, live.throttles, prefix)
+    if not in_table:
+        for row in rows[:most]:
+            write_line(row.json())
+    elif rows:
+        Console(markup=False, highlight=False, emoji=False).print(throttles_table(rows[:most]))
+        if len(rows) > len(rows[:most]):
+            print(f"foqs: these are the first {most:,} rows; --limit shows more", file=sys.stderr)
+    else:
+        print(f"namespace {name(connection.namespace)} has no throttle" + (f" {name(prefix)}*" if prefix else ""))
+    if live.missing:
+        print(f"foqs: without the figures of {', '.join(live.missing)}, which did not answer", file=sys.stderr)
+
+
+class Row(NamedTuple):
+    """A throttle, or a key in use. `limit` is None if the key has none any more; `live` if no host uses the key."""
+
+    key: str
+    limit: Throttle | None
+    live: ThrottleStats | None
+
+    def json(self) -> dict[str, Any]:
+        """Return the row for scripts: the same fields in each, null where they are not known."""
+        limit, live = self.limit, self.live
+        row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(_PREFIX)}
+        row |= {field: limit and getattr(limit, field) for field in ("per_second", "burst", "shadow")}
+        return row | {field: live and getattr(live, field) for field in _LIVE}
+
+
+def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str) -> list[Row]:
     from foqs.policies.throttle_entry import parse_throttle
 
-    with connection.client() as client:
-        found = client.settings(_PREFIX + prefix)
-    limits = [parse_throttle(text).throttle(key) for key, text in sorted(found.entries.items())]
-    if not sys.stdout.isatty():
-        for limit in limits:
-            row = {"key": limit.setting.removeprefix(_PREFIX), "per_second": limit.per_second, "burst": limit.burst}
-            print(json.dumps(row | {"shadow": limit.shadow}, ensure_ascii=False))
-        return
-    table = plain_table("key", "per second", "burst", "shadow", numbers=("per second", "burst"), folded=("key",))
-    for limit in limits:
-        key = name(limit.setting.removeprefix(_PREFIX))
-        table.add_row(key, _rate(limit.per_second), f"{limit.burst:,}", "yes" if limit.shadow else "no")
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    limits = {setting: parse_throttle(text).throttle(setting) for setting, text in entries.items()}
+    keys: dict[str, Throttle | None] = {
+        one.removeprefix(_PREFIX): limit for one, limit in limits.items() if one.startswith(_PREFIX + prefix)
+    }
+    used = {one.key: one for one in live}
+    keys |= {key: limits.get(one.setting) for key, one in used.items()}
+    return [Row(key, limit, used.get(key)) for key, limit in sorted(keys.items())]
+
+
+def throttles_table(rows: Sequence[Row]) -> Table:
+    """Return a row for each throttle and each key in use; "waiting" are its parked items."""
+    numbers = ("per second", "burst", "tokens", "waiting", "longest")
+    headers = ("key", "per second", "burst", "shadow", "tokens", "waiting", "longest", "made by")
+    table = plain_table(*headers, numbers=numbers, folded=("key", "made by"))
+    for key, limit, live in rows:
+        shadow = "no"
+        if limit is not None and limit.shadow:
+            shadow = "yes" if live is None else f"{live.shadow_held:,} over"
+        table.add_row(
+            name(key),
+            *(("-", "-", "-") if limit is None else (_rate(limit.per_second), f"{limit.burst:,}", shadow)),
+            *(("-", "-", "-", "-") if live is None else _figures(live)),
+        )
+    return table
+
+
+def _figures(live: ThrottleStats) -> tuple[str, str, str, str]:
+    tokens = "-" if live.tokens is None else f"{math.floor(live.tokens):,}"
+    longest = duration(live.longest_wait_ms) if live.parked_items else "-"
+    return tokens, f"{live.parked_items:,}", longest, live.coordinator or "-"
 
 
 def _said(key: str, text: str) -> str:

@@ -106,19 +106,20 @@ class Looks:
             None if more is None else _tenant(more),
         )
 
-    def throttles(self, prefix: str = "", *, timeout_ms: int | None = None) -> Throttles:
-        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names. Keys
-        that nothing used for some seconds are left out."""
+    def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
+        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
+        `limit`, or all. Keys that nothing used for some seconds are left out."""
         found: list[ThrottleStats] = []
         missing: set[str] = set()
         cursor: str | None = None
         while True:
-            request = idl.GetThrottlesRequest(self.namespace, prefix or None, _THROTTLES, cursor)
+            page_keys = _THROTTLES if limit is None else min(limit - len(found), _THROTTLES)
+            request = idl.GetThrottlesRequest(self.namespace, prefix or None, page_keys, cursor)
             page = self._requests.read(methods.THROTTLES, request, timeout_ms)
             found += [ThrottleStats(*[getattr(one, name) for name in ThrottleStats._fields]) for one in page.throttles]
             missing.update(page.missing or ())
             cursor = page.cursor
-            if cursor is None:
+            if cursor is None or len(found) == limit:
                 return Throttles(tuple(found), tuple(sorted(missing)))
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:

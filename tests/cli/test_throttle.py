@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import app
-from foqs.client import Client, Conflict, Settings, SettingsChange
+from foqs.client import Client, Conflict, Settings, SettingsChange, Throttles, ThrottleStats
 from tests.api.hosts import foqs
 from tests.cli.test_items import Run, client, host, in_terminal, lines, run
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 __all__ = ["client", "host", "run"]  # fixtures
@@ -57,25 +59,94 @@ def test_other_settings_and_other_keys_stay(client: Client, run: Run) -> None:
     assert client.settings().entries == {"weight.api": "4", "throttle.ap": '{"per_second": 1}'}
 
 
+UNUSED = dict.fromkeys(("tokens", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "coordinator"))
+
+
 def test_throttles_are_listed(client: Client, run: Run) -> None:
     client.put_settings(
         {"throttle.customer:*": '{"per_second": 0.5}', "throttle.api": '{"per_second": 5000, "shadow": true}'}
     )
-    assert lines(run("throttle", "list")) == [
-        {"key": "api", "per_second": 5000.0, "burst": 5000, "shadow": True},
-        {"key": "customer:*", "per_second": 0.5, "burst": 1, "shadow": False},
-    ]
+    api = {"key": "api", "throttle": "api", "per_second": 5000.0, "burst": 5000, "shadow": True}
+    customer = {"key": "customer:*", "throttle": "customer:*", "per_second": 0.5, "burst": 1, "shadow": False}
+    assert lines(run("throttle", "list")) == [api | UNUSED, customer | UNUSED]
+    assert lines(run("throttle", "list", "--limit", 1)) == [api | UNUSED]
     assert [line["key"] for line in lines(run("throttle", "list", "cust"))] == ["customer:*"]
     assert lines(run("throttle", "list", "none")) == []
     status, shown = in_terminal(client, "throttle", "list")
     assert (status, [line.split() for line in shown.splitlines()]) == (
         0,
         [
-            ["key", "per", "second", "burst", "shadow"],
-            ["api", "5,000", "5,000", "yes"],
-            ["customer:*", "0.5", "1", "no"],
+            ["key", "per", "second", "burst", "shadow", "tokens", "waiting", "longest", "made", "by"],
+            ["api", "5,000", "5,000", "yes", *"----"],
+            ["customer:*", "0.5", "1", "no", *"----"],
         ],
     )
+    status, shown = in_terminal(client, "throttle", "list", "none")
+    assert shown == f"namespace {client.namespace} has no throttle none*\n"
+    shown = in_terminal(client, "throttle", "list", "--limit", "1")[1]
+    assert shown.endswith("foqs: these are the first 1 rows; --limit shows more\n")
+    assert json.loads(in_terminal(client, "throttle", "list", "api", "--json")[1]) == api | UNUSED
+
+
+def test_keys_in_use_are_listed_with_their_figures(client: Client, run: Run) -> None:
+    client.put_settings(
+        {"throttle.customer:*": '{"per_second": 0.001}', "throttle.api": '{"per_second": 0.001, "shadow": true}'}
+    )
+    for key in ("customer:7", "customer:7", "api"):
+        client.enqueue("t", b"x", throttle_keys=[key])
+    assert [item.throttle_keys for item in client.dequeue("t", wait_ms=10_000)] == [("api",)]
+
+    def customer() -> dict[str, Any]:
+        """The flow parks when a consumer asks, and wakes some time after the last one asked."""
+        client.dequeue("t", count=10)
+        (row,) = lines(run("throttle", "list", "customer:7"))
+        return row  # type: ignore[no-any-return]
+
+    wait_until(lambda: customer()["parked_items"] == 2 and customer()["tokens"] is not None, "parked items", 60)
+    row = customer()
+    assert (row["throttle"], row["per_second"], row["burst"], row["shadow"]) == ("customer:*", 0.001, 1, False)
+    assert (row["parked_flows"], row["coordinator"]) == (1, client.address)
+    assert 0 <= row["tokens"] < 1
+    api, pattern, key = lines(run("throttle", "list"))
+    assert (api["key"], api["shadow_held"], pattern["key"], key["key"]) == ("api", 1, "customer:*", "customer:7")
+    assert pattern["tokens"] is None
+    shown = in_terminal(client, "throttle", "list")[1].splitlines()
+    assert [line.split()[:5] for line in shown[1:]] == [
+        ["api", "0.001", "1", "1", "over"],
+        ["customer:*", "0.001", "1", "no", "-"],
+        ["customer:7", "0.001", "1", "no", "0"],
+    ]
+
+
+class Answers:
+    """A client with the answers that a test chooses."""
+
+    def __init__(self, entries: dict[str, str], live: Throttles) -> None:
+        self.entries, self.live = entries, live
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def settings(self, prefix: str) -> Settings:
+        return Settings(1, self.entries)
+
+    def throttles(self, prefix: str, *, limit: int | None) -> Throttles:
+        assert limit is None
+        return self.live
+
+
+@pytest.mark.memory
+def test_a_key_without_a_throttle_and_a_silent_host_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = ThrottleStats("gone", "", None, None, None, 1, 5, 70, 0, "")
+    answers = Answers({}, Throttles((gone,), ("h1:1", "h2:1")))
+    monkeypatch.setattr(Connection, "client", lambda _: answers)
+    done = CliRunner().invoke(app, ["throttle", "list"])
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (row["key"], row["throttle"], row["per_second"], row["parked_items"]) == ("gone", None, None, 5)
+    assert done.stderr == "foqs: without the figures of h1:1, h2:1, which did not answer\n"
 
 
 @pytest.mark.parametrize("keys", [["api"], None])

@@ -8,7 +8,6 @@ all hosts, so no two flows wait for each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from foqs.policies.layers import Policies
 from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import Ask, Grant
+from foqs.throttles.agenda import Agenda
 from foqs.throttles.throttle_key import ThrottleKey
 
 Parked = Flow[Any]
@@ -66,14 +66,12 @@ class Throttling:
         self.monotonic_ms = monotonic_ms
         self.changes = 0
         self.keys: dict[Bounded, Key] = {}
-        self.to_ask: dict[Key, None] = {}  # until `ask`
-        self.fresh: list[Key] = []  # new in `to_ask` since the last turn
+        self.agenda: Agenda[TopicKey, Parked] = Agenda(tokens_wanted)
         self._beating: set[Key] = set()
-        self._unsettled: dict[Key, None] = {}  # flows may wake
         self._holding: dict[Key, None] = {}  # keys with tokens
-        self._timers: list[tuple[int, int, Key]] = []
+        self._reporting = False
         self.lost = Lost()
-        self._seq, self._numbers = count(1), count(1)
+        self._numbers = count(1)
         self._topics: dict[TopicKey, dict[Key, None]] = {}  # where flows of the topic are parked, or were
         self._lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue found a dry flow, and the items it wanted
         self._latest_ms = 0  # of the host's clock
@@ -96,7 +94,7 @@ class Throttling:
         for key in rules.keys:
             key.settled(flow)
             if not key.spend(at_ms, now_ms) or key.allowance.used_up():
-                self._schedule(key, at_ms)
+                self.agenda.schedule(key, at_ms)
         return None
 
     def park(self, flow: Parked, key: Key, wanted: int) -> bool:
@@ -115,7 +113,7 @@ class Throttling:
         self._topics.setdefault(topic, {})[key] = None
         flow.parked = key
         key.park(topic, flow, flow.tenant.start, min(flow.ready, wanted), at_ms)
-        self._schedule(key, at_ms)
+        self.agenda.schedule(key, at_ms)
         return asks_now
 
     def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
@@ -155,7 +153,7 @@ class Throttling:
     def asks(self, topic: TopicKey) -> bool:
         """Whether flows of the topic wait for an answer of a coordinator."""
         keys = islice(self._topics.get(topic, ()), _KEYS)
-        return any(topic in key.active and (key in self.to_ask or key.allowance.asked is not None) for key in keys)
+        return any(topic in key.active and (key in self.agenda or key.allowance.asked is not None) for key in keys)
 
     def _resolve(self, flow: Parked) -> Rules:
         topic = flow.lanes[0].topic.key
@@ -179,31 +177,21 @@ class Throttling:
             key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._latest_ms)
         elif key.throttle != throttle:
             key.update(throttle, self.monotonic_ms(), self._latest_ms)
-            self._settle_soon(key)
+            self.agenda.settle_soon(key)
         return key
 
     # ------------------------------------------------------------------------------------- tokens
 
-    def turn(self) -> None:
-        """Wake flows, and add the keys that are due to `to_ask` and `fresh`."""
+    def turn(self) -> list[Key]:
+        """Wake flows, and return keys whose coordinators are asked now: take the question of each from `ask`."""
         at_ms = self.monotonic_ms()
-        unsettled, self._unsettled = self._unsettled, {}
-        for key in unsettled:
+        for key in self.agenda.due(at_ms):
             self._settle(key, at_ms)
-        timers = self._timers
-        while timers and timers[0][0] <= at_ms:
-            due_ms, _, key = heappop(timers)
-            if key.timer_ms == due_ms:
-                key.timer_ms = 0
-                self._settle(key, at_ms)
-
-    def next_ms(self) -> int | None:
-        """Return the monotonic time by which `turn` must be called, None if there is none."""
-        return self._timers[0][0] if self._timers else None
+        return self.agenda.fresh()
 
     def ask(self, key: Key) -> Ask | None:
         """Return the question for the key's coordinator, None if it needs none now."""
-        self.to_ask.pop(key, None)
+        self.agenda.asked(key)
         if key.allowance.asked is not None:
             return None
         at_ms = self.monotonic_ms()
@@ -216,7 +204,7 @@ class Throttling:
                 self._unpark(topic, flow)
         asked = key.ask(need, at_ms, beat=beat)
         if asked is None and key.active:  # its tokens are claimed
-            self._set_timer(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
+            self.agenda.settle_at(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
         return asked
 
     def answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
@@ -236,13 +224,9 @@ class Throttling:
         """Report the tokens held here, which keeps them good, and return those that are not needed. Call it twice a
         second or so. Return False if no throttle key is in use."""
         at_ms = self.monotonic_ms()
-        for key in list(self._holding):
-            key.allowance.beat(at_ms)
-            if key.allowance.balance:
-                self._beating.add(key)
-                self._to_ask(key)
-            else:
-                del self._holding[key]
+        if self._holding and not self._reporting:
+            self._reporting = True
+            self._long_work(self._report())
         while self._lacked:
             topic, (lacked_ms, _) = next(iter(self._lacked.items()))
             if at_ms - lacked_ms < _RECENT_MS:
@@ -251,11 +235,27 @@ class Throttling:
         self._look_after(at_ms)
         return bool(self.keys or self._topics or self._lacked)
 
+    def _report(self) -> Iterator[None]:
+        for done, key in enumerate(list(self._holding), 1):
+            key.allowance.beat(self.monotonic_ms())
+            if key.allowance.balance:
+                self._beating.add(key)
+                self.agenda.ask(key)
+            else:
+                self._holding.pop(key, None)
+            if done % _SLICE == 0:
+                yield
+        self._reporting = False
+
     def _look_after(self, at_ms: int) -> None:
         """Wake another flow of some topics that are asleep, whose awake flow may have ended; forget unused keys."""
+        left = 2 * _SLICE
         for topic, keys in list(islice(self._topics.items(), _SLICE)):
+            if left <= 0:
+                break
             del self._topics[topic]
             for key in list(islice(keys, _SLICE)):
+                left -= 1
                 del keys[key]
                 parking = key.asleep.get(topic)
                 scout = None if parking is None else parking.scout
@@ -268,7 +268,7 @@ class Throttling:
                 self._topics[topic] = keys  # at the end
         for bounded, key in list(islice(self.keys.items(), _SLICE)):
             del self.keys[bounded]
-            if key.unused and key not in self.to_ask and at_ms - key.used_ms > _RECENT_MS:
+            if key.unused and key not in self.agenda and at_ms - key.used_ms > _RECENT_MS:
                 self.changes += 1  # flows that have it look it up again
             else:
                 self.keys[bounded] = key
@@ -281,18 +281,13 @@ class Throttling:
                 other.settled(flow)
             if other.unneeded(at_ms):
                 other.returning = True
-                self._to_ask(other)
+                self.agenda.ask(other)
             else:
-                self._settle_soon(other)
+                self.agenda.settle_soon(other)
 
     def _settle(self, key: Key, at_ms: int) -> None:
         self._wake(key, at_ms)
-        self._schedule(key, at_ms)
-
-    def _settle_soon(self, key: Key) -> None:
-        """Flows do not wake in the middle of a dequeue."""
-        self._unsettled[key] = None
-        self._tokens_wanted()
+        self.agenda.schedule(key, at_ms)
 
     def _wake(self, key: Key, at_ms: int) -> None:
         for topic, flow in key.wake(self._demanded, _lives, at_ms):
@@ -302,30 +297,6 @@ class Throttling:
         flow.parked = None
         flow.wake()
         self._woken(topic)
-
-    def _schedule(self, key: Key, at_ms: int) -> None:
-        if key.allowance.asked is None and key not in self.to_ask:
-            due_ms = key.next_ms(at_ms)
-            if due_ms is not None:
-                self._set_timer(key, due_ms) if due_ms > at_ms else self._to_ask(key)
-
-    def ask_again(self, key: Key) -> None:
-        """Ask for the key in another turn: its coordinator may be another host by then."""
-        self.to_ask.pop(key, None)
-        self._to_ask(key)
-
-    def _to_ask(self, key: Key) -> None:
-        if key not in self.to_ask:
-            self.to_ask[key] = None
-            self.fresh.append(key)
-            self._tokens_wanted()
-
-    def _set_timer(self, key: Key, due_ms: int) -> None:
-        if not key.timer_ms or due_ms < key.timer_ms:
-            key.timer_ms = due_ms
-            heappush(self._timers, (due_ms, next(self._seq), key))
-            if self._timers[0][2] is key:
-                self._tokens_wanted()
 
     def _demanded(self, topic: TopicKey) -> bool:
         if self._policies.pausing and self._policies.paused(topic):
@@ -381,7 +352,7 @@ class Throttling:
         for key in rules.keys:
             if key.give_back(given_ms, at_ms):
                 self._holding[key] = None
-                self._settle_soon(key)
+                self.agenda.settle_soon(key)
 
 
 def give_back(item: Item) -> None:

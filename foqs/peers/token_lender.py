@@ -20,13 +20,11 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.quotas.bucket import Ask, Grant
+from foqs.throttles.agenda import AT_ONCE
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
 BEAT_MS = 500
-MOST_ASKS = 1_000
-"""In one call: more of them would stall the event loop of the coordinator."""
-
 Asked = Sequence[tuple[Key, Ask]]
 
 
@@ -71,19 +69,18 @@ class TokenLender:
         self._due = False
         if self._engine.draining:
             return
-        throttling = self._throttling
-        throttling.turn()
-        fresh, throttling.fresh = throttling.fresh, []
-        here: dict[Key, None] = {}
-        for key in fresh:
+        here: list[Key] = []
+        for key in self._throttling.turn():
             address = self._elsewhere(key)
-            keys = here if address is None else self._queues.setdefault(address, {})
-            keys[key] = None
+            if address is None:
+                here.append(key)
+            else:
+                self._queues.setdefault(address, {})[key] = None
         self._ask_here(here)
         for address in list(self._queues):
             if address not in self._open:
                 self._ask(address)
-        next_ms = throttling.next_ms()
+        next_ms = self._throttling.agenda.next_ms()
         if next_ms is not None and next_ms < self._timer_ms:
             self._timer_ms = next_ms
             self._later(max(1, next_ms - self._monotonic_ms()), self._timer)
@@ -99,20 +96,11 @@ class TokenLender:
         route = routing.owners.get(slots[key.slot]) if slots else None
         return None if route is None or route.host == self._engine.config.server.id else route.address
 
-    def _questions(self, keys: dict[Key, None]) -> Asked:
-        """Take the first questions out of `keys`."""
-        asked: list[tuple[Key, Ask]] = []
-        for key in list(islice(keys, MOST_ASKS)):
-            del keys[key]
-            ask = self._throttling.ask(key)
-            if ask is not None:
-                asked.append((key, ask))
-        return asked
+    def _questions(self, keys: Sequence[Key]) -> Asked:
+        return [(key, ask) for key in keys if (ask := self._throttling.ask(key)) is not None]
 
-    def _ask_here(self, keys: dict[Key, None]) -> None:
+    def _ask_here(self, keys: Sequence[Key]) -> None:
         asked = self._questions(keys)
-        for key in keys:
-            self._throttling.ask_again(key)
         if not asked:
             return
 
@@ -124,12 +112,20 @@ class TokenLender:
             self._later(ANSWER_MS, lambda: answered([None] * len(asked)))
 
     def _ask(self, address: str) -> None:
-        """Send the questions that wait for this host."""
-        keys = self._queues.pop(address)
-        asked = self._questions(keys)
-        if keys:
-            self._queues[address] = keys
+        """Send the first questions that wait for this host."""
+        queue, mine = self._queues[address], list[Key]()
+        for key in list(islice(queue, AT_ONCE)):
+            del queue[key]
+            if self._elsewhere(key) == address:
+                mine.append(key)
+            else:
+                self._throttling.agenda.ask_again(key)
+        if not queue:
+            del self._queues[address]
+        asked = self._questions(mine)
         if not asked:
+            if queue:
+                self.wanted()
             return
         self._open.add(address)
 
@@ -137,8 +133,8 @@ class TokenLender:
             self._open.discard(address)
             given = [] if error is not None else [_grant(grant) for grant in response.tokens or ()]
             self._answered(asked, given + [None] * (len(asked) - len(given)))
-            for key in self._queues.pop(address, ()):  # their coordinator may be another host by now
-                self._throttling.ask_again(key)
+            if address in self._queues:
+                self.wanted()
 
         asks = [idl.TokenAsk(key.bounded[0], key.name, *ask) for key, ask in asked]
         self._forwarder.ask(address, "Lend", idl.LendRequest(self._holder, asks), ANSWER_MS, replied)

@@ -154,11 +154,13 @@ class QuotaCoordinator:
         so."""
         self._owners.observe()
         now_ms = self._monotonic_ms()
+        shards: set[int] = set()
         for key, known in list(islice(self._tokens.items(), _TENDED)):
             del self._tokens[key]
             if not known[0].idle(now_ms) or self.counts.under_way(key):
                 self._tokens[key] = known  # at the end
-        for number in {owner.shard for _, owner, _ in self._tokens.values()}:
+                shards.add(known[1].shard)
+        for number in shards:
             shard = self._engine.shards.get(number)
             if shard is not None and shard.state is ShardState.SERVING:
                 age_ms = self._now_ms() - shard.confirmed_ms

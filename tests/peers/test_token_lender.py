@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.peers.throttled_hosts import Cluster, worst
+from foqs.throttles.agenda import AT_ONCE
+from tests.peers.throttled_hosts import TRIP_MS, Cluster, worst
 
 API = {"throttle.api": '{"per_second": 10, "burst": 20}'}
 
@@ -90,6 +91,25 @@ def test_many_keys_share_the_messages() -> None:
     assert sum(map(len, times)) >= 0.95 * 300 * 10
     assert max(worst(each, 1) for each in times) <= 1
     assert max(host.calls for host in cluster.hosts) < 10 * 2 * 250
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_more_keys_than_a_call_takes_all_get_tokens(hosts: int) -> None:
+    """Also those whose coordinator is another host by the time of their question."""
+    keys = 2 * AT_ONCE + 10
+    cluster = Cluster(hosts, {"throttle.tenant:*": '{"per_second": 1000}'})
+    asked: list[int] = []
+    for host in cluster.hosts:
+        lend = host.coordinator.lend
+        host.coordinator.lend = lambda *args, lend=lend: asked.append(len(args[1])) or lend(*args)  # type: ignore[method-assign, misc]
+    flows = [cluster.hosts[-1].put("sync", f"tenant:{number}", ready=1) for number in range(keys)]
+    if hosts > 1:
+        cluster.run(TRIP_MS + 1)
+        for shard in (1, 2, 3):
+            cluster.move(shard, cluster.hosts[-1])
+    cluster.run(5_000)
+    assert sum(flow.ready for flow in flows) == 0
+    assert AT_ONCE / 2 < max(asked) <= AT_ONCE
 
 
 def test_items_with_tokens_do_not_wait() -> None:

@@ -235,6 +235,12 @@ class Throttling:
         self._look_after(at_ms)
         return bool(self.keys or self._topics or self._lacked)
 
+    def leave(self) -> list[tuple[Key, Ask]]:
+        """Return the questions that give all tokens back. Call it when this host delivers nothing any more."""
+        at_ms = self.monotonic_ms()
+        held = [key for key in self._holding if key.allowance.held(at_ms)]
+        return [(key, key.allowance.ask(0, at_ms, ahead=False, spare=True)) for key in held]
+
     def _report(self) -> Iterator[None]:
         for done, key in enumerate(list(self._holding), 1):
             key.allowance.beat(self.monotonic_ms())

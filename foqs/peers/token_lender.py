@@ -136,8 +136,20 @@ class TokenLender:
             if address in self._queues:
                 self.wanted()
 
-        asks = [idl.TokenAsk(key.bounded[0], key.name, *ask) for key, ask in asked]
-        self._forwarder.ask(address, "Lend", idl.LendRequest(self._holder, asks), ANSWER_MS, replied)
+        request = idl.LendRequest(self._holder, [_question(*one) for one in asked])
+        self._forwarder.ask(address, "Lend", request, ANSWER_MS, replied)
+
+    def leave(self) -> None:
+        """Give the tokens held here back, as this host delivers nothing any more. Their coordinators would keep them in
+        reserve for it. Of many keys some are given back, and no answer is waited for."""
+        given: dict[str, list[Any]] = {}
+        for key, ask in self._throttling.leave():
+            address = self._elsewhere(key)
+            if address is not None:
+                given.setdefault(address, []).append(_question(key, ask))
+        for address, asks in given.items():
+            request = idl.LendRequest(self._holder, asks[:AT_ONCE])
+            self._forwarder.ask(address, "Lend", request, ANSWER_MS, lambda response, error: None)
 
     def _answered(self, asked: Asked, grants: Sequence[Grant | None]) -> None:
         for (key, ask), grant in zip(asked, grants, strict=True):
@@ -151,6 +163,10 @@ class TokenLender:
         if self._throttling.beat():
             self._beating = True
             self._later(BEAT_MS, self._beat)
+
+
+def _question(key: Key, ask: Ask) -> Any:
+    return idl.TokenAsk(key.bounded[0], key.name, *ask)
 
 
 def _grant(grant: Any) -> Grant | None:

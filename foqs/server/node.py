@@ -235,6 +235,7 @@ class Node:
         self.server.stop_listening()
         self.runner.stop()
         clean = await until(lambda: all(shard.idle for shard in self.engine.serving), deadline)
+        self.lender.leave()
         await self.server.drain(deadline)
         self.runner.end()
         ready = self.runner.ready.is_set()  # otherwise a hanging database keeps a thread, and nothing can be lost

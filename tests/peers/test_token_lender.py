@@ -112,6 +112,33 @@ def test_more_keys_than_a_call_takes_all_get_tokens(hosts: int) -> None:
     assert AT_ONCE / 2 < max(asked) <= AT_ONCE
 
 
+def test_a_host_that_leaves_gives_its_tokens_back() -> None:
+    """Else their place in the bucket stays free until they have ended."""
+    cluster = Cluster(2, {"throttle.api": '{"per_second": 1000, "burst": 1000}'})
+    flows = [host.put("sync", "api") for host in cluster.hosts]
+    cluster.run(3_000)
+    home = cluster.owners[cluster.shard_of(next(iter(cluster.hosts[0].throttling.keys.values())).slot)][0]
+    (flow,) = [flow for flow in flows if flow.host is not home]
+    leaving = flow.host
+    (key,) = leaving.throttling.keys.values()
+    flow.lanes.clear()  # its shard moved
+    leaving.waiting.clear()
+    while not key.allowance.balance:
+        cluster.run(10)
+    ((tokens, _, _),) = home.coordinator._tokens.values()
+    held = key.allowance.balance
+    assert tokens._bucket._holders[leaving.lender._holder].tokens >= held
+    leaving.engine.draining = True
+    leaving.lender.leave()
+    assert key.allowance.balance == 0
+    cluster.run(2 * TRIP_MS)
+    assert tokens._bucket._holders[leaving.lender._holder].tokens == 0
+    calls = cluster.calls[leaving.name]
+    leaving.lender.leave()  # there is nothing to give back
+    assert cluster.calls[leaving.name] == calls
+    assert worst(cluster.deliveries("api"), 1_000) <= 1_000
+
+
 def test_items_with_tokens_do_not_wait() -> None:
     """Promise 12: 1,000 parked flows in front of it do not delay an item."""
     cluster = Cluster(1, {"throttle.dry": '{"per_second": 0.001, "burst": 1}', **API})

@@ -103,9 +103,8 @@ class Throttling:
         at_ms = self.monotonic_ms()
         topic = flow.lanes[0].topic.key
         asks_now = key.due_ms <= at_ms
-        for other in flow.rules.keys:
-            if other is not key and other.allowance.held(at_ms):
-                key.behind.setdefault(other, []).append(flow)
+        for later in key.holds_up(flow, flow.rules.keys, at_ms):
+            self._settle_soon(later)
         if not asks_now:
             self._let_go(key, at_ms)
         self._lacked.pop(topic, None)  # the oldest stands first

@@ -8,7 +8,7 @@ flow wakes. Invariant: while flows of wanted topics are parked, there are no mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -165,6 +165,19 @@ class ThrottleKey(Generic[T, F]):
             parking = topics.get(topic)
             if parking is not None and parking.remove(flow) and not parking:
                 del topics[topic]
+
+    def holds_up(self, flow: F, keys: Sequence[ThrottleKey[T, F]], now_ms: int) -> list[ThrottleKey[T, F]]:
+        """The flow, which needs tokens of all `keys`, is parked on this one. Return the later ones that it had a claim
+        on: it gives these up, or a flow that waits for it could have a claim on this key, and both would wait."""
+        given_up, later = [], False
+        for other in keys:
+            if other is self:
+                later = True
+            elif other.allowance.held(now_ms):
+                self.behind.setdefault(other, []).append(flow)
+                if later and other._awake.pop(flow, None) is not None:
+                    given_up.append(other)
+        return given_up
 
     def settled(self, flow: F) -> None:
         """A woken flow took its token, or has no use for it."""

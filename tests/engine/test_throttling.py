@@ -179,3 +179,20 @@ def test_keys_without_flows_are_forgotten() -> None:
     assert not any(flow.ready for flow in flows)
     assert not host.throttling.keys
     assert host.throttling.beat() is False
+
+
+def test_flows_with_claims_on_each_others_keys_do_not_wait_for_each_other() -> None:
+    """One has a claim on the only token of a, the other on that of b."""
+    host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
+    for key in "ab":
+        filled(host, put(host, key, topic="other", ready=1))
+    host.awake.clear()
+    first, other = put(host, "a", "b"), put(host, "b", "a")
+    a, b = (host.throttling.keys[NS, f"\1{key}"] for key in "ab")
+    a._awake, b._awake = {first: host.cluster.now}, {other: host.cluster.now}
+    for flow, key in ((first, b), (other, a)):
+        assert take(host, flow) is key
+        park(host, flow, key)
+        host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 1)])]  # type: ignore[list-item]
+    host.cluster.run(AWAKE_MS - 1)
+    assert first.delivered

@@ -203,6 +203,7 @@ class Throttling:
                 self._unpark(topic, flow)
         asked = key.ask(need, at_ms, beat=beat)
         if asked is None and key.active:  # its tokens are claimed
+            self._let_go(key, at_ms)
             self.agenda.settle_at(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
         return asked
 

@@ -196,3 +196,20 @@ def test_flows_with_claims_on_each_others_keys_do_not_wait_for_each_other() -> N
         host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 1)])]  # type: ignore[list-item]
     host.cluster.run(AWAKE_MS - 1)
     assert first.delivered
+
+
+def test_a_flow_that_waits_for_a_token_of_another_flow_keeps_none() -> None:
+    """The only token of b is kept for a flow whose topic just had a consumer; no coordinator is asked for b."""
+    host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
+    for key in "ab":
+        filled(host, put(host, key, topic="other", ready=1))
+    host.awake.clear()
+    both, only = put(host, "a", "b"), put(host, "a")
+    a, b = (host.throttling.keys[NS, f"\1{key}"] for key in "ab")
+    a._awake = {both: host.cluster.now}
+    for flow, dry in ((both, b), (only, a)):
+        assert take(host, flow) is dry
+        park(host, flow, dry)
+    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
+    host.cluster.run(1)
+    assert only.delivered and not both.delivered

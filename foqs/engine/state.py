@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import ShardBatch
@@ -121,11 +122,15 @@ class State:
 
     def _unparked(self, key: TopicKey) -> None:
         """Flows of the topic wait for tokens no more."""
-        if key in self.waiting:
+        waited_for = key in self.waiting
+        if waited_for:
             self.due[key] = None
             self.wake()
-        elif self.became_ready is not None:
-            self.became_ready(key)
+        if self.became_ready is not None:
+            if waited_for:  # the consumers here may take all
+                self.soon(partial(self.became_ready, key))
+            else:
+                self.became_ready(key)
 
     def _begin_long(self, work: Iterator[None]) -> None:
         self.long_work.append(work)

@@ -7,6 +7,7 @@ from typing import Any
 from foqs.engine.state import Callbacks
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.tenants import of, set_policy
 
 
 class Reports:
@@ -72,3 +73,16 @@ def test_a_consumer_that_finds_nothing_is_reported() -> None:
     lab.settle()
     assert (len(first), second) == (1, [])
     assert ("left", KEY) in reports.take()
+
+
+def test_items_that_a_consumer_here_leaves_are_reported_when_their_throttle_is_removed() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    set_policy(lab, {}, throttle_api='{"per_second": 0.01}')
+    ids = lab.stored(*[lab.item() for _ in range(3)], key=of("", "api"))
+    answers = lab.dequeue(count=1, wait_ms=5_000)
+    reports.take()
+    set_policy(lab, {})
+    lab.send()
+    assert answers == [ids[:1]]
+    assert ("ready", KEY) in reports.take()

@@ -104,7 +104,7 @@ class Throttling:
         topic = flow.lanes[0].topic.key
         asks_now = key.due_ms <= at_ms
         for later in key.holds_up(flow, flow.rules.keys, at_ms):
-            self._settle_soon(later)
+            self.agenda.settle_soon(later)
         if not asks_now:
             self._let_go(key, at_ms)
         self._lacked.pop(topic, None)  # the oldest stands first

@@ -54,6 +54,14 @@ def test_two_keys_at_a_low_rate_on_three_hosts() -> None:
     assert len(cluster.deliveries("a")) - before >= 0.9 * 60
 
 
+def test_topics_with_the_same_keys_do_not_wait_for_each_others_tokens() -> None:
+    """On one host, the flow that woke for a token of the one key does not keep it from the flow that has the other."""
+    cluster = Cluster(1, {f"throttle.{key}": '{"per_second": 20, "burst": 1}' for key in "ab"})
+    flows = [cluster.hosts[0].put(topic, "a", "b") for topic in ("one", "two")]
+    cluster.run(10_000)
+    assert min(len(flow.delivered) for flow in flows) >= 0.6 * 10 * 10
+
+
 def test_waiting_for_a_later_key_uses_up_no_tokens() -> None:
     settings = {f"throttle.{key}": f'{{"per_second": {rate}}}' for key, rate in (("a", 100), ("b", 10))}
     cluster = Cluster(3, settings)

@@ -75,7 +75,7 @@ def test_a_consumer_that_finds_nothing_is_reported() -> None:
     assert ("left", KEY) in reports.take()
 
 
-def test_items_that_a_consumer_here_leaves_are_reported_when_their_throttle_is_removed() -> None:
+def test_items_without_a_throttle_are_reported() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)
     set_policy(lab, {}, throttle_api='{"per_second": 0.01}')

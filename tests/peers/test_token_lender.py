@@ -54,7 +54,7 @@ def test_two_keys_at_a_low_rate_on_three_hosts() -> None:
     assert len(cluster.deliveries("a")) - before >= 0.9 * 60
 
 
-def test_topics_with_the_same_keys_do_not_wait_for_each_others_tokens() -> None:
+def test_topics_with_the_same_keys_share_tokens() -> None:
     """On one host, the flow that woke for a token of the one key does not keep it from the flow that has the other."""
     cluster = Cluster(1, {f"throttle.{key}": '{"per_second": 20, "burst": 1}' for key in "ab"})
     flows = [cluster.hosts[0].put(topic, "a", "b") for topic in ("one", "two")]

@@ -3,7 +3,8 @@
 1 nothing is lost, or stored twice · 2 an acked item stays acked · 3 an item is removed for a cause only · 4 an item has
 one lease at a time · 5 a ready item reaches a consumer that waits at any host · 6 a key is stored once, and remembered
 by the only shard that has its slot · 7 a quota and a bound on stored items are never exceeded · 8 every request is
-answered once, in time, after at most one hop · 15 a host leases and delivers nothing of a topic that is paused by the
+answered once, in time, after at most one hop · 11 a throttle key is in no more leases than its rate allows (see
+`throttles`) · 15 a host leases and delivers nothing of a topic that is paused by the
 settings that it applied.
 """
 
@@ -35,6 +36,7 @@ class Spec:
     ns: str
     topic: str
     key: str | None = None
+    throttles: tuple[str, ...] = ()
     open: int = 0
     ids: set[int] = field(default_factory=set)
     refused: bool = False
@@ -78,9 +80,12 @@ class Checks:
         for number, db in dbs.items():
             db.observers.append(lambda epoch, batch, number=number: self._committing(number, batch))
 
-    def new_spec(self, ns: str, topic: str, key: str | None = None) -> Spec:
-        spec = self.specs[len(self.specs) + 1] = Spec(len(self.specs) + 1, ns, topic, key)
+    def new_spec(self, ns: str, topic: str, key: str | None = None, throttles: tuple[str, ...] = ()) -> Spec:
+        spec = self.specs[len(self.specs) + 1] = Spec(len(self.specs) + 1, ns, topic, key, throttles)
         return spec
+
+    def spec_of(self, item_id: int) -> Spec:
+        return self._spec_of[item_id]
 
     # ------------------------------------------------------------------------------------- databases
 

@@ -11,7 +11,7 @@ from foqs.idl import idl
 from tests.sim.records import broken
 from tests.sim_peers.checks import Spec
 from tests.sim_peers.exchange import Call, context
-from tests.sim_peers.profile import FREE, KEYS, RATED
+from tests.sim_peers.profile import FREE, KEYS, LIMITED, RATED
 
 if TYPE_CHECKING:
     from tests.sim_peers.host import Host
@@ -72,7 +72,7 @@ class Clients:
         host.clients[call] = None
 
         def overdue() -> None:
-            if not answers:
+            if not answers and not sim.profile.freeze_every_ms:
                 broken(8, f"{method} {request_id} was not answered by {host.name} in time")
 
         sim.clock.soon(due - sim.clock.time, overdue)
@@ -104,13 +104,14 @@ class Clients:
         return spec
 
     def enqueue(
-        self, specs: list[Spec], answered: Callable[[Spec, int | FoqsError], None] = lambda spec, outcome: None
-    ) -> None:
+        self, specs: list[Spec], answered: Callable[[Spec, int | FoqsError], None] = lambda spec, outcome: None,
+        host: Host | None = None,
+    ) -> None:  # fmt: skip
         specs = list(dict.fromkeys(specs))
         rng, profile = self.rng, self.sim.profile
         items = []
         for spec in specs:
-            item = idl.ItemSpec(topic=spec.topic, payload=spec.payload, dedup_key=spec.key)
+            item = idl.ItemSpec(spec.topic, spec.payload, dedup_key=spec.key, throttle_keys=spec.throttles or None)
             if spec.key is None and rng.random() < profile.at_most_once:
                 item.delivery = idl.Delivery.AT_MOST_ONCE
             if rng.random() < 0.1:
@@ -124,14 +125,14 @@ class Clients:
                 self.checks.enqueued(spec, outcome)
                 answered(spec, outcome)
 
-        self.send("Enqueue", idl.EnqueueRequest(specs[0].ns, items), rng.choice([200, 3_000]), done)
+        self.send("Enqueue", idl.EnqueueRequest(specs[0].ns, items), rng.choice([200, 3_000]), done, host=host)
 
     # ------------------------------------------------------------------------------------- consumers
 
     def drain(self, host: Host) -> None:
         """From now on, consumers wait at this host only, and ack all that they receive."""
         self.at = host
-        for ns in (FREE, RATED, FREE, RATED):
+        for ns in (FREE, RATED, FREE, RATED, *[LIMITED] * self.sim.throttles.active):
             self._drain(ns)
 
     def _drain(self, ns: str, acks: Sequence[tuple[int, int]] = ()) -> None:
@@ -142,10 +143,10 @@ class Clients:
             leases = [(item.id, item.lease) for item in items]
             together = self.rng.random() < 0.5
             for item_id, token in () if together else leases:
-                self._settle("ack", item_id, token)
+                self.settle("ack", item_id, token)
             self._after(5, lambda: self._drain(ns, leases if together else ()))
 
-        self._take(ns, wants, acks, received, 1_000, timeout_ms=1_000, wait_ms=5_000, host=self.at)
+        self.take(ns, wants, acks, received, 1_000, timeout_ms=1_000, wait_ms=5_000, host=self.at)
 
     def _consume(self) -> None:
         if self.at is not None:
@@ -157,14 +158,14 @@ class Clients:
         def received(items: Sequence[Any]) -> None:
             for item in items:
                 self._held.append((item.id, item.lease))
-                self._after(rng.choice([5, 600]), partial(self._handle, ns, item.id, item.lease))
+                self._after(rng.choice([5, 600]), partial(self.handle, ns, item.id, item.lease))
             self._after(20, self._consume)
 
         ns, lease_ms = rng.choice([FREE, RATED]), rng.choice([100, 400, 1_500])
         wait_ms, timeout_ms = rng.choice([0, 50, 1_000]), rng.choice([200, 2_000])
-        self._take(ns, wants, self._acks.pop(ns, ()), received, lease_ms, timeout_ms=timeout_ms, wait_ms=wait_ms)
+        self.take(ns, wants, self._acks.pop(ns, ()), received, lease_ms, timeout_ms=timeout_ms, wait_ms=wait_ms)
 
-    def _take(
+    def take(
         self, ns: str, wants: list[Any], acks: Sequence[tuple[int, int]], received: Callable[[Sequence[Any]], None],
         lease_ms: int, *, timeout_ms: int, wait_ms: int, host: Host | None = None,
     ) -> None:  # fmt: skip
@@ -194,16 +195,16 @@ class Clients:
         settle_ms = self.sim.profile.config.host.confirm_ms
         self.send("AckAndDequeue", request, timeout_ms, done, max(settle_ms, wait_ms), host)
 
-    def _handle(self, ns: str, item_id: int, token: int) -> None:
+    def handle(self, ns: str, item_id: int, token: int) -> None:
         kind = self.rng.choices(["ack", "nack", "release", "extend", ""], [6, 1, 1, 1, 1])[0]
         if kind == "ack" and self.at is None and self.rng.random() < 0.5:
             self._acks.setdefault(ns, []).append((item_id, token))
         elif kind:
-            self._settle(kind, item_id, token)
+            self.settle(kind, item_id, token)
         if kind == "extend":
-            self._after(400, lambda: self._settle("ack", item_id, token))
+            self._after(400, lambda: self.settle("ack", item_id, token))
 
-    def _settle(self, kind: str, item_id: int, token: int) -> None:
+    def settle(self, kind: str, item_id: int, token: int) -> None:
         self.checks.asked(kind, item_id, token, 100)
         if kind == "ack":
             request = idl.AckRequest([idl.AckItem(item_id, token)])
@@ -234,9 +235,9 @@ class Clients:
         if stored and what < 0.4:
             self._get(rng.choice(stored))
         elif stored and what < 0.5:
-            self._settle("delete", rng.choice(stored), 0)
+            self.settle("delete", rng.choice(stored), 0)
         elif self._held and what < 0.7:
-            self._settle(rng.choice(["ack", "nack", "extend", "release"]), *rng.choice(self._held))
+            self.settle(rng.choice(["ack", "nack", "extend", "release"]), *rng.choice(self._held))
         else:
             self._list(FREE, rng.choice(self.sim.profile.topics))
         self._after(150, self._operate)

@@ -150,6 +150,9 @@ class Exchange:
 
         one.receiver, one.call = receiver, Call(method, request, answered)
         receiver.receive(one.call)
+        if method == "Lend" and self._rng.random() < self.rates.twice:
+            again = Call(method, copy(request), lambda response, error: None)
+            self._after(self._rng.choice(self.rates.delays_ms), lambda: receiver.alive and receiver.receive(again))
 
     def _end(self, one: Open, error: FoqsError | None, response: Any = None) -> None:
         done, one.done = one.done, None
@@ -157,9 +160,8 @@ class Exchange:
             return
         self._open.pop(one, None)
         if one.call is not None and one.receiver.alive:
-            one.call.lost()
-        if one.sender.alive:
-            done(response, error)
+            one.receiver.awake(one.call.lost)
+        one.sender.awake(lambda: done(response, error))
 
     def heal(self, rates: Rates) -> None:
         """Lose no more requests. Those that hang already hang on, until the time-outs of their senders."""

@@ -6,18 +6,21 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from foqs.api.handlers import Handlers
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
-from foqs.engine import batch_build, dequeue
+from foqs.engine import batch_build, dequeue, throttling
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State
+from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
+from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
@@ -26,6 +29,7 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_owners import SlotOwners
+from foqs.peers.token_lender import TokenLender
 from foqs.quota import Bounded, Quota
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
@@ -62,14 +66,23 @@ def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: Topic
 
 def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
     if isinstance(state, _Engine):
-        for shard, item, _ in call.found:
+        for shard, item, lease in call.found:
             if state.host.current(shard):
                 state.host.sim.checks.leased(item, shard.number, now_ms)
+            state.host.sim.throttles.leased(state.host, item, lease)
             state.host.sim.pauses.check(state.host.name, *item.lane.topic.key, "leases")
 
 
-_fill, _fill_waiting = dequeue.fill, dequeue.fill_waiting
-dequeue.fill, dequeue.fill_waiting = _watched_fill, _watched_fill_waiting
+def _watched_give_back(item: Item) -> None:
+    host = _HOSTS.get(item.lane.flow.rules.owner)
+    if host is not None:
+        host.sim.throttles.given_back(item)
+    _give_back(item)
+
+
+_HOSTS: WeakKeyDictionary[Throttling, Host] = WeakKeyDictionary()
+_fill, _fill_waiting, _give_back = dequeue.fill, dequeue.fill_waiting, throttling.give_back
+dequeue.fill, dequeue.fill_waiting, throttling.give_back = _watched_fill, _watched_fill_waiting, _watched_give_back
 
 
 class _Quotas(QuotaClient):
@@ -110,6 +123,8 @@ class Host:
     def __init__(self, sim: Simulation, name: str) -> None:
         self.sim, self.name, self.address = sim, name, f"{name}:1"
         self.alive = True
+        self.frozen_until = 0
+        self._ahead_ms = ord(name) * (sim.seed % 10_000)  # no two monotonic clocks say the same
         self.clients: dict[Any, None] = {}  # calls of clients that are not answered
         self.routing = Routing()
         self.assigned: Mapping[int, str] = {}
@@ -126,6 +141,8 @@ class Host:
             served=self._served,
             became_ready=news.became_ready,
             left_waiting=self._left_waiting,
+            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108 - the lender is made below
+            monotonic_ms=self.monotonic_ms,
         )
         rng = random.Random(sim.rng.getrandbits(64))
         self.engine = _Engine(config, Budget(_BUDGET_BYTES), rng, self._submit, callbacks, shards_elsewhere=True)
@@ -144,12 +161,16 @@ class Host:
             slots_arrived=lambda moved: self.later(5, lambda: sim.control.arrived(self.routing.slots, moved)),
             share_slots=lambda: None,
         )
-        owners = SlotOwners(self.engine, now_ms, lambda: sim.clock.time, self.forwarder.slot_moves.adopt)
-        quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, lambda: sim.clock.time, self.later)
+        owners = SlotOwners(self.engine, now_ms, self.monotonic_ms, self.forwarder.slot_moves.adopt)
+        quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, self.monotonic_ms, self.later)
         quotas.host = self
         quotas.watch()
+        self.lender = TokenLender(
+            self.engine, self.forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, self.later
+        )
+        _HOSTS[self.engine.throttling] = self
         shares = ShareExchange(
-            self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: sim.clock.time, self.later
+            self.engine, self.forwarder.other_hosts, self.forwarder.ask, self.monotonic_ms, self.later
         )
         shares.begin()
         limits = Limits(**config.limits.model_dump())
@@ -163,6 +184,9 @@ class Host:
     def now_ms(self) -> int:
         return self.sim.clock.now_ms
 
+    def monotonic_ms(self) -> int:
+        return self.sim.clock.time + self._ahead_ms
+
     def _ready(self, key: TopicKey) -> int:
         return self.engine.ready(key)
 
@@ -173,19 +197,28 @@ class Host:
         self.forwarder.fetch(key)
 
     def receive(self, call: Call) -> None:
+        self.awake(lambda: self._receive(call))
+
+    def _receive(self, call: Call) -> None:
         try:
             self._methods[call.method](call)  # type: ignore[arg-type]
         except FoqsError as error:
             call.raised(None, error)
 
     def learn(self, routing: Routing, assigned: Mapping[int, str]) -> None:
-        if self.alive and routing.version > self.routing.version:
+        self.awake(lambda: self._learn(routing, assigned))
+
+    def _learn(self, routing: Routing, assigned: Mapping[int, str]) -> None:
+        if routing.version > self.routing.version:
             self.routing, self.assigned = replace(routing, slots=self.routing.slots), assigned
             self._handlers.routing_changed()
             self.act()
 
     def learn_slots(self, slots: Slots) -> None:
-        if self.alive and slots.version > self.routing.slots.version:
+        self.awake(lambda: self._learn_slots(slots))
+
+    def _learn_slots(self, slots: Slots) -> None:
+        if slots.version > self.routing.slots.version:
             self.routing = replace(self.routing, slots=slots)
             self._handlers.routing_changed()
 
@@ -216,7 +249,15 @@ class Host:
         self.later(0, do)
 
     def later(self, after_ms: int, do: Callable[[], None]) -> None:
-        self.sim.clock.soon(after_ms, lambda: do() if self.alive else None)
+        self.sim.clock.soon(after_ms, lambda: self.awake(do))
+
+    def awake(self, do: Callable[[], None]) -> None:
+        """Do it now, or when the host is not frozen any more; never, if it dies."""
+        rest_ms = self.frozen_until - self.sim.clock.time
+        if rest_ms > 0:
+            self.later(rest_ms, do)
+        elif self.alive:
+            do()
 
     def _wake(self) -> None:
         if not self._pumping:

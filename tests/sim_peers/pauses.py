@@ -51,8 +51,8 @@ class Pauses:
 
     def check(self, host: str, ns: str, topic: str, what: str) -> None:
         """`what` the host does with an item of the topic."""
-        version = self._applied[host, ns]
-        if topic in version.paused:
+        version = self._applied.get((host, ns))  # other namespaces have no paused topics
+        if version is not None and topic in version.paused:
             broken(15, f"{host} {what} an item of {ns} {topic}, paused in version {version.settings.version}")
 
     def _publish(self, ns: str, paused: frozenset[str], *, by_prefix: bool) -> None:

@@ -17,10 +17,13 @@ from foqs.config.schema import (
 )
 from foqs.dedup import digest_of, slot_of
 from foqs.peers.quota_coordinator import coordinator_slot
+from foqs.quota import THROTTLE
 
 HOSTS = ("a", "b", "c")
-FREE, RATED = "free", "rated"
+FREE, RATED, LIMITED = "free", "rated", "limited"
 KEYS = tuple(f"key-{n}" for n in range(12))
+THROTTLES = ("a", "b", "c")
+"""The throttle keys of the items of namespace `limited`, if there are any."""
 BOUNDED = "topic-0"
 """The topic of namespace `free` that has a bound on its stored items, if there is one."""
 USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(slot_of(digest_of(FREE, key)) for key in KEYS)}))
@@ -36,6 +39,7 @@ class Exchange:
     lost_before: float = 0.0  # not carried out, which the sender cannot know
     lost_after: float = 0.0  # carried out, and the reply is lost
     hangs: float = 0.0  # no reply until the sender's timeout
+    twice: float = 0.0  # share of the questions for tokens that arrive twice
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Profile:
     at_most_once: float
     moving_slots: tuple[int, ...] = USED_SLOTS
     pause_every_ms: int = 0  # 0: never
+    throttles_every_ms: int = 0  # 0: never
+    freeze_every_ms: int = 0  # 0: never
     settings_news_ms: tuple[int, ...] = (0,)
     max_stored: int = 0  # 0: no topic has a bound
 
@@ -65,7 +71,8 @@ class Profile:
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
     are paused and resumed. "settings": settings change, and hosts learn late of them. "bounds": a topic has a bound on
-    its stored items. "silence": many connections between hosts fall silent."""
+    its stored items. "silence": many connections between hosts fall silent. "throttles": items have throttle keys;
+    hosts freeze, and coordinators move."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
@@ -79,6 +86,21 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
         )
     if trouble == "silence":
         return replace(profile, exchange=replace(profile.quiet, hangs=0.2))
+    if trouble == "throttles":
+        return replace(
+            profile,
+            exchange=replace(profile.exchange, twice=rng.choice([0, 0.2])),
+            quiet=Exchange((0, 1)),  # each token of a burst of 1 costs a trip
+            handover_ms=200,
+            active_ms=rng.randint(3_000, 5_000),
+            crash_every_ms=rng.choice([0, 1_500]),
+            move_every_ms=rng.choice([0, 600, 2_000]),
+            slots_every_ms=rng.choice([0, 1_000]),
+            freeze_every_ms=rng.choice([0, 500, 2_000]),
+            throttles_every_ms=500,
+            settings_news_ms=(0, 5, 50, 700),
+            moving_slots=tuple(sorted({coordinator_slot(LIMITED, THROTTLE + key) for key in THROTTLES})),
+        )
     if trouble != "slots":
         return profile
     return replace(

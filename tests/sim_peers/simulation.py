@@ -19,6 +19,7 @@ from tests.sim_peers.host import Host
 from tests.sim_peers.pauses import Pauses
 from tests.sim_peers.profile import HOSTS, random_profile
 from tests.sim_peers.settings import NAMESPACES, ClusterSettings
+from tests.sim_peers.throttles import Throttles
 
 _SETTLE_MS = 30_000
 _DELIVER_MS = 12_000
@@ -40,6 +41,7 @@ class Simulation:
         self.control = Control(self)
         self.clients = Clients(self)
         self.pauses = Pauses(self)
+        self.throttles = Throttles(self)
         self.settings = ClusterSettings(self)
         self.healing = False
 
@@ -59,15 +61,22 @@ class Simulation:
         for host in self.hosts:
             self._join(host)
         self.clock.until(500)
-        self.clients.start()
+        if self.throttles.active:
+            self.throttles.start()
+        else:
+            self.clients.start()
         if self.trouble == "settings":
             self.settings.start()
         self._repeat(self.profile.crash_every_ms, self._crash)
         self._repeat(self.profile.move_every_ms, self.control.move)
         self._repeat(self.profile.slots_every_ms, self.control.change_slots)
         self._repeat(self.profile.pause_every_ms, self.pauses.change)
+        self._repeat(self.profile.freeze_every_ms, self._freeze)
+        self._repeat(self.profile.throttles_every_ms, self.throttles.change)
         self.clock.until(500 + self.profile.active_ms)
         self._heal()
+        if self.throttles.active:
+            self.throttles.measure()
         self.clients.drain(self.rng.choice(self.hosts))
         self.clock.until(self.clock.time + _PRODUCE_MS)
         self.clients.producing = False
@@ -81,6 +90,7 @@ class Simulation:
 
     def _join(self, host: Host) -> None:
         self.pauses.join(host)
+        self.throttles.join(host)
         self.exchange.hosts[host.address] = host
         self.control.join(host)
         self.settings.join(host)
@@ -101,8 +111,13 @@ class Simulation:
         host = self.rng.choice(living)
         host.die()
         self.clients.died(host)
+        self.throttles.died(host)
         self.control.died(host)
         self.clock.soon(self.rng.randint(10, 1_500), lambda: self._restart(host))
+
+    def _freeze(self) -> None:
+        host = self.rng.choice(self.hosts)
+        host.frozen_until = self.clock.time + self.rng.choice([100, 700, 2_000])
 
     def _restart(self, dead: Host) -> None:
         self.hosts[HOSTS.index(dead.name)] = host = Host(self, dead.name)
@@ -113,6 +128,7 @@ class Simulation:
         self.healing = True
         self.exchange.heal(self.profile.quiet)
         self.settings.heal()
+        self.throttles.heal()
         self._wait(_SETTLE_MS, self._settled, "shards or slots do not settle")
 
     def _settled(self) -> bool:
@@ -145,6 +161,7 @@ class Simulation:
             self._wait(_SETTLE_MS, lambda: len(confirmed) == len(NAMESPACES), "changes of settings are not answered")
         self.checks.check_slots(self.control.slots)
         self.checks.check_quota()
+        self.throttles.check_rates()
 
 
 def simulate(seed: int, trouble: str = "") -> Simulation:

@@ -39,6 +39,11 @@ def test_silent_connections_delay_items_for_seconds_only(batch: Iterable[int]) -
     seeds.run(lambda seed: simulate(seed, "silence"), batch)
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=20))
+def test_throttled_keys_keep_to_their_rates_and_reach_them(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "throttles"), batch)
+
+
 def test_a_seed_gives_the_same_run_every_time() -> None:
     first, again = simulate(3), simulate(3)
     assert (first.clock.events, first.checks.counts) == (again.clock.events, again.checks.counts)
@@ -60,6 +65,9 @@ def test_runs_do_check_something() -> None:
         assert counts[what] > 0, (what, counts)
     assert sum(simulate(seed, "pauses").checks.counts["pauses"] for seed in range(4)) > 10
     assert sum(simulate(seed, "bounds").checks.counts["at the bound"] for seed in range(4)) > 10
+    throttled = sum((simulate(seed, "throttles").checks.counts for seed in range(2)), Counter[str]())
+    for what, least in (("throttled", 200), ("given back", 1), ("throttles changed", 5), ("measured", 2)):
+        assert throttled[what] >= least, (what, throttled)
     assert forwarded > 500
     settings = sum((simulate(seed, "settings").checks.counts for seed in range(6)), Counter[str]())
     for what in ("put", "put CONFLICT", "put UNAVAILABLE", "put OUTCOME_UNKNOWN", "applied", "missing"):

@@ -880,6 +880,8 @@ struct TokenAsk {
   5: i64 held,
   /** Tokens that the holder returns; not part of `held`. */
   6: i64 back,
+  /** Duration: the tokens that the holder had and that are in neither number were spent at least so long before. */
+  7: optional i64 spent_ago_ms,
 }
 
 /** The answer to a TokenAsk. Nothing is set if the answering host does not coordinate the key now. */

@@ -99,7 +99,7 @@ class PeerMethods:
         holder = validation.name(request.holder, "holder", _NAMES)
         if not request.tokens or len(request.tokens) > _MOST_ASKS:
             raise Invalid(f"tokens: 1 to {_MOST_ASKS} are needed, not {len(request.tokens or ())}")
-        asks = [(_throttle_key(token), _ask(token)) for token in request.tokens]
+        asks = [(_throttle_key(token), _lend_ask(token)) for token in request.tokens]
 
         def answer(grants: list[Grant | None]) -> None:
             call.reply(idl.LendResponse([idl.TokenGrant(*(grant or ())) for grant in grants]))
@@ -146,6 +146,14 @@ def _ask(request: Any) -> Ask:
     if any(number is None or not 0 <= number < _MOST_TOKENS for number in numbers):
         raise Invalid("number, wanted, held or back is missing, or not in its bounds")
     return Ask(*numbers)
+
+
+def _lend_ask(token: Any) -> Ask:
+    """Raises Invalid."""
+    ago_ms = token.spent_ago_ms or 0
+    if not 0 <= ago_ms < _MOST_TOKENS:
+        raise Invalid("spent_ago_ms is not in its bounds")
+    return _ask(token)._replace(spent_ago_ms=ago_ms)
 
 
 def _throttle_key(token: Any) -> Bounded:

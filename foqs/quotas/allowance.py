@@ -31,8 +31,8 @@ class Allowance:
     these."""
 
     __slots__ = (
-        "_dry_until_ms", "_expires_ms", "_lost", "_numbers", "_pace", "_since_ms", "_spent", "_used", "asked",
-        "balance", "pending", "term",
+        "_dry_until_ms", "_expires_ms", "_lost", "_numbers", "_pace", "_since_ms", "_spent", "_spent_ms", "_used",
+        "asked", "balance", "pending", "term",
     )  # fmt: skip
 
     def __init__(self, now_ms: int, numbers: Iterator[int], lost: Lost | None = None) -> None:
@@ -47,6 +47,7 @@ class Allowance:
         self._dry_until_ms = 0
         self._used = 0
         self._spent = 0  # in this term since the last question: the coordinator still counts them as held here
+        self._spent_ms = 0  # when the last of them was
         self._pace = 0.0  # tokens a millisecond, of late
         self._since_ms = now_ms
 
@@ -66,6 +67,7 @@ class Allowance:
             return False
         self.balance -= 1
         self._spent += 1
+        self._spent_ms = now_ms
         self._used += 1
         return True
 
@@ -96,7 +98,8 @@ class Allowance:
         back = max(0, self.balance - aim) if spare and not need else 0
         self.balance -= back
         wanted = max(0, need + aim - self.balance)
-        asked = Ask(next(self._numbers), wanted, self.balance + self.pending, back)
+        ago_ms = max(0, now_ms - self._spent_ms - 1) if self._spent else 0  # both times are rounded down
+        asked = Ask(next(self._numbers), wanted, self.balance + self.pending, back, ago_ms)
         self.asked = (asked, self.term, now_ms)
         self._spent = 0
         return asked

@@ -20,12 +20,14 @@ _UNBOUNDED = 1 << 60
 
 class Ask(NamedTuple):
     """A host's question. `held`: its tokens, with those spent on items that may yet be refused; `back`: the tokens
-    that it gives back, not counted in `held`. `number`: a host's later question has a higher one."""
+    that it gives back, not counted in `held`. `number`: a host's later question has a higher one. `spent_ago_ms`: the
+    tokens that it had and that are in neither were spent at least so long before the question was sent."""
 
     number: int
     wanted: int
     held: int
     back: int
+    spent_ago_ms: int = 0
 
 
 class Grant(NamedTuple):
@@ -49,14 +51,14 @@ class Bucket:
     Invariant: `level` + `out` <= burst, where `out` is at least what hosts may spend still. After a smaller burst came
     into force, the level is 0 until `out` has room for it."""
 
-    __slots__ = ("_at_ms", "_burst", "_holders", "_level", "_nano_per_ms", "granted", "out")
+    __slots__ = ("_at_ms", "_burst", "_full_ms", "_holders", "_level", "_nano_per_ms", "granted", "out")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
         """`empty_at_ms`: when there was none, here or with any host."""
         self._nano_per_ms = quota.nano_per_ms
         self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
         self._level = 0 if quota.per_second is not None else _UNBOUNDED * NANO
-        self._at_ms = empty_at_ms
+        self._at_ms = self._full_ms = empty_at_ms  # what accrued from `_full_ms` to `_at_ms` found no room
         self._holders: dict[str, _Holding] = {}  # whose tokens end first comes first
         self.out = 0
         self.granted = 0  # in total, less those given back
@@ -65,6 +67,7 @@ class Bucket:
         """Go by another rate and burst from `now_ms` on. From then on, hosts spend in t seconds at most rate * t more
         than the new burst, or than what they held at `now_ms` if that is more."""
         self.advance(now_ms)
+        self._full_ms = now_ms
         bounded = self._nano_per_ms is not None
         self._nano_per_ms = quota.nano_per_ms
         self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
@@ -101,6 +104,7 @@ class Bucket:
         self._hold(holder, ask.number, held, now_ms)
         self.granted -= back
         self._level = self._capped(self._level + back * NANO)
+        self._make_up(had - held - back, ask.spent_ago_ms, now_ms)
         return kept
 
     def grant(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
@@ -130,6 +134,14 @@ class Bucket:
         self.advance(now_ms)
         return not self._holders and (self._nano_per_ms is None or self._level == self._burst * NANO)
 
+    def _make_up(self, spent: int, ago_ms: int, now_ms: int) -> None:
+        """Add what would have accrued if `spent` tokens had left the records `ago_ms` ago, when they were spent: so a
+        late report costs nothing of the rate. No more than `spent` and no time twice, which keeps the bound."""
+        if self._nano_per_ms is not None and spent and ago_ms:
+            missed_ms = min(ago_ms, now_ms - self._full_ms)
+            self._level = self._capped(self._level + min(spent * NANO, self._nano_per_ms * missed_ms))
+            self._full_ms = now_ms
+
     def _hold(self, holder: str, number: int, tokens: int, now_ms: int) -> None:
         before = self._holders.pop(holder, None)
         self.out += tokens - (before.tokens if before is not None else 0)
@@ -138,7 +150,12 @@ class Bucket:
     def _fill(self, at_ms: int) -> None:
         if at_ms > self._at_ms:
             if self._nano_per_ms is not None:
-                self._level = self._capped(self._level + self._nano_per_ms * (at_ms - self._at_ms))
+                accrued = self._nano_per_ms * (at_ms - self._at_ms)
+                level = self._level + accrued
+                self._level = self._capped(level)
+                over = level - self._level
+                if over < accrued:
+                    self._full_ms = at_ms - over // self._nano_per_ms
             self._at_ms = at_ms
 
     def _capped(self, level: int) -> int:

@@ -25,6 +25,7 @@ AWAKE_MS = 100
 UNANSWERED_MS = 200
 LONGEST_PAUSE_MS = 50
 """Between two questions that found too few tokens. Those that accrue in it are granted in one portion."""
+_LONGEST_JITTER_MS = 10
 _USED_MS = 50
 _REPORT_SHARE = 50  # of the time in which the bucket fills
 _TOPICS = 100
@@ -127,7 +128,7 @@ class ThrottleKey(Generic[T, F]):
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
             pause_ms = max(1, grant.retry_after_ms, min(LONGEST_PAUSE_MS, self._fill_ms // 2))
-            self.due_ms = now_ms + pause_ms + int(jitter * min(LONGEST_PAUSE_MS, pause_ms // 20))
+            self.due_ms = now_ms + pause_ms + int(jitter * min(_LONGEST_JITTER_MS, pause_ms // 20))
 
     def next_ms(self, now_ms: int) -> int | None:
         """Return when there is something to ask, None if there is nothing.

@@ -88,13 +88,17 @@ def test_a_flow_that_waits_for_a_token_is_overtaken() -> None:
     (held,) = put(one, b"x", throttle_keys=["k"], fairness_key="a")
     one.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
     one.wait(1)  # the coordinator answers that it has no token yet
-    put(one, b"x", b"y", fairness_key="a")
-    assert of_tenants(take(one, ledger=True)) == [("a", 0, 0)] * 2, "the parked flow is not before them"
-    call = one.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=60_000, ledger=True)
-    while not call.answers:
-        one.wait(1_000)
-    assert [item.id for item in call.answer.items] == [held]
-    assert of_tenants(call.answer) == [("a", 2, 0)]
+    put(one, b"x", priority=5, fairness_key="a")
+    put(one, b"urgent", fairness_key="a")
+    found = of_tenants(take(one, ledger=True))
+    assert found == [("a", 0, 0), ("a", 1, 0)], "the parked flow is not before them"
+    (second,) = put(one, b"y", throttle_keys=["k"], fairness_key="a")
+    for item_id, overtaken in ((held, 2), (second, 0)):
+        call = one.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=60_000, ledger=True)
+        while not call.answers:
+            one.wait(1_000)
+        assert [item.id for item in call.answer.items] == [item_id]
+        assert of_tenants(call.answer) == [("a", overtaken, 0)]
 
 
 def test_an_item_beside_very_many_lanes_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

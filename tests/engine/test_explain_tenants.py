@@ -126,6 +126,22 @@ def test_an_item_without_a_token(host: OneHost) -> None:
     assert topic.reasons[0].key == "customer"
 
 
+def test_very_many_parked_flows_are_estimated(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    throttled(host, "throttle.k")
+    for at in range(0, 40, 2):
+        put(host, b"x", fairness_key=f"t{at}")
+    assert len(take_late(host) + take_late(host)) == 20
+    ids = [put(host, b"x", fairness_key=f"t{at}", throttle_keys=["k"])[0] for at in range(40)]
+    while take_late(host):
+        pass
+    left = [item_id for item_id in ids if why(host, item_id).state == State.READY]
+    most = max(left, key=lambda item_id: why(host, item_id).reasons[0].count)
+    exact = why(host, most).reasons[0].count
+    assert 18 <= exact <= 20, "those that were given nothing yet"
+    monkeypatch.setattr("foqs.engine.explain._FLOWS", 10)
+    assert why(host, most).reasons[0].count == pytest.approx(exact, abs=5)
+
+
 def test_a_token_ends_the_reason(host: OneHost) -> None:
     throttled(host, "throttle.customer")
     ids = {put(host, b"x", throttle_keys=["customer"])[0] for _ in range(2)}

@@ -90,6 +90,22 @@ def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 20 <= found.turns <= 80
 
 
+def test_very_many_newcomers_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.join("old", 100)
+    rig.picks(3)
+    for at in range(40):
+        rig.join(f"new{at}", 1)
+    monkeypatch.setattr(standing, "_MOST", 10)
+    early, late, old = (standing_of(rig.tenant(name), rig.turns) for name in ("new5", "new39", "old"))
+    assert early is not None
+    assert late is not None
+    assert old is not None
+    assert early.turns == waits_for(rig, "new5")
+    assert late.turns in (80, 81), "as if it came last"
+    assert [found.share for found in (early, late, old)] == [pytest.approx(1 / 41)] * 3
+
+
 def test_turns_of_other_costs_count_once_a_tenant() -> None:
     rig = Rig()
     rig.turns.unit = BYTES

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from foqs.dedup import SLOTS
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.slots import has
+from foqs.shardmgr.slots import slots_in
 
 _MOST_CONFIRMING = 1_000
 
@@ -102,10 +101,9 @@ class SlotOwners:
         before, self._here = self._here, {}
         for owner, bits in seen.items():
             since_ms = now_ms + (self._engine.config.host.confirm_ms if owner in self._seen else 0)
-            for slot in range(SLOTS):
-                if has(bits, slot):
-                    known = before.get(slot)
-                    self._here[slot] = known if known is not None and known[0] == owner else (owner, since_ms)
+            for slot in slots_in(bits):
+                known = before.get(slot)
+                self._here[slot] = known if known is not None and known[0] == owner else (owner, since_ms)
         self._seen = seen
 
     def _after_batch(self, shard: Shard, then: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -31,6 +31,15 @@ def without(slot: int, bits: bytes) -> bytes:
 
 def has(bits: bytes, slot: int) -> bool:
     return slot >> 3 < len(bits) and bool(bits[slot >> 3] >> (slot & 7) & 1)
+
+
+def slots_in(bits: bytes) -> Iterator[int]:
+    """Yield the slots whose bits are set, in order. It takes no longer for bits that are not set."""
+    left = _number(bits)
+    while left:
+        lowest = left & -left
+        yield lowest.bit_length() - 1
+        left ^= lowest
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from foqs.shardmgr.slots import (
     missing,
     planned,
     shared_out,
+    slots_in,
     slots_of,
     together,
     without,
@@ -90,6 +91,7 @@ def test_slots_as_sets(some: set[int], others: set[int], more: set[int]) -> None
     left = some - others - more
     assert lacking(bits, *rest) == (bits_of(left) if left else b"")
     assert together(bits, rest[0]) == bits_of(some | others)
+    assert list(slots_in(bits)) == sorted(some) == [slot for slot in range(SLOTS) if has(bits, slot)]
 
 
 USES = st.dictionaries(st.integers(1, 12), st.sampled_from(ShardUse), max_size=8)

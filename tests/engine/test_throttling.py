@@ -181,7 +181,7 @@ def test_keys_without_flows_are_forgotten() -> None:
     assert host.throttling.beat() is False
 
 
-def test_flows_with_claims_on_each_others_keys_do_not_wait_for_each_other() -> None:
+def test_two_flows_with_crossed_claims_get_on() -> None:
     """One has a claim on the only token of a, the other on that of b."""
     host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
     for key in "ab":
@@ -198,7 +198,7 @@ def test_flows_with_claims_on_each_others_keys_do_not_wait_for_each_other() -> N
     assert first.delivered
 
 
-def test_a_flow_that_waits_for_a_token_of_another_flow_keeps_none() -> None:
+def test_a_flow_behind_another_claim_keeps_no_token() -> None:
     """The only token of b is kept for a flow whose topic just had a consumer; no coordinator is asked for b."""
     host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
     for key in "ab":

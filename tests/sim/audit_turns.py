@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from foqs.fairness.flow import ASIDE, DOWN, PARKED, QUEUED, Tenant
+from foqs.fairness.flow import ASIDE, DOWN, QUEUED, Tenant
 from foqs.fairness.keys import tenancy_of
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
@@ -27,8 +27,6 @@ def audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
         unparked = any(flow.ready and flow.parked is None for flow in flows)
         if woken and unparked and tenant.away not in (QUEUED, ASIDE, DOWN):
             raise MemoryWrong(f"{tenant} of {topic} takes no turn, and has {flows}")
-        if tenant.away == PARKED and all(flow.parked is None for flow in flows):
-            raise MemoryWrong(f"{tenant} of {topic} has no parked flow, only {flows}")
     standing = (*entries, *turns.aside, *turns.down)
     strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
     if strays or turns._passed:

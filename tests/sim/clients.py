@@ -173,7 +173,8 @@ class Clients:
         poisoned = rng.random() < profile.poisoned
         spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned)
         if profile.tenants:
-            spec.tenant, spec.throttles = rng.choice(profile.tenants), rng.choice(profile.throttle_sets)
+            spec.tenant = rng.choice(profile.tenants)
+            spec.throttles = rng.choice(profile.sets_of(spec.tenant))
             spec.weight = given_weight(spec.tenant)
         due_ms = now_ms + rng.choice([1, 50, 500, 3_000]) if rng.random() < profile.delayed else 0
         ttl_ms = rng.choice([1, 100, 1_000, 5_000]) if rng.random() < profile.with_ttl else 0
@@ -229,7 +230,12 @@ class Clients:
                     if ready.get(item_id) == made and later_ms.get(shard_of(item_id), 0) <= now_ms
                 ]
                 if still:
-                    broken(5, f"{request.what} came back empty though {len(still)} items stayed ready: {still[0]:#x}")
+                    empty = f"{request.what} came back empty though {len(still)} items stayed ready: {still[0]:#x}"
+                    broken(12 if member.lending else 5, empty)
+            reached = set() if cancelled or lost else {item.id for item in items}
+            for _, item, lease in call.found:
+                if item.id not in reached:
+                    self.sim.throttles.returned(item.id, lease)
             self.sim.ledger.doubtful.update(doubtful)
             if cancelled or lost:
                 self.sim.ledger.doubtful.update(item.id for item in items)
@@ -238,7 +244,8 @@ class Clients:
             request.answered()
             leases = [(item.id, item.lease, item.attempt) for item in items]
             self.sim.note("dequeued", member.name, "reply lost" if lost else "", leases, doubtful)
-            self._after(20 if items else 200, again)
+            pauses_ms = (20,) if self.draining else self.sim.profile.pauses_ms
+            self._after(rng.choice(pauses_ms) if items else 200, again)
             if lost:
                 return False
             self._delivered(member, items)
@@ -307,6 +314,8 @@ class Clients:
     def _op(self, item_id: int, lease: int) -> Op | None:
         rng, now_ms = self.rng, self.sim.now_ms
         temper = 0.0 if self.draining or self.sim.profile.loyal else rng.random()
+        if not self.draining and rng.random() < self.sim.profile.released:
+            return Op("release", item_id, lease, now_ms)
         if self.sim.profile.dead_topics and not self.draining and rng.random() < 0.4:
             kind = rng.choice(["fail", "fail", "fail", "reject"])
             return Op(kind, item_id, lease, now_ms, rng.choice([None, b"half"]) if kind == "fail" else None)
@@ -348,6 +357,8 @@ class Clients:
         sim.note("settle", member.name, [(op.kind, op.id) for op in asked])
         for op in asked:
             sim.ledger.asked(op)
+            if op.kind == "release":
+                sim.throttles.returned(op.id, op.token)
         call = ItemsCall(len(asked), reply)
         more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.2
         if all(op.kind == "ack" for op in asked):

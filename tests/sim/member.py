@@ -23,6 +23,7 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import audit_listed, available, lanes_of
+from tests.sim.lending import Lending
 from tests.sim.memory_store import MemoryStore
 from tests.sim.shares import Shares
 from tests.sim.slots import Neighbour
@@ -72,20 +73,30 @@ class Member:
         self._tick_at = NEVER_MS
         profile = sim.profile
         self.engine = WatchedEngine(
-            profile.config.model_copy(update={"shards": ()}),
+            profile.config.model_copy(
+                update={"shards": (), "server": profile.config.server.model_copy(update={"id": name})}
+            ),
             Budget(profile.budget_bytes),
             random.Random(sim.rng.getrandbits(64)),
             self.submit,
-            Callbacks(wake=self._wake, alarm=self._alarm),
+            Callbacks(
+                wake=self._wake,
+                alarm=self._alarm,
+                tokens_wanted=self._tokens_wanted,
+                monotonic_ms=lambda: self.lending.monotonic_ms() if self.lending else 0,
+            ),
             shards_elsewhere=True,
         )
-        for settings in sim.settings:
-            self.engine.policies.apply(settings)
         # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
         self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
         self.engine.member = self
         self.shares = Shares(self) if profile.tenants and profile.prompt else None
         self.neighbour = Neighbour(self)
+        self.lending: Lending | None = None
+        if profile.throttled:
+            self.lending = Lending(self)
+        for settings in sim.settings:
+            self.engine.apply_settings(settings)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
         self.timekeeper = DatabaseClock(self.engine, MemberClock(self))
 
@@ -100,6 +111,10 @@ class Member:
         if not self._pumping:
             self._pumping = True
             self.sim.soon(0, self._pump)
+
+    def _tokens_wanted(self) -> None:
+        if self.lending is not None:
+            self.lending.lender.wanted()
 
     def _pump(self) -> None:
         self._pumping = False
@@ -328,20 +343,23 @@ class Member:
 
     # ------------------------------------------------------------------------------------- the items that it leases
 
-    def ready(self, keys: Sequence[TopicKey]) -> dict[int, int]:
-        """Items of topics that this host may hand out, with the number of leases each of them has had.
+    def ready(self, keys: Sequence[TopicKey]) -> dict[int, tuple[int, int]]:
+        """Items of topics that this host may hand out, with the number of leases each of them has had, and the version
+        of the settings.
 
-        Not those of a transaction whose outcome the host does not know yet.
+        Not those of a transaction whose outcome the host does not know yet, and those that a throttle may hold.
         """
         found = {}
         for shard in self.engine.serving:
             rounds = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
             new = {item.id for batch in rounds for chunk in batch.chunks for item in chunk.items}
             for key in keys:
-                for lane in lanes_of(shard, self.sim.profile.lanes(key)):
+                lanes = [name for name in self.sim.profile.lanes(key) if self.sim.throttles.free(name)]
+                for lane in lanes_of(shard, lanes):
                     for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]):
                         if item_id not in new:
-                            found[item_id] = len(self.sim.ledger.records[item_id].deliveries)
+                            leases = len(self.sim.ledger.records[item_id].deliveries)
+                            found[item_id] = leases, self.sim.versions
         return found
 
     def later_ms(self) -> dict[int, int]:

@@ -61,11 +61,19 @@ class Profile:
     loyal: bool = False  # consumers ack at once all that they get
     tenants: tuple[str, ...] = ()  # fairness keys of items; none: topics are plain
     throttle_sets: tuple[tuple[str, ...], ...] = ((),)
+    throttled: bool = False  # some throttle keys have settings
+    pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
+    released: float = 0.0  # leases that consumers release at once
+    held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
 
     def lanes(self, topic: TopicKey) -> list[LaneKey]:
         """Every lane that the topic can have on a shard."""
         others = [lane_key(topic, tenant, keys) for tenant in self.tenants for keys in self.throttle_sets]
         return list(dict.fromkeys([lane_key(topic), *others]))
+
+    def sets_of(self, tenant: str) -> list[tuple[str, ...]]:
+        """Return the throttle keys that an item of the tenant may have."""
+        return [keys for keys in self.throttle_sets if keys or tenant not in self.held]
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:

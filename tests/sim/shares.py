@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.engine.shard import Shard
-from foqs.fairness.flow import Tenant
+from foqs.fairness.flow import Flow, Tenant, Throttles
 from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.ids import shard_of
 from foqs.item import Item
@@ -26,10 +26,10 @@ _ROUNDING = 1e-6
 
 
 class Stock(NamedTuple):
-    """What a host has of a tenant, the items by priority. Not `whole`: some of it cannot be delivered before something
-    is read. `new`: all of it was enqueued at this host."""
+    """What a host has of a tenant, the items by throttle keys and priority. Not `whole`: some of it cannot be delivered
+    before something is read. `new`: all of it was enqueued at this host."""
 
-    items: Counter[int]
+    items: Counter[tuple[Throttles, int]]
     whole: bool
     new: bool
     weight: float
@@ -73,11 +73,26 @@ class TopicShares:
     seen: set[str] = field(default_factory=set)
     last_new: bool = False
     turns: Any = None
+    charges: int = 0  # in the present dequeue
+    parked: list[tuple[int, str, Throttles]] = field(default_factory=list)  # after so many charges
     refunds: Counter[str] = field(default_factory=Counter)  # of tenants without items
 
     def drop(self, name: str) -> None:
         """Compare the tenant with no other one any more."""
         self.gaps = {pair: gap for pair, gap in self.gaps.items() if name not in pair}
+
+    def park(self, charges: int) -> None:
+        """The flows that were parked before this many charges give nothing more."""
+        while self.parked and self.parked[0][0] <= charges:
+            _, name, throttles = self.parked.pop(0)
+            share = self.shares.get(name)
+            if share is None:
+                continue
+            for kind in [kind for kind in share.stock.items if kind[0] == throttles]:
+                del share.stock.items[kind]
+            if share.stock.whole and not share.stock.items.total():
+                self.drop(name)
+                del self.shares[name]
 
     def compare(self, name: str) -> None:
         """From now on the tenant has its share."""
@@ -94,11 +109,15 @@ class Shares:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._topics: dict[TopicKey, TopicShares] = {}
+        throttling: Any = member.engine.throttling
+        throttling.park = partial(self._parked, throttling.park)
 
     def before(self, keys: Iterable[TopicKey], eligible: Collection[Shard]) -> None:
         """Items of these topics are about to be leased, on these shards."""
         for key in keys:
             topic = self._topics.setdefault(key, TopicShares())
+            topic.park(topic.charges)
+            topic.charges = 0
             stocks = self._stocks(key, eligible)
             for name in [name for name in topic.shares if name not in stocks]:
                 topic.drop(name)
@@ -127,9 +146,12 @@ class Shares:
 
     def leased(self, items: Iterable[Item]) -> None:
         """These items were leased, in this order."""
+        before: Counter[TopicKey] = Counter()
         for item in items:
-            key, name = item.lane.topic.key, tenancy_of(item.lane.key)[0]
+            key, (name, throttles) = item.lane.topic.key, tenancy_of(item.lane.key)
             topic = self._topics[key]
+            topic.park(before[key])
+            before[key] += 1
             share = topic.shares.get(name)
             if share is None:
                 broken(10, f"{key}: {item} of {name!r} was leased, and could not be")
@@ -138,7 +160,7 @@ class Shares:
                 self._check_rank(key, topic, item)
             else:
                 self._turn(key, topic, share)
-            share.stock.items[item.priority] -= 1
+            share.stock.items[throttles, item.priority] -= 1
             if not share.stock.items.total() and share.stock.whole:
                 topic.drop(name)
                 del topic.shares[name]
@@ -149,7 +171,7 @@ class Shares:
     def _check_rank(self, key: TopicKey, topic: TopicShares, item: Item) -> None:
         self._member.sim.ledger.checks["ranks"] += 1
         for share in topic.shares.values():
-            left = [priority for priority, items in share.stock.items.items() if items > 0]
+            left = [priority for (_, priority), items in share.stock.items.items() if items > 0]
             if share.stock.whole and min(left, default=item.priority) < item.priority:
                 broken(10, f"{key}: {item} was leased before an item of {share} with priority {min(left)}")
 
@@ -189,6 +211,15 @@ class Shares:
             topic.drop(tenant.name)
         refund(tenant, *about)
 
+    def _charged(self, key: TopicKey, charge: Callable[..., None], *about: Any) -> None:
+        self._topics[key].charges += 1
+        charge(*about)
+
+    def _parked(self, park: Callable[..., bool], flow: Flow[Any], *about: Any) -> bool:
+        topic = self._topics[flow.lanes[0].topic.key]
+        topic.parked.append((topic.charges, flow.tenant.name, flow.throttles))
+        return park(flow, *about)
+
     def _stocks(self, key: TopicKey, eligible: Collection[Shard]) -> dict[str, Stock]:
         sim, engine = self._member.sim, self._member.engine
         stocks: dict[str, Stock] = {}
@@ -198,6 +229,7 @@ class Shares:
         if self._topics[key].turns is not topic.turns:
             self._topics[key].turns = topic.turns
             topic.turns.refund = partial(self._refunded, key, topic.turns.refund)
+            topic.turns.charge = partial(self._charged, key, topic.turns.charge)
         for name, tenant in topic.turns.tenants.items():
             lanes = [lane for flow in tenant.flows.values() if flow.parked is None for lane in flow.lanes if lane.ready]
             shards = {lane: lane.tenure.shard for lane in lanes if lane.tenure.shard is not None}
@@ -209,7 +241,8 @@ class Shares:
             whole = complete and all(item.body is not None for item in items)
             whole = whole and all(shard in eligible for shard in shards.values())
             new = whole and all(sim.ledger.epochs[item.id] == engine.shards[shard_of(item.id)].epoch for item in items)
-            stocks[name] = Stock(Counter(item.priority for item in items), whole, new, self._weight(key, tenant))
+            kinds = Counter((tenancy_of(item.lane.key)[1], item.priority) for item in items)
+            stocks[name] = Stock(kinds, whole, new, self._weight(key, tenant))
         return stocks
 
     def _weight(self, key: TopicKey, tenant: Tenant[Any]) -> float:

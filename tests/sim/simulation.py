@@ -24,6 +24,8 @@ from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
 from tests.sim.records import MemoryWrong, PromiseBroken, broken
 from tests.sim.slots import Record
+from tests.sim.throttle_profile import with_throttles
+from tests.sim.throttles import Throttles
 
 START_MS = 1_700_000_000_000
 _DRAIN_MS = 60_000
@@ -41,7 +43,7 @@ class Simulation:
     def __init__(self, seed: int, trouble: str = "") -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.profile = random_profile(self.rng, trouble)
+        self.profile = with_throttles(self.rng) if trouble == "throttles" else random_profile(self.rng, trouble)
         self.time = 0
         self.step_ms = START_MS
         self.events = 0
@@ -59,6 +61,7 @@ class Simulation:
         }
         self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}
         self.ledger = Ledger(self.dbs)
+        self.throttles = Throttles(self)
         for number, db in self.dbs.items():
             db.observers.append(
                 lambda epoch, batch, number=number: self.ledger.committing(number, epoch, batch, self.now_ms)
@@ -140,8 +143,9 @@ class Simulation:
         self.clients.start()
         self.record.start()
         begin = self.time
+        spans = len(profile.policies) - profile.throttled  # the last throttles let the run end
         for at, entries in enumerate(profile.policies[1:], 1):
-            self.soon(at * profile.active_ms // len(profile.policies), partial(self.set_policies, entries))
+            self.soon(at * profile.active_ms // spans, partial(self.set_policies, entries))
         self._trouble()
         self._until(begin + profile.active_ms)
         self._heal()
@@ -156,7 +160,8 @@ class Simulation:
         for settings in self.settings:
             self.ledger.attempts.apply(settings, [key for key in topics if key[0] == settings.ns])
             for member in self.members:
-                member.engine.policies.apply(settings)
+                member.engine.apply_settings(settings)
+        self.throttles.changed()
 
     def _trouble(self) -> None:
         profile, rng = self.profile, self.rng
@@ -247,7 +252,8 @@ class Simulation:
             raise Stuck(f"slots still move: {self.record.slots.moves}")
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
-        self._until(self.time + _DRAIN_MS, lambda: not any(db.items for db in self.dbs.values()))
+        most_ms = self.throttles.drain_ms() if self.profile.throttled else _DRAIN_MS
+        self._until(self.time + most_ms, lambda: not any(db.items for db in self.dbs.values()))
         left = [body for db in self.dbs.values() for body in db.items.values()]
         if left:
             body = left[0]
@@ -261,6 +267,7 @@ class Simulation:
 
     def _at_the_end(self) -> None:
         self.audit()
+        self.throttles.check()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
             if db.lanes or db.ready or db.timer or db.expiry or db.failures:
@@ -291,6 +298,8 @@ class Simulation:
             audit_budget(member.engine, [one for one in member.listings if not one.done])
             audit_bounds(member.engine)
             audit_topics(member.engine)
+            if member.lending is not None:
+                self.throttles.look(member)
 
 
 def _shown(part: object) -> str:

@@ -3,7 +3,7 @@ learns of it in its own time. The hosts' part is the production `SlotMoves`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -77,13 +77,13 @@ class Neighbour:
         self.view = self.sim.rng.choice(self.sim.record.old)
         self.moves = slot_migration.SlotMigration(
             member.engine,
-            self._routing,
-            self._ask,
-            self._later,
-            lambda moved: self._later(10, lambda: self.sim.record.arrived(self.view, moved)),
+            self.routing,
+            self.ask,
+            self.later,
+            lambda moved: self.later(10, lambda: self.sim.record.arrived(self.view, moved)),
         )
         self._deaf = True  # until it has found its way to the latest
-        self._later(self.sim.rng.choice([0, 200, 1_500]), self._hear)
+        self.later(self.sim.rng.choice([0, 200, 1_500]), self._hear)
 
     def _hear(self) -> None:
         self._deaf = False
@@ -94,41 +94,53 @@ class Neighbour:
             self.view = slots
             self.moves.changed()
 
-    def _routing(self) -> Routing:
+    def routing(self) -> Routing:
         owners = {number: Route(owner.name, 1, owner.name) for number, owner in self.sim.owners.items()}
         return Routing(owners=owners, slots=self.view)
 
-    def _later(self, after_ms: int, do: Any) -> None:
+    def later(self, after_ms: int, do: Any) -> None:
         self.sim.soon(after_ms, lambda: do() if self.member.alive else None)
 
-    def _ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+    def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         sim, rng = self.sim, self.sim.rng
-        assert method == "GiveSlot"
+        # Late tokens are lost, and without failures all of them are spent.
+        calm = sim.healing and method == "Lend"
         open_ = [done]
 
-        def answer(found: list[DedupRow] | FoqsError) -> None:
+        def answer(response: Any) -> None:
             if open_:
                 open_.clear()
-                if isinstance(found, FoqsError):
-                    done(None, found)
+                if isinstance(response, FoqsError):
+                    done(None, response)
                 else:
-                    done(SimpleNamespace(keys=found), None)
+                    done(response, None)
 
-        def reply(found: list[DedupRow] | FoqsError) -> None:
-            if rng.random() > 0.05:
-                self._later(rng.choice([0, 5, 500]), lambda: answer(found))
+        def reply(response: Any) -> None:
+            if calm or rng.random() > 0.05:
+                self.later(0 if calm else rng.choice([0, 5, 500]), lambda: answer(response))
 
         def arrive() -> None:
             owner = next(member for member in sim.members if member.name == address)
             if not owner.alive:
                 reply(Unavailable("the host does not answer"))
-                return
-            low = request.low or bounds_of(request.slot)[0]
-            wanted = Give(request.slot, request.stamp, low, request.limit, reply)
-            try:
-                slot_migration.give(owner.engine, owner.neighbour.view, request.shard, wanted)
-            except FoqsError as error:
-                reply(error)
+            elif method == "Lend":
+                assert owner.lending is not None
+                owner.lending.lend(request, reply)
+            else:
+                assert method == "GiveSlot"
+                _give(owner, request, reply)
 
-        sim.soon(rng.choice([0, 5, 500]), arrive)
-        self._later(timeout_ms, lambda: answer(Unavailable("no answer in time")))
+        sim.soon(0 if calm else rng.choice([0, 5, 500]), arrive)
+        self.later(timeout_ms, lambda: answer(Unavailable("no answer in time")))
+
+
+def _give(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:
+    def found(rows: list[DedupRow] | FoqsError) -> None:
+        reply(rows if isinstance(rows, FoqsError) else SimpleNamespace(keys=rows))
+
+    low = request.low or bounds_of(request.slot)[0]
+    wanted = Give(request.slot, request.stamp, low, request.limit, found)
+    try:
+        slot_migration.give(owner.engine, owner.neighbour.view, request.shard, wanted)
+    except FoqsError as error:
+        reply(error)

@@ -39,6 +39,7 @@ from tests.sim import (
     key_mutants,  # noqa: F401
     tail_mutants,  # noqa: F401
     tenant_mutants,
+    throttle_mutants,
     topic_mutants,  # noqa: F401
 )
 from tests.sim.memory_store import MemoryStore
@@ -355,7 +356,12 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
     patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
 
 
-OF_MODULE = {dead_mutants.__name__: "dead", tenant_mutants.__name__: "tenants", fair_mutants.__name__: "fair"}
+OF_MODULE = {
+    dead_mutants.__name__: "dead",
+    tenant_mutants.__name__: "tenants",
+    fair_mutants.__name__: "fair",
+    throttle_mutants.__name__: "throttles",
+}
 
 
 def trouble_of(name: str) -> str:

@@ -77,6 +77,17 @@ def test_runs_with_weights_do_check_something() -> None:
     assert checks["newcomers"] > 50, checks
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_throttles(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "throttles"), batch)
+
+
+def test_runs_with_throttles_do_check_something() -> None:
+    checks = sum((simulate(seed, "throttles").ledger.checks for seed in range(4)), Counter[str]())
+    assert min(checks["throttled"], checks["short"], checks["idle tokens"]) > 100, checks
+    assert checks["given back"] > 5, checks
+
+
 def test_runs_with_tenants_do_check_something() -> None:
     redriven = orders = 0
     tenants: set[str] = set()

@@ -11,7 +11,7 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey, tenancy_of
-from foqs.rows import Key
+from foqs.item import Item
 from tests.sim.audit import available, lanes_of
 from tests.sim.records import broken
 
@@ -30,10 +30,14 @@ def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKe
     if not isinstance(state, WatchedEngine):
         _fill(state, call, wants, now_ms)
         return
-    before = _before(state, [key for key, _ in wants], now_ms)
+    keys = [key for key, _ in wants]
+    before, throttles = _before(state, keys, now_ms), state.member.sim.throttles
+    whole = throttles.before(state.member, keys, before[0]) if state.member.lending else set()
     _fill(state, call, wants, now_ms)
     if call.found:
         _after(state.member, [call], before)
+    if whole:
+        throttles.after(state.member, call, wants, whole)
 
 
 def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
@@ -60,6 +64,8 @@ def _before(state: WatchedEngine, keys: Sequence[TopicKey], now_ms: int) -> _Bef
 
 def _after(member: Member, calls: Sequence[DequeueCall], before: _Before) -> None:
     check_served(member, calls, *before)
+    if member.lending is not None:
+        member.sim.throttles.leased(calls)
     if member.shares is not None:
         member.shares.leased([item for call in calls for _, item, _ in call.found])
 
@@ -84,7 +90,7 @@ def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Sh
     """Check each lease, and promise 5: `calls` together got the first items, each before the next."""
     sim = member.sim
     wanted: dict[TopicKey, int] = {}
-    given: dict[TopicKey, dict[str, list[Key]]] = {}
+    given: dict[TopicKey, dict[str, list[Item]]] = {}
     for call in calls:
         for key, count in call.wants:
             wanted[key] = wanted.get(key, 0) + count
@@ -96,24 +102,28 @@ def check_served(member: Member, calls: Sequence[DequeueCall], eligible: list[Sh
             if member.current(shard.number):
                 sim.ledger.leased(item, sim.now_ms, delayed_ok=sim.profile.clock_steps)
             tenant = tenancy_of(item.lane.key)[0]
-            given.setdefault(item.lane.topic.key, {}).setdefault(tenant, []).append(item.key)
+            given.setdefault(item.lane.topic.key, {}).setdefault(tenant, []).append(item)
     for key, count in wanted.items():
         tenants = given.get(key, {})
         if sum(map(len, tenants.values())) > count:
             broken(5, f"{key}: {tenants} are more than {count}")
-        for tenant, keys in tenants.items():
+        for tenant, items in tenants.items():
+            keys = [item.key for item in items]
             if keys != sorted(keys):
                 broken(5, f"{key} {tenant}: {keys} is not in order")
             if key not in skipping:
-                _check_first(sim, eligible, key, tenant, keys[-1])
+                _check_first(sim, eligible, key, tenant, items)
 
 
-def _check_first(sim: Simulation, eligible: list[Shard], key: TopicKey, tenant: str, last: Key) -> None:
-    """Check that no item of the tenant is left that stands before the `last` one that was handed out."""
+def _check_first(sim: Simulation, eligible: list[Shard], key: TopicKey, tenant: str, items: list[Item]) -> None:
+    """Check that no item of the tenant is left that stands before the last one that was handed out. A throttle may hold
+    the items of a lane that has it."""
     names = [name for name in sim.profile.lanes(key) if tenancy_of(name)[0] == tenant]
+    lasts = {item.lane.key: item.key for item in items}
     for shard in eligible:
         for lane in lanes_of(shard, names):
             may = available(shard, lane, sim.dbs[shard.number])
-            if may and may[0] < last:
+            last = items[-1].key if sim.throttles.free(lane.key) else lasts.get(lane.key)
+            if last is not None and may and may[0] < last:
                 broken(5, f"{key} {tenant}: {last} was handed out before {may[0]} of shard {shard.number}")
     sim.ledger.checks["order"] += 1

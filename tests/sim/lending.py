@@ -1,0 +1,43 @@
+"""A simulated host's part in throttles: the production coordinator and lender, wired as in `foqs.server.node`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from foqs.api.peer_methods import PeerMethods
+from foqs.errors import FoqsError
+from foqs.peers.quota_client import QuotaClient
+from foqs.peers.slot_owners import SlotOwners
+from foqs.peers.token_lender import TokenLender
+
+if TYPE_CHECKING:
+    from tests.sim.member import Member
+
+
+class Lending:
+    """Its clock is true time, from a beginning of its own."""
+
+    def __init__(self, member: Member) -> None:
+        engine, neighbour = member.engine, member.neighbour
+        self._begun_ms = member.sim.rng.randrange(1_000_000) - member.sim.time
+        self._member = member
+        forwarder: Any = SimpleNamespace(routing=neighbour.routing, ask=neighbour.ask, slots=lambda: None)
+        owners = SlotOwners(engine, lambda: member.now_ms, self.monotonic_ms, neighbour.moves.adopt)
+        quotas = QuotaClient(engine, forwarder, owners, lambda: member.now_ms, self.monotonic_ms, neighbour.later)
+        self.lender = TokenLender(
+            engine, forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, neighbour.later
+        )
+        methods = PeerMethods(engine, None, None, quotas.coordinator, None)  # type: ignore[arg-type]
+        self._lend = methods.handlers()["Lend"]
+
+    def monotonic_ms(self) -> int:
+        return self._member.sim.time + self._begun_ms
+
+    def lend(self, request: Any, reply: Any) -> None:
+        """Answer another host, by `reply(response or error)`."""
+        call: Any = SimpleNamespace(request=request, reply=reply, fail=reply)
+        try:
+            self._lend(call)
+        except FoqsError as error:
+            reply(error)

@@ -1,0 +1,52 @@
+"""Mutants of throttles: see test_mutants.py."""
+
+from __future__ import annotations
+
+from foqs.engine.throttling import Key, Parked, Throttling
+from foqs.quota import NANO, Quota
+from foqs.quotas.bucket import Bucket
+from foqs.throttles.throttle_key import ThrottleKey
+from tests.sim.mutants import Patch, mutant
+
+
+@mutant
+def parked_flows_are_never_woken(patch: Patch) -> None:
+    patch.setattr(ThrottleKey, "wake", lambda *about: [])
+
+
+@mutant
+def a_flow_that_parks_on_another_key_keeps_its_wake(patch: Patch) -> None:
+    patch.setattr(ThrottleKey, "holds_up", lambda *about: [])
+
+
+@mutant
+def tokens_are_taken_before_all_keys_were_looked_at(patch: Patch) -> None:
+    """Those of the first keys are lost when a later key is dry."""
+
+    def take(throttling: Throttling, flow: Parked, now_ms: int) -> Key | None:
+        dry = original(throttling, flow, now_ms)
+        at_ms = throttling._monotonic_ms()
+        if dry is not None:
+            for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
+                key.settled(flow)
+                key.spend(at_ms, now_ms)
+                throttling._schedule(key, at_ms)
+        return dry
+
+    original = Throttling.take
+    patch.setattr(Throttling, "take", take)
+
+
+@mutant
+def a_new_coordinator_begins_with_a_full_bucket(patch: Patch) -> None:
+    def full(bucket: Bucket, quota: Quota, empty_at_ms: int) -> None:
+        original(bucket, quota, empty_at_ms)
+        bucket._level = quota.burst * NANO
+
+    original = Bucket.__init__
+    patch.setattr(Bucket, "__init__", full)
+
+
+@mutant
+def throttles_are_kept_over_a_version(patch: Patch) -> None:
+    patch.setattr(Throttling, "changed", lambda throttling, ns: None)

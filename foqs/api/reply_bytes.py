@@ -24,10 +24,10 @@ _NAMES_KEPT = 1_024
 
 _count = Struct(">I").pack
 _outcome = Struct(">3sqB").pack
-# Up to the attempt; priority and the payload's length; from the delivery to the item's end.
+# Up to the attempt; priority and the payload's length; the delivery and the times behind it.
 _head = Struct(">3sq3sq3si").pack
 _middle = Struct(">3si3sI").pack
-_tail = Struct(">3si3sq3sq3sqB").pack
+_tail = Struct(">3si3sq3sq3sq").pack
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
@@ -53,7 +53,7 @@ def items_response(outcomes: Sequence[FoqsError | None]) -> bytes | None:
 def dequeue_response(items: Sequence[Item]) -> bytes | None:
     """Return the DequeueResponse of leased items whose bodies are in memory."""
     parts = [_LIST_FIELD, _count(len(items))]
-    lane, names, tenancy = None, b"", b""
+    lane, names, end = None, b"", _STOP
     for item in items:
         body = item.body
         assert body is not None
@@ -62,7 +62,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
-            tenancy = b"" if lane.flow is None else _tenancy(lane.key)
+            end = _STOP if lane.flow is None else _tenancy(lane.key)
         payload = body.payload
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
@@ -71,11 +71,10 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
             payload,
             _tail(
                 _DELIVERY, body.delivery, _DELIVER_AFTER, item.deliver_after_ms, _ENQUEUED_AT, body.enqueued_at_ms,
-                _EXPIRES_AT, item.lease_expires_at_ms, 0,
+                _EXPIRES_AT, item.lease_expires_at_ms,
             ),
+            end,
         )  # fmt: skip
-        if tenancy:
-            parts[-1] = parts[-1][: -len(_STOP)] + tenancy
     parts.append(_STOP)
     return b"".join(parts)
 

@@ -49,6 +49,16 @@ class Chunk:
         self.weights = weights
         self.in_flight = False  # part of a transaction whose outcome is not known yet
 
+    def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
+        """Return the items of each lane, in their order."""
+        items, keys = self.items, self.keys
+        if keys and keys.count(keys[0]) == len(keys):
+            return {keys[0]: items}
+        found: dict[LaneKey, list[NewItem]] = {}
+        for item, key in zip(items, keys, strict=True):
+            found.setdefault(key, []).append(item)
+        return found
+
     def part(self, at: Sequence[int]) -> Chunk:
         """The items with those indices in the chunk; `size_bytes` stays that of the whole chunk."""
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
@@ -18,6 +19,7 @@ from foqs.rows import FailureCause
 
 # Members of enums, bound once for the hot path.
 _ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
+_id, _bytes = attrgetter("id"), attrgetter("bytes")
 
 
 def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
@@ -131,14 +133,13 @@ def _lanes_committed(shard: Shard, batch: ShardBatch) -> None:
 
 
 def _stored(shard: Shard, chunk: Chunk) -> None:
-    items, keys = chunk.items, chunk.keys
-    start = 0
-    for end in range(1, len(items) + 1):
-        if end == len(items) or keys[end] is not keys[start]:
-            lane = shard.lane(keys[start])
-            shard.stored(items[start:end], lane)
-            lane.namespace.enqueued += end - start
-            start = end
+    unindexed: list[Item] = []
+    for key, own in chunk.by_lane().items():
+        lane = shard.lane(key)
+        unindexed += shard.stored(own, lane)
+        lane.namespace.enqueued += len(own)
+    if unindexed:
+        shard.tail.add(sorted(map(_id, unindexed)), sum(map(_bytes, unindexed)))
     chunk.request.stored(chunk.indices, chunk.items)
 
 
@@ -197,11 +198,12 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
             committed(shard, change, now_ms)
             continue
-        if item.lane is not lane:  # most come lane by lane
-            if lane is not None:
+        if item.lane is not lane:  # most come topic by topic
+            if lane is not None and (lane.tenants is None or lane.tenants is not item.lane.tenants):
                 _acked(shard, lane, removed - counted)
-            lane, counted = item.lane, removed
-            flow = lane.flow if lane.flow is not None and lane.flow.busy else None
+                counted = removed
+            lane = item.lane
+            flow = lane.flow if lane.flow is not None and lane.flow.tenant.turns.charges else None
         removed += 1
         leased = item.phase is _LEASED
         saved += leased and item.place is _IN_READY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from foqs.budget import Budget
@@ -157,23 +157,23 @@ class ShardMemory:
 
     # ------------------------------------------------------------------------------------- windows
 
-    def stored(self, news: list[NewItem], lane: Lane[Item]) -> None:
-        """Add committed inserts of one request to the window if it covers them; else a page or scan finds them."""
+    def stored(self, news: list[NewItem], lane: Lane[Item]) -> Sequence[Item]:
+        """Add committed inserts of one request to the window if it covers them; else a page or scan finds them. Return
+        those that are unindexed: the caller adds them to the tail, in the order of their ids."""
         lane.total += len(news)
         self.totals[lane.topic.key[0]] += len(news)  # `count_items`
         if lane.tenants is not None:
             lane.tenants.total += len(news)
         ready = [new for new in news if not new.due_ms]
         if not ready:
-            return
+            return ()
         # Items of one request that are ready at once have the same time.
         lane.add_ready(ready[0].deliver_after_ms, len(ready))
         window = self._window(lane, len(ready))
         if window is None:
             self._index_new(ready, lane)
-            return
+            return ()
         known, held, added, uncovered, unindexed = self.known, 0, [], [], []
-        unindexed_bytes = 0
         for new in ready:
             if window.more and not window.covers((new.priority, new.deliver_after_ms, new.id)):
                 uncovered.append(new)
@@ -192,17 +192,15 @@ class ShardMemory:
             added.append((new.priority, new.deliver_after_ms, new.id, item))
             if new.unindexed:
                 item.unindexed = True
-                unindexed.append(new.id)
-                unindexed_bytes += size
+                unindexed.append(item)
         self.budget.take(held)
         window.add_all(added)
         if self.topics.ledgers:
             self._became_ready(lane, added)
-        if unindexed:
-            self.tail.add(unindexed, unindexed_bytes)
         if uncovered:
             self._index_new(uncovered, lane)
         self.bound_window(window)
+        return unindexed
 
     def _index_new(self, news: list[NewItem], lane: Lane[Item]) -> None:
         """Index those of `news` that are unindexed: the window that covered them was cut before they were stored."""

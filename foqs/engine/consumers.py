@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from foqs.engine import delivery, dequeue, fair_dequeue, turns
+from foqs.engine import aside, delivery, dequeue, turns
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -69,7 +69,7 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         elif able and shard.stalled:
             stalled, shard.stalled = shard.stalled, {}
             shard.woken.update(stalled)
-            fair_dequeue.resume(state, stalled)
+            aside.resume(state, stalled)
     if len(shard.woken) <= _SLICE:
         woken, shard.woken = shard.woken, {}
     else:

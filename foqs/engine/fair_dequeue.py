@@ -3,17 +3,17 @@ order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
-from foqs.engine import sources, turns
+from foqs.engine import sources
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.throttling import Key
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, UNRANKED, Flow, Tenant
-from foqs.fairness.keys import TopicKey
+from foqs.fairness import several
+from foqs.fairness.flow import IDLE, PARKED, UNRANKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
@@ -36,11 +36,12 @@ _AGAIN_MS = 250
 """A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
 was short when its page came."""
 _AGAIN = 64
-_SLICE = 1_000
-"""Tenants that return in one turn of the event loop."""
+_SEVERAL = 8
+"""So many items at least are picked together. Fewer are not worth it."""
 
 _Tenant = Tenant[Lane[Item]]
 _NONE: list[Entry[Item]] = []
+_NOT_NEEDED: sources.AtHand = ((), (), ())
 
 
 class _Taking:
@@ -99,15 +100,27 @@ class Round:
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
+        self.left_bytes, bodies_bytes = room_bytes, call.bodies_bytes
+        self._ahead = max(self._ahead, 2 * count)
+        picked: list[Entry[Item]] = []
+        if count >= _SEVERAL and not (self._takings or self._throttled or self._stop):
+            picked, size, answer_bytes = self._several(call, count, room_bytes)
+            self.left_bytes -= answer_bytes
+            bodies_bytes -= size
+        if len(picked) < count and not self._stop:
+            picked += self._one_by_one(call, count - len(picked), bodies_bytes, some=bool(picked or call.found))
+        return picked
+
+    def _one_by_one(self, call: DequeueCall, count: int, bodies_bytes: int, *, some: bool) -> list[Entry[Item]]:
+        """As `pick`. `some`: the call has items, so that the next one has to fit."""
         topic_turns, takings = self._turns, self._takings
         first, charge, ranked = topic_turns.first, topic_turns.charge, topic_turns.ranked
         counts_items = topic_turns.unit == ITEMS
         throttled, throttling = self._throttled, self._state.throttling
-        overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
-        now_ms, attempts, some = self.now_ms, self._attempts, bool(call.found)
+        overhead_bytes, room_bytes = call.item_overhead_bytes, self.left_bytes
+        now_ms, attempts = self.now_ms, self._attempts
         picked: list[Entry[Item]] = []
-        self._ahead = max(self._ahead, 2 * count)
-        left = 0 if self._stop else count
+        left = count
         while left:
             tenant = first()
             if tenant is None:
@@ -152,6 +165,41 @@ class Round:
             charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
         self.left_bytes = room_bytes
         return picked
+
+    def _several(self, call: DequeueCall, count: int, room_bytes: int) -> tuple[list[Entry[Item]], int, int]:
+        """Pick up to `count` items together, where no item needs a decision of its own: few tenants take turns, the
+        items are in memory and fit, and none has throttle keys. Else pick nothing. Return the items, the bytes of their
+        bodies, and what they take in the answer."""
+        queue = self._turns.alike(count // 2)
+        if queue is None:
+            return [], 0, 0
+        for _, _, tenant in queue:
+            if tenant.changes != self._state.policies.changes:
+                self._weigh(tenant)
+        own: list[list[Entry[Item]]] = []
+        places: list[sources.AtHand] = []
+        for (_, _, tenant), most in zip(queue, several.shares(queue, count), strict=True):
+            found = sources.at_hand(self._state, self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
+            if found is None:
+                return [], 0, 0
+            places.append(found)
+            own.append(merge.first(found[1], most, sources.bound_of(found[2], ()) if found[2] else None))
+        picked, given = several.next_turns(queue, own, count)
+        items, now_ms, attempts = [entry[3] for entry in picked], self.now_ms, self._attempts
+        over = [item for item in items if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
+        if over or [item for item in items if item.body is None]:
+            return [], 0, 0
+        size = sum([item.bytes for item in items])
+        names_bytes = sum([one.items * one.tenant.only.names_bytes for one in given if one.tenant.only])
+        answer_bytes = size + names_bytes + len(items) * call.item_overhead_bytes
+        if answer_bytes > room_bytes or size > call.bodies_bytes:
+            return [], 0, 0
+        for one, (lanes, _, paged), entries in zip(given, places, own, strict=True):
+            if one.items:
+                merge.take(lanes, entries[one.items - 1])
+                sources.ask_pages(self._state, paged)
+        self._turns.charge_all(given)
+        return picked, size, answer_bytes
 
     def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
@@ -224,7 +272,7 @@ class Round:
             shard: Shard | None = lane.tenure.shard
             if shard is None or not lane.ready:
                 continue
-            may_lease = able[shard] if shard in able else self._may_lease(shard)
+            may_lease = able[shard] if shard in able else sources.may_lease(self._state, able, shard, self.now_ms)
             if may_lease is None:
                 down = True
                 shard.stalled[key] = None
@@ -247,12 +295,6 @@ class Round:
                 if window.more:
                     paged.append((shard, lane, window))
         return lanes, windows, paged, lacking, down
-
-    def _may_lease(self, shard: Shard) -> bool | None:
-        may_lease = self._able[shard] = shard.may_lease(self.now_ms) if shard.healthy(self.now_ms) else None
-        if may_lease is False:
-            self._state.touch(shard)
-        return may_lease
 
     def _put_away(self, tenant: _Tenant, *, lacking: bool, down: bool) -> None:
         """No item of the tenant can be leased now."""
@@ -343,30 +385,3 @@ class Round:
         for tenant in self._turns.next_up(self._ahead):
             if tenant not in self._takings:
                 sources.ask_pages(self._state, self._sources(tenant)[3])
-
-
-def resume(state: State, keys: Iterable[TopicKey]) -> None:
-    """Tenants of these topics that stand aside, or whose most urgent items were left out, are tried again: a shard may
-    lease items again."""
-    turns.begin(state, _resume(state, [key for key in keys if key in state.topics]))
-
-
-def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
-    left = _SLICE
-    for key in keys:
-        topic = state.topics.get(key)
-        if topic is None or topic.turns is None:
-            continue
-        incomplete, topic.turns.incomplete = topic.turns.incomplete, {}
-        for tenant in (*topic.turns.aside, *topic.turns.down, *incomplete):
-            if topic.turns.ranked:
-                topic.turns.place(tenant, UNRANKED)
-            if tenant.away in (ASIDE, DOWN):
-                topic.turns.enter(tenant)
-            left -= 1
-            if not left:
-                state.due[key] = None
-                yield
-                left = _SLICE
-        state.due[key] = None
-    state.wake()

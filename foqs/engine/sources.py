@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from foqs.engine import item_end
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item
@@ -22,6 +23,8 @@ _BODIES_AHEAD = 200
 Able = dict[Shard, bool | None]
 """Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
 Source = tuple[Shard, Lane[Item], Window[Item]]
+AtHand = tuple[Sequence[Lane[Item]], Sequence[Window[Item]], Sequence[Source]]
+"""Lanes, their windows, and those of them with more rows."""
 
 
 def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
@@ -38,6 +41,39 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
         fair = state.policies.of(topic.key).fair
         turns.follow(fair.unit, ranked=fair.scope == "topic")
     return bounds
+
+
+def may_lease(state: State, able: Able, shard: Shard, now_ms: int) -> bool | None:
+    """Find out whether a shard may lease items, for a shard that is not in `able` yet."""
+    able[shard] = may = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
+    if may is False:
+        state.touch(shard)
+    return may
+
+
+def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int) -> AtHand | None:
+    """Return the lanes with the items of a tenant's only flow, if all of them have their first item in memory and the
+    flow has no throttle keys; else None."""
+    if flow is None or flow.throttles:
+        return None
+    lanes: list[Lane[Item]] = []
+    windows: list[Window[Item]] = []
+    paged: list[Source] = []
+    for lane in flow.lanes:
+        shard: Shard | None = lane.tenure.shard
+        if shard is None or not lane.ready:
+            continue
+        window = lane.window
+        if window is None or not window.entries or window.entries[0][3].body is None:
+            return None
+        if not (able[shard] if shard in able else may_lease(state, able, shard, now_ms)):
+            return None
+        window.used_ms = now_ms
+        lanes.append(lane)
+        windows.append(window)
+        if window.more:
+            paged.append((shard, lane, window))
+    return (lanes, windows, paged) if lanes else None
 
 
 def bound_of(paged: Sequence[Source], lacking: Sequence[Source]) -> Key | None:

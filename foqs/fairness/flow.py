@@ -62,12 +62,11 @@ class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
     stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts; a change counts
     from the next turn. `served`: the cost of all that it was given; `counted`: of that, what metrics have. `lease_ms`:
-    the mean of its last leases, None before the first ended. (Most tenants have one flow: two dicts for it would take
-    480 bytes.)"""
+    the mean of its last leases, None before the first ended. `only`: its flow, None if it has or had several. (Most
+    tenants have one flow: two dicts for it would take 480 bytes.)"""
 
     __slots__ = (
         "_flows",
-        "_only",
         "_unparked",
         "away",
         "changes",
@@ -78,6 +77,7 @@ class Tenant(Generic[L]):
         "level",
         "name",
         "newcomer",
+        "only",
         "seq",
         "served",
         "start",
@@ -98,7 +98,7 @@ class Tenant(Generic[L]):
         self.away = IDLE
         self.seq = 0  # of its entry in its level; 0 while it has none
         self.newcomer = False
-        self._only: Flow[L] | None = None
+        self.only: Flow[L] | None = None
         self._flows: dict[Throttles, Flow[L]] | None = None  # of a tenant that has or had several
         self._unparked: dict[Flow[L], None] | None = None  # of these
 
@@ -107,26 +107,26 @@ class Tenant(Generic[L]):
         """The flows by their throttle keys."""
         if self._flows is not None:
             return self._flows
-        return {self._only.throttles: self._only} if self._only is not None else {}
+        return {self.only.throttles: self.only} if self.only is not None else {}
 
     @property
     def unparked(self) -> Collection[Flow[L]]:
         """The flows that are not parked."""
         if self._unparked is not None:
             return self._unparked
-        return (self._only,) if self._only is not None and self._only.parked is None else ()
+        return (self.only,) if self.only is not None and self.only.parked is None else ()
 
     def flow(self, throttles: Throttles) -> Flow[L]:
         """Return the flow with these throttle keys, which is made if it is missing."""
-        flow = self._only if self._flows is None else self._flows.get(throttles)
+        flow = self.only if self._flows is None else self._flows.get(throttles)
         if flow is not None and flow.throttles == throttles:
             return flow
         made = Flow(self, throttles)
         if flow is None and self._flows is None:
-            self._only = made
+            self.only = made
             return made
         if self._flows is None or self._unparked is None:
-            self._flows, self._unparked, self._only = dict(self.flows), dict.fromkeys(self.unparked), None
+            self._flows, self._unparked, self.only = dict(self.flows), dict.fromkeys(self.unparked), None
         self._flows[throttles] = made
         self._unparked[made] = None
         return made
@@ -134,7 +134,7 @@ class Tenant(Generic[L]):
     def drop(self, flow: Flow[L]) -> None:
         """Forget a flow, which has no lane."""
         if self._flows is None or self._unparked is None:
-            self._only = None
+            self.only = None
         else:
             del self._flows[flow.throttles]
             self._unparked.pop(flow, None)

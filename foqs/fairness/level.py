@@ -60,7 +60,10 @@ class Level(Generic[N]):
         """An entry became stale. Without turns nothing else drops them."""
         self.stale += 1
         if self.stale > _STALE + (len(self.heap) + len(self.newcomers)) // 2:
-            self.heap = [entry for entry in self.heap if entry[2].seq == entry[1]]
-            heapify(self.heap)
-            self.newcomers = deque(entry for entry in self.newcomers if entry[1].seq == entry[0])
-            self.stale = 0
+            self.drop_stale()
+
+    def drop_stale(self) -> None:
+        self.heap = [entry for entry in self.heap if entry[2].seq == entry[1]]
+        heapify(self.heap)
+        self.newcomers = deque(entry for entry in self.newcomers if entry[1].seq == entry[0])
+        self.stale = 0

@@ -12,13 +12,14 @@ first of them waits, and a flood of new tenants gets half of the turns at most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic
 from weakref import WeakValueDictionary
 
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PASSED, QUEUED, UNRANKED, Flow, L, Tally, Tenant, Throttles
 from foqs.fairness.level import Level
+from foqs.fairness.several import Given, Queue
 from foqs.fairness.tenure import Tenure
 
 _ASIDE_ITEMS = 1_000
@@ -167,6 +168,28 @@ class Turns(Generic[L]):
         else:
             self._withdraw(tenant)
             self._queue(tenant)
+
+    def alike(self, most: int) -> Queue | None:
+        """Return the queue, in any order, if it has `most` tenants at most and says all about the next turns: no tenant
+        is new or urgent, and all items cost the same."""
+        level = self._flat
+        if self.ranked or self.unit != ITEMS or not 0 < len(level.heap) <= most:
+            return None
+        if level.stale:
+            level.drop_stale()
+        return None if level.newcomers else level.heap
+
+    def charge_all(self, given: Sequence[Given]) -> None:
+        """The tenants of the queue that `alike` returned had their next turns, and were given these items."""
+        level = self._flat
+        for tenant, items, last, start in given:
+            if items:
+                tenant.served += items
+                tenant.start = start
+                level.now = max(level.now, last)
+        level.heap = [(one.tenant.start, one.tenant.seq, one.tenant) for one in given]
+        heapify(level.heap)
+        level.took_newcomer, self.last_cost = False, 1
 
     def cost(self, tenant: Tenant[L], item_id: int, size_bytes: int) -> float:
         """Return what to charge for an item. Where it is the time of its lease, `lease_over` corrects it later."""

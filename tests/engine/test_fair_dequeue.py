@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import consumers, fair_dequeue, item_ops
+from foqs.engine import aside, consumers, fair_dequeue, item_ops
 from foqs.engine.pending import DequeueCall
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
@@ -145,14 +145,14 @@ def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
 
 
 def test_tenants_return_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_dequeue, "_SLICE", 10)
+    monkeypatch.setattr(aside, "_SLICE", 10)
     lab = Laboratory(1)
     store(lab, {f"t{at}": 1 for at in range(25)})
     turns = lab.engine.topics[KEY].turns
     assert turns is not None
     for each in turns.tenants.values():
         turns.set_aside(each, lab.now_ms, down=True)
-    fair_dequeue.resume(lab.engine, [KEY])
+    aside.resume(lab.engine, [KEY])
     assert len(turns.down) == 15
     while lab.engine.long_work:
         lab.engine.pump(lab.now_ms)

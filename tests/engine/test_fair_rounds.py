@@ -25,7 +25,7 @@ FAIR: list[dict[str, Any]] = [{}, {"unit": "bytes"}, {"scope": "topic"}, {"weigh
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from(LANES), st.lists(st.integers(0, 3), min_size=1, max_size=12)),
-        st.tuples(st.just("take"), st.integers(1, 20), st.booleans()),
+        st.tuples(st.just("take"), st.integers(1, 30), st.booleans()),
         st.tuples(st.just("end"), st.sampled_from(["ack", "nack", "release"]), st.integers(0, 50)),
         st.tuples(st.just("park"), st.sampled_from(["a", "b"]), st.booleans()),
         st.tuples(st.just("forget"), st.integers(1, 3), st.booleans()),
@@ -148,16 +148,25 @@ def test_nothing_is_lost_and_no_tenant_starves(script: list[tuple[Any, ...]]) ->
     assert all(shard.state is ShardState.SERVING for shard in done.lab.engine.serving)
 
 
-@given(steps)
-@settings(max_examples=40)
-def test_the_first_lane_is_that_of_the_merge(script: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"_first_lane": lambda self, tenant, taking: False},
+        {"_several": lambda self, call, count, room_bytes: ([], 0, 0)},
+    ],
+    ids=["each tenant is merged", "items are picked one by one"],
+)
+@given(script=steps)
+@settings(max_examples=60)
+def test_each_fast_form_gives_the_same_items(plain: dict[str, Any], script: list[tuple[Any, ...]]) -> None:
     if foqs.build() == "compiled":
         pytest.skip("a compiled module calls its own functions past a patch")
     fast = run(script)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Round, "_first_lane", lambda self, tenant, taking: False)
-        plain = run(script)
-    assert fast.got == plain.got
+        for name, form in plain.items():
+            patch.setattr(Round, name, form)
+        slow = run(script)
+    assert fast.got == slow.got
 
 
 @given(

@@ -28,7 +28,7 @@ def test_each_lane_has_its_items_in_their_order(names: list[str]) -> None:
         assert own == [one for one, its in zip(items, keys, strict=True) if its == key]
 
 
-def test_items_of_mixed_tenants_enter_the_tail_in_the_order_of_their_ids() -> None:
+def test_mixed_tenants_enter_the_tail_in_order() -> None:
     lab = Laboratory(1)
     items, keys = [lab.item() for _ in range(6)], [of(name) for name in ("a", "b", "a", "c", "b", "a")]
     call = EnqueueCall(6, lambda _: None)

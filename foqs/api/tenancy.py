@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from foqs.errors import Invalid, Unavailable
@@ -47,6 +48,11 @@ def fairness_key(given: object) -> str:
     if key:
         _refuse("fairness_key", name_error(key))
     return key
+
+
+def fairness_keys_fit(given: Iterable[str]) -> bool:
+    """Whether `fairness_key` takes all of these texts."""
+    return not any(key and name_error(key) for key in set(given))
 
 
 def _throttles(keys: Any, limits: Limits) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foqs.api import topic_rules
-from foqs.api.tenancy import refuse_while_behind, tenancy
+from foqs.api.tenancy import fairness_keys_fit, refuse_while_behind, tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.dedup import Dedup, content_of, digest_of
@@ -153,7 +153,8 @@ class Intake:
     def _take_columns(self, specs: SpecColumns) -> bool:
         """Take all items at once. False when the first is refused, or a payload is too large."""
         payloads, sizes = specs.payloads, list(map(len, specs.payloads))
-        if max(sizes) > self._limits.payload_bytes:
+        tenants = specs.tenants
+        if max(sizes) > self._limits.payload_bytes or (tenants is not None and not fairness_keys_fit(tenants)):
             return False
         try:
             self._take(0, specs.first)
@@ -169,7 +170,7 @@ class Intake:
             NewItem(payload, None, None, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
             for payload, priority in zip(payloads, priorities, strict=True)
         ]
-        self.keys *= count
+        self.keys = self.keys * count if tenants is None else self._lanes(specs.first, tenants)
         self.indices, self.sizes = list(range(count)), sizes
         return True
 
@@ -236,7 +237,16 @@ class Intake:
 
     def _tenant(self, plain: LaneKey, spec: Any) -> LaneKey:
         """Return the lane of an item with a tenant, throttle keys or a weight, which is noted."""
-        fairness, throttles, weight = tenancy(spec, self._limits)
+        return self._lane(plain, *tenancy(spec, self._limits))
+
+    def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
+        """As `_tenant`, for items that differ from `spec` in their fairness keys."""
+        plain = self._keys[spec.topic]
+        _, throttles, weight = tenancy(spec, self._limits)
+        lanes = {fairness: self._lane(plain, fairness, throttles, weight) for fairness in set(tenants)}
+        return [lanes[fairness] for fairness in tenants]
+
+    def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...], weight: int) -> LaneKey:
         if fairness or throttles or weight:
             refuse_while_behind(self._routing())
         key = lane_key(topic_key(plain), fairness, throttles)

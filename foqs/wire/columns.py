@@ -41,12 +41,14 @@ class AckColumns:
 
 
 class SpecColumns:
-    """A list of ItemSpec that are like `first` but for their payloads and priorities. Reads as a list of structs."""
+    """A list of ItemSpec that are like `first` but for their payloads, priorities and, where `tenants` is not None,
+    fairness keys. Reads as a list of structs."""
 
-    __slots__ = ("first", "payloads", "priorities")
+    __slots__ = ("first", "payloads", "priorities", "tenants")
 
     def __init__(self, first: Any) -> None:
         self.first = first
+        self.tenants: list[str] | None = None
         self.payloads: list[bytes] = [first.payload]
         self.priorities: list[int] = []
 
@@ -56,6 +58,8 @@ class SpecColumns:
     def __getitem__(self, at: int) -> Any:
         spec = copy(self.first)
         spec.payload, spec.priority = self.payloads[at], self.priorities[at]
+        if self.tenants is not None:
+            spec.fairness_key = self.tenants[at]
         return spec
 
 

@@ -1,11 +1,11 @@
 """Requests of the usual shape read from their bytes, without the codec.
 
-A usual request has the fields of the contract in their order. All but the payload and the priority of its items is the
-same, and its acks have both of their fields. The codec is the reference. Each function gets a frame, where its request
-begins, and the most elements of a list. It returns the codec's request with its strings checked, or None for a frame
-that the codec has to read or to refuse. It reads each byte at most once and believes no length: a frame that ends
-elsewhere is not usual. Nor is one with more fields than the contract has: a frame full of them would take twice the
-codec's time.
+A usual request has the fields of the contract in their order. All but the payload, the priority and the fairness key of
+its items is the same, and its acks have both of their fields. The codec is the reference. Each function gets a frame,
+where its request begins, and the most elements of a list. It returns the codec's request with its strings checked, or
+None for a frame that the codec has to read or to refuse. It reads each byte at most once (the head of one item twice,
+where fairness keys begin to differ) and believes no length: a frame that ends elsewhere is not usual. Nor is one with
+more fields than the contract has: a frame full of them would take twice the codec's time.
 """
 
 from __future__ import annotations
@@ -100,14 +100,15 @@ def enqueue_request(frame: bytes, start: int, most: int) -> Any:
         at += 8
         if delivery_ != _DELIVERY:
             return None
+        tenancy_at = at - 1
         if stop != STOP:
-            at = _tenancy(spec, frame, at - 1)
+            at = _tenancy(spec, frame, tenancy_at)
         if count == 1:
             request.items = [spec]
         else:
             request.items = items = SpecColumns(spec)
-            beginning, ending = frame[list_at + 8 : size_at], frame[priority_at + 7 : at]
-            at = _more_items(items, frame, priority_at, beginning, ending, count)
+            middle, ending = frame[priority_at + 7 : tenancy_at], frame[tenancy_at:at]
+            at = _more_items(items, frame, priority_at, frame[list_at + 8 : size_at], middle, ending, count)
         return _whole(request, frame, at)
     except _MISFITS:
         return None
@@ -138,28 +139,70 @@ def _tenancy(spec: Any, frame: bytes, at: int) -> int:
     return at + 1
 
 
-def _more_items(items: SpecColumns, frame: bytes, at: int, beginning: bytes, ending: bytes, count: int) -> int:
+def _more_items(
+    items: SpecColumns, frame: bytes, at: int, beginning: bytes, middle: bytes, ending: bytes, count: int
+) -> int:
     """Read the items behind the first one, and return where the last one ends. Each has the bytes `beginning` before
-    its payload's length, and `ending` behind its priority. `at` is the first one's priority. Raises an error of
-    `_MISFITS`."""
+    its payload's length, and `middle` and `ending` behind its priority. `at` is the first one's priority. Raises an
+    error of `_MISFITS`."""
     payloads, priorities = items.payloads, items.priorities
-    between = ending + beginning
+    between = middle + ending + beginning
     from_priority = Struct(f">3si{len(between)}sI")
     unpack, step = from_priority.unpack_from, from_priority.size
     for _ in range(count - 1):
         priority_, priority, between_, size = unpack(frame, at)
         if between_ != between or priority_ != _PRIORITY:
-            raise ValueError("an item of another form")
+            return _more_tenants(items, frame, at, beginning, middle, ending, count)
         payload_at = at + step
         at = payload_at + size
         priorities.append(priority)
         payloads.append(frame[payload_at:at])
     priority_, priority = _i32(frame, at)
-    at += 7
-    if priority_ != _PRIORITY or not frame.startswith(ending, at):
+    if priority_ != _PRIORITY or not frame.startswith(ending, at + 7 + len(middle)):
+        return _more_tenants(items, frame, at, beginning, middle, ending, count)
+    if not frame.startswith(middle, at + 7):
         raise ValueError("an item of another form")
     priorities.append(priority)
-    return at + len(ending)
+    return at + 7 + len(middle) + len(ending)
+
+
+def _more_tenants(
+    items: SpecColumns, frame: bytes, at: int, beginning: bytes, middle: bytes, ending: bytes, count: int
+) -> int:
+    """As `_more_items`, where the fairness keys differ from the item on whose priority is at `at`."""
+    payloads, priorities, first = items.payloads, items.priorities, items.first.fairness_key
+    if first is None:
+        raise ValueError("an item of another form")
+    head = Struct(f">3si{len(middle)}s3sI")
+    (first_bytes,) = _size(ending, 3)
+    behind = ending[7 + first_bytes :] + beginning
+    to_payload = Struct(f">{len(behind)}sI")
+    items.tenants = tenants = [first] * len(priorities)
+    names: dict[bytes, str] = {}
+    while True:
+        priority_, priority, middle_, fairness_, size = head.unpack_from(frame, at)
+        if priority_ != _PRIORITY or middle_ != middle or fairness_ != _FAIRNESS:
+            raise ValueError("an item of another form")
+        name_at = at + head.size
+        at = name_at + size
+        encoded = frame[name_at:at]
+        name = names.get(encoded)
+        if name is None:
+            name = names[encoded] = encoded.decode()
+        priorities.append(priority)
+        tenants.append(name)
+        if len(payloads) == count:
+            break
+        behind_, size = to_payload.unpack_from(frame, at)
+        if behind_ != behind:
+            raise ValueError("an item of another form")
+        payload_at = at + to_payload.size
+        at = payload_at + size
+        payloads.append(frame[payload_at:at])
+    if not frame.startswith(ending[7 + first_bytes :], at):
+        raise ValueError("an item of another form")
+    end: int = at + len(ending) - 7 - first_bytes
+    return end
 
 
 def ack_request(frame: bytes, start: int, most: int) -> Any:

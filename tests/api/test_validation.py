@@ -187,6 +187,24 @@ def test_columns_of_specs_are_taken_as_the_specs(shared: dict[str, Any], payload
     }
 
 
+@pytest.mark.parametrize("shared", [{}, {"weight": 3}, {"throttle_keys": ["b", "a"], "weight": 2}, {"weight": 0}])
+@pytest.mark.parametrize(
+    "tenants", [["a", "b", "a"], ["", "b", ""], ["a", "", "x" * 256], ["a", "a", "\n"], ["\n"] * 3]
+)
+def test_columns_of_tenants_are_taken_as_the_specs(shared: dict[str, Any], tenants: list[str]) -> None:
+    columns = SpecColumns(idl.ItemSpec(topic="t", payload=b"a", priority=3, fairness_key=tenants[0], **shared))
+    columns.payloads, columns.priorities, columns.tenants = [b"a", b"b", b"c"], [3, 9, -2], tenants
+    by_columns, one_by_one = Intake("ns", LIMITS, NOW_MS), taken(*columns)
+    by_columns.take(columns)
+    for run in ("keys", "indices", "sizes", "weights"):
+        assert getattr(by_columns, run) == getattr(one_by_one, run)
+    assert [one.payload for one in by_columns.items] == [one.payload for one in one_by_one.items]
+    assert len({id(key) for key in by_columns.keys}) == len(set(by_columns.keys))
+    assert {at: str(error) for at, error in by_columns.errors.items()} == {
+        at: str(error) for at, error in one_by_one.errors.items()
+    }
+
+
 def test_a_key_is_kept_as_hashes_of_the_key_and_the_content() -> None:
     (keyed,) = taken(spec("t", b"x", dedup_key="k")).keyed
     assert keyed.dedup == (digest_of("ns", "k"), content_of("t", b"x"))

@@ -43,7 +43,7 @@ whole_contexts = st.none() | st.builds(
 
 @st.composite
 def like_items(draw: st.DrawFn) -> list[Any]:
-    """Items that differ in their payloads and priorities."""
+    """Items that differ in their payloads and priorities, and perhaps in their fairness keys."""
     times = {name: draw(st.none() | i64s) for name in ("deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms")}
     tenancy = {
         "fairness_key": draw(st.none() | texts),
@@ -52,7 +52,11 @@ def like_items(draw: st.DrawFn) -> list[Any]:
     }
     shared = {"topic": draw(texts), "delivery": draw(i32s), **times, **tenancy}
     bodies = draw(st.lists(st.tuples(blobs, i32s), min_size=1, max_size=8))
-    return [idl.ItemSpec(payload=payload, priority=priority, **shared) for payload, priority in bodies]
+    items = [idl.ItemSpec(payload=payload, priority=priority, **shared) for payload, priority in bodies]
+    if shared["fairness_key"] is not None and draw(st.booleans()):
+        for item in items:
+            item.fairness_key = draw(st.sampled_from(["", "a", "bb", "\u00e9"]))
+    return items
 
 
 whole_acks = st.lists(st.builds(idl.AckItem, id=i64s, lease=i64s), max_size=8)
@@ -174,7 +178,8 @@ def test_lists_of_like_elements_become_columns(decoder: RequestDecoder) -> None:
         [idl.ItemSpec("t", b"x", delivery=2), idl.ItemSpec("t", b"x")],
         [idl.ItemSpec("t", b"x", metadata=b"m")],
         [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x")],
-        [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x", fairness_key="b")],
+        [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x", fairness_key="b", weight=2)],
+        [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", fairness_key="a")],
         [idl.ItemSpec("t", b"x", throttle_keys=list("abcdefghi"))],
         [idl.ItemSpec("t", b"x", headers={"a": "b"})],
         [idl.ItemSpec("t", b"x")] * 9,

@@ -3,7 +3,6 @@ order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -11,6 +10,7 @@ from foqs.engine import sources
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.engine.taking import Taking
 from foqs.engine.throttling import Key
 from foqs.fairness import several
 from foqs.fairness.flow import IDLE, PARKED, UNRANKED, Flow, Tenant
@@ -40,26 +40,7 @@ _SEVERAL = 8
 """So many items at least are picked together. Fewer are not worth it."""
 
 _Tenant = Tenant[Lane[Item]]
-_NONE: list[Entry[Item]] = []
 _NOT_NEEDED: sources.AtHand = ((), (), ())
-
-
-class _Taking:
-    """What a round takes of one tenant: of `entries`, those before `at` are taken, and those before `upto` are next.
-
-    They are the entries of the window of `lane`; where that is None, the first of several `lanes`. Of these, `paged`
-    have more rows behind their window, and those in `parked` flows give no more."""
-
-    __slots__ = ("at", "entries", "lane", "lanes", "paged", "parked", "size", "upto")
-
-    def __init__(self) -> None:
-        self.lane: Lane[Item] | None = None
-        self.lanes: Sequence[Lane[Item]] = ()
-        self.paged: Sequence[sources.Source] = ()
-        self.entries: list[Entry[Item]] = _NONE
-        self.parked: set[Flow[Lane[Item]]] | None = None
-        self.at = self.upto = 0
-        self.size = 1
 
 
 class Round:
@@ -77,11 +58,12 @@ class Round:
         topic.turns.used_ms = now_ms
         self._able = able
         self.now_ms = now_ms
-        self._takings: dict[_Tenant, _Taking] = {}
+        self._takings: dict[_Tenant, Taking] = {}
         self._skipping = topic.key in state.skipping
         self._passed = self._lacked = self._nothing = 0
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
         self._ahead = _AHEAD
+        self._changes = state.policies.changes
         bounds = sources.bounds_of(state, topic)
         self._attempts = bounds.attempts
         self._throttled = bool(bounds.throttles)
@@ -100,7 +82,7 @@ class Round:
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
-        self.left_bytes, bodies_bytes = room_bytes, call.bodies_bytes
+        self.full, self.left_bytes, bodies_bytes = False, room_bytes, call.bodies_bytes
         self._ahead = max(self._ahead, 2 * count)
         picked: list[Entry[Item]] = []
         if count >= _SEVERAL and not (self._takings or self._throttled or self._stop):
@@ -114,57 +96,92 @@ class Round:
     def _one_by_one(self, call: DequeueCall, count: int, bodies_bytes: int, *, some: bool) -> list[Entry[Item]]:
         """As `pick`. `some`: the call has items, so that the next one has to fit."""
         topic_turns, takings = self._turns, self._takings
-        first, charge, ranked = topic_turns.first, topic_turns.charge, topic_turns.ranked
-        counts_items = topic_turns.unit == ITEMS
-        throttled, throttling = self._throttled, self._state.throttling
+        first, charge, counts_items = topic_turns.first, topic_turns.charge, topic_turns.unit == ITEMS
+        heads = not (topic_turns.ranked or self._throttled)
         overhead_bytes, room_bytes = call.item_overhead_bytes, self.left_bytes
-        now_ms, attempts = self.now_ms, self._attempts
         picked: list[Entry[Item]] = []
-        left = count
-        while left:
+        while len(picked) < count and not (self._stop or self.full):
             tenant = first()
             if tenant is None:
                 break
-            taking = takings.get(tenant)
-            if taking is None or taking.at == taking.upto:
-                taking = self._open(tenant, taking)
-                if taking is None:
-                    if self._stop:
-                        break
+            entry = None
+            if heads and tenant not in takings:
+                entry = self._head(tenant, room_bytes - overhead_bytes, bodies_bytes)
+            if entry is None:
+                entry = self._next(tenant, count - len(picked), room_bytes - overhead_bytes, bodies_bytes, some=some)
+                if entry is None:
                     continue
-            entry = taking.entries[taking.at]
             item = entry[3]
-            if ranked and entry[0] != tenant.level.rank:
-                topic_turns.place(tenant, entry[0])
-                continue
-            if item.body is None or (
-                (0 < item.expires_at_ms <= now_ms or item.attempt >= attempts)
-                and sources.drop(self._state, [item], now_ms)
-            ):
-                self._finish(taking)
-                continue
             flow: Any = item.lane.flow
             size = item.bytes
-            answer_bytes = size + overhead_bytes + flow.names_bytes
-            if some and (answer_bytes > room_bytes or size > bodies_bytes):
-                self.full = True
-                break
-            if throttled or flow.throttles:
-                dry = throttling.take(flow, now_ms)
-                if dry is not None:
-                    self._park(taking, flow, dry, left)
-                    if self._stop:
-                        break
-                    continue
-            room_bytes -= answer_bytes
+            room_bytes -= size + overhead_bytes + flow.names_bytes
             bodies_bytes -= size
-            taking.at += 1
-            left -= 1
             some = True
             picked.append(entry)
             charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
         self.left_bytes = room_bytes
         return picked
+
+    def _head(self, tenant: _Tenant, room_bytes: int, bodies_bytes: int) -> Entry[Item] | None:
+        """Take the tenant's next item out of its window, where that is all there is to do: it has one flow, without
+        throttle keys, all of its items are in memory, and the item fits. Else return None, for `_next`."""
+        flow, able, now_ms = tenant.only, self._able, self.now_ms
+        if flow is None or flow.throttles or tenant.changes != self._changes:
+            return None
+        first: Entry[Item] | None = None
+        for lane in flow.lanes:
+            if lane.ready:
+                window = lane.window
+                if window is None or window.more or not window.entries or not able.get(lane.tenure.shard):
+                    return None
+                entry = window.entries[0]
+                if entry[3].body is None:
+                    return None
+                window.used_ms = now_ms
+                if first is None or entry < first:
+                    first = entry
+        if first is None:
+            return None
+        item = first[3]
+        size = item.bytes
+        if size + flow.names_bytes > room_bytes or size > bodies_bytes or item.attempt >= self._attempts:
+            return None
+        if 0 < item.expires_at_ms <= now_ms:
+            return None
+        item.lane.lease_first()
+        return first
+
+    def _next(
+        self, tenant: _Tenant, wanted: int, room_bytes: int, bodies_bytes: int, *, some: bool
+    ) -> Entry[Item] | None:
+        """Take the tenant's next item. None if this turn gives no item; then another tenant may be the first."""
+        taking = self._takings.get(tenant)
+        if taking is None or taking.at == taking.upto:
+            taking = self._open(tenant, taking)
+            if taking is None:
+                return None
+        entry = taking.entries[taking.at]
+        item = entry[3]
+        if self._turns.ranked and entry[0] != tenant.level.rank:
+            self._turns.place(tenant, entry[0])
+            return None
+        if item.body is None or (
+            (0 < item.expires_at_ms <= self.now_ms or item.attempt >= self._attempts)
+            and sources.drop(self._state, [item], self.now_ms)
+        ):
+            taking.finish(self._state)
+            return None
+        flow: Any = item.lane.flow
+        if some and (item.bytes + flow.names_bytes > room_bytes or item.bytes > bodies_bytes):
+            self.full = True
+            return None
+        if self._throttled or flow.throttles:
+            dry = self._state.throttling.take(flow, self.now_ms)
+            if dry is not None:
+                self._park(taking, flow, dry, wanted)
+                return None
+        taking.at += 1
+        return entry
 
     def _several(self, call: DequeueCall, count: int, room_bytes: int) -> tuple[list[Entry[Item]], int, int]:
         """Pick up to `count` items together, where no item needs a decision of its own: few tenants take turns, the
@@ -174,7 +191,7 @@ class Round:
         if queue is None:
             return [], 0, 0
         for _, _, tenant in queue:
-            if tenant.changes != self._state.policies.changes:
+            if tenant.changes != self._changes:
                 self._weigh(tenant)
         own: list[list[Entry[Item]]] = []
         places: list[sources.AtHand] = []
@@ -201,14 +218,14 @@ class Round:
         self._turns.charge_all(given)
         return picked, size, answer_bytes
 
-    def _open(self, tenant: _Tenant, taking: _Taking | None) -> _Taking | None:
+    def _open(self, tenant: _Tenant, taking: Taking | None) -> Taking | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
         if taking is None:
-            if tenant.changes != self._state.policies.changes:
+            if tenant.changes != self._changes:
                 self._weigh(tenant)
-            taking = self._takings[tenant] = _Taking()
+            taking = self._takings[tenant] = Taking()
         elif taking.upto:
-            self._finish(taking)
+            taking.finish(self._state)
             taking.size = max(_CHUNK, 2 * taking.size)
         if self._first_lane(tenant, taking):
             return taking
@@ -233,7 +250,7 @@ class Round:
         taking.entries, taking.upto = entries, len(entries)
         return taking
 
-    def _first_lane(self, tenant: _Tenant, taking: _Taking) -> bool:
+    def _first_lane(self, tenant: _Tenant, taking: Taking) -> bool:
         """Open the taking where no lists and no merge are needed: one lane has all of the tenant's items, or its next
         item alone is taken, and every lane has its first item. Return whether that was so."""
         able, first, found, lanes = self._able, None, None, 0
@@ -323,10 +340,10 @@ class Round:
         if self._turns.ranked or self._passed == _PASSED:
             self._stop = True
 
-    def _park(self, taking: _Taking, flow: Flow[Lane[Item]], key: Key, wanted: int) -> None:
+    def _park(self, taking: Taking, flow: Flow[Lane[Item]], key: Key, wanted: int) -> None:
         """The flow, which has the next entry, waits for tokens of `key`. Other entries of the tenant stay."""
         if taking.lane is not None:
-            self._finish(taking)
+            taking.finish(self._state)
         else:
             at, entries = taking.at, taking.entries
             if at:  # not from a lane of the flow that took no part in the merge
@@ -338,29 +355,9 @@ class Round:
         self.asks = self._state.throttling.park(flow, key, wanted) or self.asks
         self._found_none()
 
-    def _finish(self, taking: _Taking) -> None:
-        """Take the picked entries out of the windows."""
-        at, entries, lane = taking.at, taking.entries, taking.lane
-        if lane is not None:
-            if at:
-                lane.lease(entries[:at])
-                del entries[:at]
-            window = lane.window
-            if window is not None and window.more:
-                sources.ask_pages(self._state, ((lane.tenure.shard, lane, window),))
-        else:
-            lanes, parked = taking.lanes, taking.parked
-            if at and parked is not None:
-                lanes = [lane for lane in lanes if lane.flow not in parked]
-            if at:
-                merge.take(lanes, entries[at - 1])
-            if taking.paged:
-                sources.ask_pages(self._state, taking.paged)
-        taking.entries, taking.at, taking.upto = _NONE, 0, 0
-
     def _weigh(self, tenant: _Tenant) -> None:
         ns, topic = self._topic.key
-        tenant.changes = self._state.policies.changes
+        tenant.changes = self._changes
         weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
         tenant.weight = weight * tenant.factor
 
@@ -368,7 +365,7 @@ class Round:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""
         for taking in self._takings.values():
             if taking.upto:
-                self._finish(taking)
+                taking.finish(self._state)
         state, topic_turns = self._state, self._turns
         if self._passed:
             topic_turns.back()

@@ -123,6 +123,19 @@ class Lane(Generic[T]):
         for entry in entries:
             self.remove_ready(entry[1])
 
+    def lease_first(self) -> None:
+        """The first item of the window is leased."""
+        window = self.window
+        assert window is not None, "the lane has items in memory"
+        entry = window.entries.pop(0)
+        self.leased += 1
+        if self._buckets is None:
+            self.ready -= 1
+            if self.flow is not None:
+                self.flow.count(self, -1)
+        else:
+            self.remove_ready(entry[1])
+
     def oldest_ready_at_ms(self) -> int:
         """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""
         if not self.ready:

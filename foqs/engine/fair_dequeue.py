@@ -107,6 +107,8 @@ class Round:
             entry = None
             if heads and tenant not in takings:
                 entry = self._head(tenant, room_bytes - overhead_bytes, bodies_bytes)
+                if not tenant.seq:
+                    continue
             if entry is None:
                 entry = self._next(tenant, count - len(picked), room_bytes - overhead_bytes, bodies_bytes, some=some)
                 if entry is None:
@@ -124,7 +126,8 @@ class Round:
 
     def _head(self, tenant: _Tenant, room_bytes: int, bodies_bytes: int) -> Entry[Item] | None:
         """Take the tenant's next item out of its window, where that is all there is to do: it has one flow, without
-        throttle keys, all of its items are in memory, and the item fits. Else return None, for `_next`."""
+        throttle keys, all of its items are in memory, and the item fits. A tenant without an item leaves. Else return
+        None, for `_next`."""
         flow, able, now_ms = tenant.only, self._able, self.now_ms
         if flow is None or flow.throttles or tenant.changes != self._changes:
             return None
@@ -141,6 +144,9 @@ class Round:
                 if first is None or entry < first:
                     first = entry
         if first is None:
+            if flow.parked is None:
+                self._turns.leave(tenant, IDLE)
+                self._found_none()
             return None
         item = first[3]
         size = item.bytes

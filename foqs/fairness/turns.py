@@ -157,8 +157,9 @@ class Turns(Generic[L]):
             start = max(start, level.now)  # no credit for the wait among newcomers
             self._withdraw(tenant)
             level.took_newcomer, tenant.newcomer = True, False
-            tenant.start = start + cost / tenant.weight
-            self._queue(tenant)
+            tenant.start = start = start + cost / tenant.weight
+            self._seq = tenant.seq = self._seq + 1
+            heappush(level.heap, (start, tenant.seq, tenant))
             return
         level.took_newcomer = False
         level.now = max(level.now, start)

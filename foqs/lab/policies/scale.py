@@ -10,6 +10,7 @@ from foqs.lab.policies.stage import LEASE_MS, Outcome, Stage, deliveries
 
 _FULL_MS = 1_000
 _QUIET_S = 60.0
+_RUN = 100
 
 
 def passing_keys(stage: Stage) -> Outcome:
@@ -82,17 +83,18 @@ def _opened(stage: Stage, topic: str, keys: int, items: int) -> tuple[float, int
 
 
 def cost_of_tenants(stage: Stage) -> Outcome:
-    """Processor time of the host for full cycles of plain items, of 3 and of 10,000 tenants, interleaved."""
+    """Processor time of the host for full cycles of plain items, of 3 and of 10,000 tenants, interleaved. Items of a
+    tenant come up to 100 at a time, and every tenant has some."""
     items, rounds = stage.size(40_000, 2_000), stage.size(11, 3)
     kinds = {"plain": 0, "3 tenants": 3, "10,000 tenants": stage.size(10_000, 500)}
     cost: dict[str, list[float]] = {kind: [] for kind in kinds}
     name = next(iter(stage.hosts))
     for number in range(rounds):
         for kind, tenants in kinds.items():
-            topic = f"cost-{tenants}-{number}"
+            topic, run = f"cost-{tenants}-{number}", min(_RUN, items // max(1, tenants))
             used = stage.processor_s(name)
             stage.fill(
-                ItemSpec(topic, b"x" * 256, fairness_key=f"t{at // 100 % tenants}" if tenants else None)
+                ItemSpec(topic, b"x" * 256, fairness_key=f"t{at // run % tenants}" if tenants else None)
                 for at in range(items)
             )
             if sum(1 for _ in deliveries(stage.client, topic, 100)) != items:

@@ -7,6 +7,7 @@ Times are epoch milliseconds; 0 stands for "none".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -251,7 +252,7 @@ BACKLOG_SHIFT = 16
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The state of a shard, as a new owner reads it. `timers` counts by lane the rows of `timer`, and those of them
+    """The state of a shard, as a new owner reads it. `lanes`, by number, and `backlog` are read once. `timers` counts by lane the rows of `timer`, and those of them
     that are leases.
 
     `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
@@ -267,8 +268,8 @@ class Opened:
     next_number: int
     due_from_ms: int
     expiry_from_ms: int
-    lanes: list[LaneRow]
-    backlog: list[Backlog]
+    lanes: Iterable[LaneRow]
+    backlog: Iterable[Backlog]
     timers: dict[int, tuple[int, int]]
     db_now_ms: int
     warnings: list[str]

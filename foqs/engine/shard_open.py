@@ -21,7 +21,7 @@ from foqs.item import Change, Item
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane
-from foqs.rows import BACKLOG_SHIFT, Opened, Row
+from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -48,12 +48,11 @@ class Abandoned:
 
 def fill(shard: Shard, opened: Opened) -> Iterator[None]:
     """Prepare the memory of a shard that the store has opened, a bounded number of lanes at a time: `shard.filled` has
-    it at the end. Its lanes are attached to their topics, and count from `open_shard` on. The rows are taken out of
-    `opened`, so that they do not stay in memory beside the lanes."""
+    it at the end. Its lanes are attached to their topics, and count from `open_shard` on."""
     memory = ShardMemory(shard.config, shard.topics, shard.residents, shard.budget, shard.counters)
     memory.tenure.shard = None
     sets: dict[bytes, tuple[str, ...]] = {}  # one tuple a throttle set, for all lanes
-    for at, row in enumerate(_taken(opened.lanes), 1):
+    for at, row in enumerate(opened.lanes, 1):
         throttles = sets.get(row.throttles)
         if throttles is None:
             throttles = sets[row.throttles] = unpack_throttles(row.throttles)
@@ -66,7 +65,7 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
         if not at % _LANES:
             yield
     times: dict[int, int] = {}  # one number a bucket, for all lanes
-    for at, backlog in enumerate(_taken(opened.backlog), 1):
+    for at, backlog in enumerate(opened.backlog, 1):
         lane = memory.lane_numbers[backlog.lane]
         lane.add_ready(times.setdefault(backlog.bucket, backlog.bucket << BACKLOG_SHIFT), backlog.items)
         lane.total += backlog.items
@@ -81,12 +80,6 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
     for number in opened.dead:
         memory.note_dead(memory.lane_numbers[number])
     shard.filled = memory
-
-
-def _taken(rows: list[Row]) -> Iterator[Row]:
-    rows.reverse()
-    while rows:
-        yield rows.pop()
 
 
 def filled(shard: Shard, opened: Opened, then: Callable[[], None]) -> Iterator[None]:

@@ -24,9 +24,7 @@ def words(missing: list[int], tables: str) -> str:
     return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
 
 
-def refuse_orphans(lanes: Iterable[int], rows: Mapping[int, int]) -> None:
-    """`rows` counts the rows of `ready` and `timer` by lane. Raises ShardRefused."""
-    missing = orphans(lanes, rows)
+def refuse_orphans(missing: Mapping[int, int]) -> None:
+    """`missing` counts the rows of `ready` and `timer` by the lane that they refer to in vain. Raises ShardRefused."""
     if missing:
-        count = sum(rows[lane] for lane in missing)
-        raise ShardRefused(f"{count} {words(missing, 'ready or timer')}: {REMEDY}")
+        raise ShardRefused(f"{sum(missing.values())} {words(sorted(missing), 'ready or timer')}: {REMEDY}")

@@ -18,11 +18,7 @@ _BODY = (
 BODY_COLUMNS = 11
 _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
-BACKLOG = f"SELECT lane, deliver_after >> {BACKLOG_SHIFT}, COUNT(*) FROM ready GROUP BY 1, 2"
 TIMERS = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
-LANES = "SELECT lane, ns, topic, fairness, throttles, weight FROM lane ORDER BY lane"
-LANES_BEFORE = "SELECT lane, ns, topic, fairness FROM lane ORDER BY lane"
-"""In a database of schema version 1."""
 LANE_NUMBERS = "SELECT lane FROM lane"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 DEAD_LANES = "SELECT DISTINCT lane FROM failure"
@@ -37,6 +33,21 @@ def with_rows(dialect: Dialect) -> str:
         f"LEFT JOIN {dialect.forced('ready', 'r')} ON r.lane = i.lane AND r.priority = i.priority "
         "AND r.deliver_after = i.deliver_after AND r.id = i.id "
         f"LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id"
+    )
+
+
+def lanes(above: int, limit: int, *, tenancy: bool) -> str:
+    """`tenancy`: a database of schema version 1 lacks the columns of throttle sets and weights."""
+    more = ", throttles, weight" if tenancy else ""
+    return f"SELECT lane, ns, topic, fairness{more} FROM lane WHERE lane > {above:d} ORDER BY lane LIMIT {limit:d}"
+
+
+def backlog(dialect: Dialect, above: int, end: int | None) -> str:
+    """Counts the ready items of the lanes from above a number up to another one, or to the last."""
+    bound = "" if end is None else f" AND lane <= {end:d}"
+    return (
+        f"SELECT lane, deliver_after >> {BACKLOG_SHIFT}, COUNT(*) FROM {dialect.forced('ready')} "
+        f"WHERE lane > {above:d}{bound} GROUP BY 1, 2"
     )
 
 

@@ -77,7 +77,7 @@ class StoreContract(RowContract, KeyContract, TailContract, DeadContract, DeadRe
         again.close()
         assert opened.next_number == 33
         assert (opened.due_from_ms, opened.expiry_from_ms) == (NOW_MS - 2, NOW_MS - 3)
-        assert opened.lanes == [LANE]
+        assert list(opened.lanes) == [LANE]
         assert sorted(opened.backlog) == [Backlog(1, 5, 1), Backlog(1, 6, 2)]
         assert opened.timers == {1: (2, 1)}
         assert opened.db_now_ms > 0

@@ -57,7 +57,7 @@ class TailContract:
         store.close()
         successor = shard.store()
         opened = successor.open("successor", take_over=False)
-        assert (opened.backlog, opened.timers, opened.tail) == ([Backlog(1, BUCKET, 4)], {1: (1, 1)}, True)
+        assert (list(opened.backlog), opened.timers, opened.tail) == ([Backlog(1, BUCKET, 4)], {1: (1, 1)}, True)
         expected = [ready_row(items[0]), again, ready_row(items[3]), ready_row(new_item(5))]
         assert successor.page(1, None, 10) == expected
         assert [row.timer for row in successor.due(0, NOW_MS, 10).rows] == [lease]
@@ -74,7 +74,7 @@ class TailContract:
         item = unindexed(1)
         put(store, item, indexed_to=item.id - 1)
         successor = shard.store()
-        assert successor.open("successor", take_over=True).backlog == [Backlog(1, BUCKET, 1)]
+        assert list(successor.open("successor", take_over=True).backlog) == [Backlog(1, BUCKET, 1)]
         store.close(clean=True)
         assert successor.page(1, None, 10) == [ready_row(item)]
         store.close()

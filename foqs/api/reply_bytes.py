@@ -14,6 +14,7 @@ from struct import Struct
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey, tenancy_of
 from foqs.item import Item
+from foqs.prefetch.lane import Lane
 from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
 
 _STOP = b"\0"
@@ -54,6 +55,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
     """Return the DequeueResponse of leased items whose bodies are in memory."""
     parts = [_LIST_FIELD, _count(len(items))]
     lane, names, end = None, b"", _STOP
+    ends: dict[Lane[Item], bytes] = {}
     for item in items:
         body = item.body
         assert body is not None
@@ -62,7 +64,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
-            end = _STOP if lane.flow is None else _tenancy(lane.key)
+            end = _STOP if lane.flow is None else ends.get(lane) or ends.setdefault(lane, _tenancy(lane.key))
         payload = body.payload
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
@@ -90,9 +92,9 @@ def _names(ns: str, topic: str) -> bytes:
     return _text(_NS, ns) + _text(_TOPIC, topic)
 
 
-@lru_cache(_NAMES_KEPT)
 def _tenancy(lane: LaneKey) -> bytes:
-    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end."""
+    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end. (Kept from reply to reply, those of
+    tenants that are gone would hold on to blocks of memory that nothing else uses any more.)"""
     fairness, throttles = tenancy_of(lane)
     made = _text(_FAIRNESS, fairness) if fairness else b""
     if throttles:

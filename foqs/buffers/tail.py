@@ -49,6 +49,8 @@ class Tail:
     def first(self) -> int | None:
         """Return the smallest id of the tail, None if it is empty."""
         ids, known = self._ids, self._known
+        if not self.count:
+            ids.clear()  # left over, they would hold blocks of memory that nothing else uses any more
         while ids:
             item = known.get(ids[0])
             if item is not None and item.unindexed:

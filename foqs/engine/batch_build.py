@@ -134,7 +134,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
     transaction.expiry_from_ms = shard.ttls.from_ms
     transaction.dedup_from_ms = shard.keys.scan.from_ms
     if tail.opened:
-        transaction.indexed_from = ((tail.first() if tail.count else None) or first_new) - 1
+        transaction.indexed_from = (tail.first() or first_new) - 1
         if tail.count and not (batch.changes or batch.indexed):
             transaction.indexed_to = transaction.indexed_from
         else:

@@ -85,7 +85,8 @@ class Turns(Generic[L]):
         return flow
 
     def detach(self, lane: L) -> None:
-        """Forget a lane. A tenant without lanes ends; its debt is remembered until the virtual time has passed it."""
+        """Forget a lane. A tenant without lanes ends; its debt is remembered until the virtual time has passed it, or no
+        item of the topic is ready: nobody waited for the debtors then."""
         flow: Flow[L] = lane.flow
         flow.count(lane, -lane.ready)
         flow.lanes = tuple([other for other in flow.lanes if other is not lane])
@@ -103,7 +104,9 @@ class Turns(Generic[L]):
             self.incomplete.pop(tenant, None)
             self.leave(tenant, IDLE)
             self.scale(tenant, 1.0)
-            if tenant.start > tenant.level.now:
+            if not self.ready:
+                self._debts.clear()
+            elif tenant.start > tenant.level.now:
                 self._remember(tenant)
 
     def _remember(self, tenant: Tenant[L]) -> None:

@@ -62,6 +62,15 @@ def test_an_empty_tail_forgets_the_ids_of_earlier_items() -> None:
     assert list(tail._ids) == [3]
 
 
+def test_an_empty_tail_keeps_no_ids() -> None:
+    tail, known = tail_of(1, 2, 3)
+    for item_id in (2, 3):
+        end(tail, known.pop(item_id))
+    assert (tail.first(), list(tail._ids)) == (1, [1, 2, 3])
+    end(tail, known.pop(1))
+    assert (tail.first(), list(tail._ids)) == (None, [])
+
+
 def test_an_item_that_is_read_again_is_none_of_the_tail() -> None:
     tail, known = tail_of(1, 2)
     tail.left(known[1].bytes)

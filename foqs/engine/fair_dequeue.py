@@ -27,8 +27,9 @@ _CHUNK = 8
 merges."""
 _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
-_AHEAD = 128
-"""Tenants whose pages are asked for in a dequeue, at least."""
+_AHEAD = 256
+"""Tenants whose pages are asked for in a dequeue, at least. Half of them are served before the next are asked for, so
+that consumers do not wait for each read."""
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
 of the event loop."""
@@ -60,7 +61,7 @@ class Round:
         self.now_ms = now_ms
         self._takings: dict[_Tenant, Taking] = {}
         self._skipping = topic.key in state.skipping
-        self._passed = self._lacked = self._nothing = 0
+        self._passed = self._lacked = self._nothing = self._picked = 0
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
         self._ahead = _AHEAD
         self._changes = state.policies.changes
@@ -91,6 +92,7 @@ class Round:
             bodies_bytes -= size
         if len(picked) < count and not self._stop:
             picked += self._one_by_one(call, count - len(picked), bodies_bytes, some=bool(picked or call.found))
+        self._picked += len(picked)
         return picked
 
     def _one_by_one(self, call: DequeueCall, count: int, bodies_bytes: int, *, some: bool) -> list[Entry[Item]]:
@@ -375,7 +377,9 @@ class Round:
         state, topic_turns = self._state, self._turns
         if self._passed:
             topic_turns.back()
-        if self._lacked:
+        if topic_turns.ahead is not None:
+            topic_turns.ahead -= self._picked
+        if self._lacked or (topic_turns.ahead is not None and topic_turns.ahead <= 0):
             self._read_ahead()
         if not self._paused:
             self.lacks = self.lacks or bool(self._passed or topic_turns.aside)
@@ -385,6 +389,9 @@ class Round:
 
     def _read_ahead(self) -> None:
         """Some page was missing, so the next tenants probably need theirs, too."""
+        lacked = bool(self._lacked)
         for tenant in self._turns.next_up(self._ahead):
-            if tenant not in self._takings:
-                sources.ask_pages(self._state, self._sources(tenant)[3])
+            if tenant not in self._takings and (lacking := self._sources(tenant)[3]):
+                sources.ask_pages(self._state, lacking)
+                lacked = True
+        self._turns.ahead = self._ahead // 2 if lacked else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 from typing import Generic
 from weakref import WeakValueDictionary
 
@@ -38,7 +39,8 @@ class Turns(Generic[L]):
     that are never corrected are dropped.
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
-    `used_ms`: when a dequeue asked for the topic last. `last_cost`: of the item that was given last.
+    `used_ms`: when a dequeue asked for the topic last. `ahead`: after so many more items the pages of the next tenants
+    are looked after; None while all were in memory. `last_cost`: of the item that was given last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
@@ -51,6 +53,7 @@ class Turns(Generic[L]):
         self.charges: dict[int, float] = {}
         self.lease_ms = 1.0  # of all tenants' leases
         self.used_ms = 0
+        self.ahead: int | None = None
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
@@ -321,16 +324,15 @@ class Turns(Generic[L]):
             self._queue(tenant)
 
     def next_up(self, most: int) -> Iterator[Tenant[L]]:
-        """Yield about `most` tenants that will probably be served soon. (A heap is roughly in order.)"""
+        """Yield about `most` tenants that will probably be served soon."""
         for _, level in sorted(self._ranks, key=lambda listed: listed[0]):
             for _, tenant in list(level.newcomers)[:most]:
                 if tenant.seq:
                     yield tenant
                     most -= 1
-            for _, seq, tenant in level.heap[: max(most, 0)]:
-                if tenant.seq == seq:
-                    yield tenant
-                    most -= 1
+            for tenant in list(islice(level.in_heap(), max(most, 0))):
+                yield tenant
+                most -= 1
             if most <= 0:
                 return
 

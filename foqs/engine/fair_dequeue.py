@@ -27,9 +27,10 @@ _CHUNK = 8
 merges."""
 _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
-_AHEAD = 256
-"""Tenants whose pages are asked for in a dequeue, at least. Half of them are served before the next are asked for, so
-that consumers do not wait for each read."""
+_AHEAD = 128
+"""Tenants whose pages are asked for in a dequeue, at least. When so many items were taken, twice as many tenants are
+looked after, so that consumers do not wait for each read; both double when the consumers are faster."""
+_MOST_AHEAD = 512
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
 of the event loop."""
@@ -389,9 +390,12 @@ class Round:
 
     def _read_ahead(self) -> None:
         """Some page was missing, so the next tenants probably need theirs, too."""
-        lacked = bool(self._lacked)
-        for tenant in self._turns.next_up(self._ahead):
+        topic_turns, lacked = self._turns, bool(self._lacked)
+        reach = max(self._ahead, topic_turns.reach)
+        if lacked and topic_turns.ahead is not None:
+            reach = min(2 * reach, max(self._ahead, _MOST_AHEAD))
+        for tenant in topic_turns.next_up(reach if lacked else 2 * reach):
             if tenant not in self._takings and (lacking := self._sources(tenant)[3]):
                 sources.ask_pages(self._state, lacking)
                 lacked = True
-        self._turns.ahead = self._ahead // 2 if lacked else None
+        topic_turns.ahead, topic_turns.reach = (reach, reach) if lacked else (None, 0)

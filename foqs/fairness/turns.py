@@ -40,7 +40,7 @@ class Turns(Generic[L]):
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
     `used_ms`: when a dequeue asked for the topic last. `ahead`: after so many more items the pages of the next tenants
-    are looked after; None while all were in memory. `last_cost`: of the item that was given last.
+    are looked after, for about `reach` of them; None while all were in memory. `last_cost`: of the item that was given last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
@@ -54,11 +54,12 @@ class Turns(Generic[L]):
         self.lease_ms = 1.0  # of all tenants' leases
         self.used_ms = 0
         self.ahead: int | None = None
+        self.reach = 0
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
         self.last_cost = 1.0
-        self._seq = 0
+        self._seq = self._first_seq = 0
         self._flat: Level[Tenant[L]] = Level(0)
         self._levels: WeakValueDictionary[int, Level[Tenant[L]]] = WeakValueDictionary({0: self._flat})
         self._ranks: list[tuple[int, Level[Tenant[L]]]] = []  # a heap of the levels with entries
@@ -265,7 +266,7 @@ class Turns(Generic[L]):
         else:
             tenant.newcomer = tenant.start <= level.now and not opened
             tenant.start = max(tenant.start, level.now)
-        self._queue(tenant)
+        self._queue(tenant, first=away in (ASIDE, DOWN))
 
     def leave(self, tenant: Tenant[L], away: int) -> None:
         """The tenant takes no turns until it enters again."""
@@ -337,8 +338,13 @@ class Turns(Generic[L]):
                 return
 
     def _queue(self, tenant: Tenant[L], *, first: bool = False) -> None:
+        """`first`: the tenant returns to its place. Among 100,000 equals, the last place would be far from it, and what
+        was read for the tenant would be long in memory, or read again."""
         level = tenant.level
-        self._seq = tenant.seq = self._seq + 1
+        if first:
+            self._first_seq = tenant.seq = self._first_seq - 1
+        else:
+            self._seq = tenant.seq = self._seq + 1
         if not tenant.newcomer:
             heappush(level.heap, (tenant.start, tenant.seq, tenant))
         elif first:

@@ -26,7 +26,6 @@ _SMOOTHING = 0.5
 """The part of the newest measurement in the service that is compared."""
 _DOUBT_ITEMS = 1.0
 """Differences of less than about an item in a beat move a factor little: at low rates they are chance."""
-_MOST_STEP = log(4)
 _WIDTH = log(4_096)
 """The largest and the smallest factor on a host differ by at most this."""
 _FADING = 0.8
@@ -94,6 +93,7 @@ class Balance:
         self._hosts: dict[str, _Host] = {}
         self._own: dict[str, _Pace] = {}
         self._smooth: dict[str, float] = {}
+        self._waited: set[str] = set()  # the tenants that waited at the last step
         self._stepped_ms: int | None = None
 
     @property
@@ -135,7 +135,10 @@ class Balance:
         self._forget(shares, now_ms)
         hosts = [host for host in self._hosts.values() if host.counts(now_ms)]
         paces = {one.name: self._pace(one, hosts, now_ms) for one in shares}
-        compared = [one for one in shares if one.waits and _comparable(one.name, hosts)] if hosts else []
+        # What a tenant received before it waited says nothing: it would get all that it seemed to lack.
+        waited, self._waited = self._waited, {one.name for one in shares if one.waits}
+        both = self._waited & waited if hosts else ()
+        compared = [one for one in shares if one.name in both and _comparable(one.name, hosts)]
         if len(compared) < 2 or not elapsed_ms:
             compared = []
         logs = self._logs
@@ -145,7 +148,7 @@ class Balance:
             for one in compared:
                 due, got = mean * one.weight * elapsed_ms, paces[one.name] * elapsed_ms
                 change = _EXPONENT * log((due + _DOUBT_ITEMS * item) / (got + _DOUBT_ITEMS * item))
-                logs[one.name] = logs.get(one.name, 0.0) + max(-_MOST_STEP, min(_MOST_STEP, change))
+                logs[one.name] = logs.get(one.name, 0.0) + change
             # Held from above, so that tenants that receive too little still compete with each other.
             lowest = max([logs[one.name] for one in compared]) - _WIDTH
             held = [max(logs[one.name], lowest) for one in compared]
@@ -167,7 +170,7 @@ class Balance:
             pace = host.paces.get(one.name)
             if pace is not None and now_ms - pace.at_ms <= SILENT_MS:
                 newest += pace.per_ms
-        before = self._smooth.get(one.name, newest)
+        before = self._smooth.get(one.name, newest) if one.name in self._waited else newest
         smooth = self._smooth[one.name] = before + _SMOOTHING * (newest - before)
         return smooth
 

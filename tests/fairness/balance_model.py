@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapify, heappush, heapreplace
 from itertools import combinations
 from typing import Protocol
 
@@ -50,16 +50,24 @@ def due(case: Case) -> dict[int, float]:
 
 
 class Host:
-    """Every tenant here has items at all times. `factors` multiply the weights; `delivered` counts items."""
+    """Every tenant here has items at all times, those of `later` from that time in ms on. `factors` multiply the
+    weights; `delivered` counts items."""
 
-    def __init__(self, case: Case, number: int) -> None:
+    def __init__(self, case: Case, number: int, later: Mapping[int, int]) -> None:
         self._a_tick = case.capacities[number] * TICK_MS / 1_000
         self._owed = 0.0
         self._turn = 0
         self.weights = {tenant: case.weights[tenant] for tenant in case.tenants(number)}
         self.factors: Mapping[str, float] = {}
-        self.delivered = dict.fromkeys(self.weights, 0)
-        self.heap = [(0.0, 0, tenant) for tenant in self.weights]
+        self._later = {tenant: at_ms for tenant, at_ms in later.items() if tenant in self.weights}
+        self.delivered = {tenant: 0 for tenant in self.weights if tenant not in later}
+        self.heap = [(0.0, 0, tenant) for tenant in self.delivered]
+
+    def begin(self, now_ms: int) -> None:
+        for tenant in [tenant for tenant, at_ms in self._later.items() if at_ms <= now_ms]:
+            del self._later[tenant]
+            self.delivered[tenant] = 0
+            heappush(self.heap, (self.heap[0][0] if self.heap else 0.0, self._turn, tenant))
 
     def deliver(self) -> None:
         self._owed += self._a_tick if self.heap else 0.0
@@ -124,12 +132,17 @@ class Alone(Naive):
 
 
 def run(
-    case: Case, way: type[Balanced] | type[Naive], seconds: int, lost: float, rng: random.Random
+    case: Case,
+    way: type[Balanced] | type[Naive],
+    seconds: int,
+    lost: float,
+    rng: random.Random,
+    later: Mapping[int, int] | None = None,
 ) -> list[list[int]]:
     """Return how many items of each tenant all hosts had delivered after each half second. The hosts' beats are not
     at the same time. A message is lost with the probability `lost`, but not four in a row: hosts still hear each
-    other."""
-    hosts = [Host(case, number) for number in range(len(case.capacities))]
+    other. Tenants of `later` have items after so many milliseconds, the rest from the start."""
+    hosts = [Host(case, number, later or {}) for number in range(len(case.capacities))]
     ways: list[Way] = [way(host) for host in hosts]
     phases = [rng.randrange(_BEAT_TICKS) for _ in hosts]
     counts: list[list[int]] = []
@@ -138,6 +151,7 @@ def run(
         if tick % _BEAT_TICKS == 0:
             counts.append([sum(host.delivered.get(who, 0) for host in hosts) for who in range(len(case.weights))])
         for host in hosts:
+            host.begin(tick * TICK_MS)
             host.deliver()
         for number, phase in enumerate(phases):
             if tick % _BEAT_TICKS == phase:

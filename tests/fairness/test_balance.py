@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -39,6 +40,29 @@ def feasible(case: Case) -> bool:
 def error(case: Case, way: type[Balanced] | type[Naive], seed: int, stretch_s: int = 10, after_s: int = 0) -> float:
     after_s = after_s or SETTLED_S
     return worst(case, run(case, way, after_s + stretch_s + 5, LOST, random.Random(seed)), after_s, stretch_s)
+
+
+def test_a_tenant_that_begins_does_not_take_all() -> None:
+    """The service before its first items says nothing about its share."""
+    case = Case((1_000, 1_000), (1, 1, 1, 1), (frozenset({0, 1}),) * 4)
+    counts = run(case, Balanced, 20, 0.0, random.Random(1), later={3: 10_000})
+    gains = [after[3] - before[3] for before, after in pairwise(counts)]
+    assert not any(gains[:20])
+    assert max(gains) <= 0.5 * 1_000
+    assert gains[-1] == pytest.approx(250, rel=0.1)
+
+
+def test_a_tenant_that_returns_is_compared_after_a_beat() -> None:
+    balance = Balance()
+    for beat in range(1, 12):
+        now_ms = beat * BEAT_MS
+        balance.heard("other", [("a", beat * ITEM), ("b", beat * ITEM)], now_ms)
+        idle = 3 < beat < 9
+        served = min(beat, 3) * 100 * ITEM
+        balance.step([Share("a", 1, beat * 100 * ITEM, True), Share("b", 1, served, not idle)], ITEM, now_ms)
+        if idle or beat == 9:  # so long without items, it has lost nothing
+            assert balance.factors.get("b", 1.0) == pytest.approx(1, abs=0.05)
+    assert balance.factors["b"] > 1.5
 
 
 def test_a_tenant_on_one_host_gets_its_due() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from foqs.api import validation
@@ -17,7 +18,7 @@ from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
-from foqs.peers.throttle_stats import Reported
+from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.policies.names import NAME_BYTES
 from foqs.rpc.call import Call
 
@@ -54,8 +55,8 @@ class ThrottleMethods:
         after = "" if parts is None else parts[0]
         deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
 
-        def done(found: Reported, coordinators: dict[str, str], missing: list[str]) -> None:
-            throttle = self._engine.policies.namespace(ns).throttle
+        def done(reports: ThrottleReports, missing: list[str]) -> None:
+            throttle, found = self._engine.policies.namespace(ns).throttle, reports.stats
             names = sorted(found)[:limit]
             rows: list[Any] = []
             for name in names:
@@ -71,14 +72,16 @@ class ThrottleMethods:
                         parked_items=one.parked_items,
                         longest_wait_ms=one.longest_wait_ms,
                         shadow_held=one.shadow_held,
-                        coordinator=coordinators.get(name, ""),
+                        coordinator=reports.coordinators.get(name, ""),
                     )
                 )
             cursor = cursor_of(names[-1]) if len(names) == limit else None
             call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
 
         def counted(here: Reported) -> None:
-            self._forwarder.throttles(request, here, self._address(), deadline_ms, done)
+            reports = ThrottleReports(here, self._address())
+            part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
+            self._forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
         coordinated = Coordinated(self._coordinator.keys(), self._coordinator.tokens_of)
         throttle_stats.of_namespace(self._engine, coordinated, ns, prefix, after, limit, counted)

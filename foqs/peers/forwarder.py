@@ -8,7 +8,6 @@ dequeue to a host that is known to have the topic, when nothing of it is ready h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -29,8 +28,6 @@ from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
-from foqs.peers.throttle_stats import Done as Gathered
-from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
@@ -131,13 +128,6 @@ class Forwarder:
             return False
         ForwardedList(self.exchange, call, deadline_ms).route()
         return True
-
-    def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
-        """Add the throttle keys of the other hosts to those of this one, which is at `address`."""
-        reports = ThrottleReports(here, address)
-        part = partial(idl.GetThrottlesRequest, request.ns, request.prefix, request.limit, request.cursor)
-        end = partial(reports.end, done)
-        self.exchange.ask_others("GetThrottles", part, request, deadline_ms, reports.add, end)
 
     def was_charged(self, request: Any) -> bool:
         """Whether the host that forwarded the enqueue has charged the namespace's quota."""

@@ -16,8 +16,6 @@ from foqs.peers.by_id import ForwardedItems
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
-from foqs.peers.throttle_stats import Done as Gathered
-from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from foqs.shardmgr.slots import bits_of, missing, slots_of
@@ -81,9 +79,6 @@ class LoneForwarder:
         take: Callable[[str, Any], object], end: Callable[[list[str]], object],
     ) -> None:  # fmt: skip
         end([])
-
-    def throttles(self, request: Any, here: Reported, address: str, deadline_ms: int, done: Gathered) -> None:
-        ThrottleReports(here, address).end(done, [])
 
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         done(None, NotSent("this host has no way to other hosts"))

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from foqs.engine.throttle_stats import KeyStats
 
 Reported = dict[str, KeyStats]
-Done = Callable[[Reported, dict[str, str], list[str]], None]
-"""(stats of all hosts by key, the address of each key's coordinator, addresses of hosts that did not answer)."""
 
 
 class ThrottleReports:
-    """The stats of this host, which is at `address`, to which `add` adds the answer of another one."""
+    """The stats of this host by key, to which `add` adds the answer of another one. `coordinators` has the address of
+    each key's coordinator; this host is at `address`."""
 
     def __init__(self, here: Reported, address: str) -> None:
-        self._stats = here
-        self._coordinators = {key: address for key, one in here.items() if one.tokens is not None}
+        self.stats = here
+        self.coordinators = {key: address for key, one in here.items() if one.tokens is not None}
 
     def add(self, _address: str, response: Any) -> None:
         for one in response.throttles or ():
             self._add(one)
 
-    def end(self, done: Done, missing: list[str]) -> None:
-        """Call `done` with the sums."""
-        done(self._stats, self._coordinators, missing)
-
     def _add(self, one: Any) -> None:
-        known = self._stats.get(one.key) or KeyStats()
+        known = self.stats.get(one.key) or KeyStats()
         if one.tokens is not None:
-            self._coordinators[one.key] = one.coordinator or ""
-        self._stats[one.key] = KeyStats(
+            self.coordinators[one.key] = one.coordinator or ""
+        self.stats[one.key] = KeyStats(
             known.parked_flows + (one.parked_flows or 0),
             known.parked_items + (one.parked_items or 0),
             max(known.longest_wait_ms, one.longest_wait_ms or 0),

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from heapq import nlargest
 
 from foqs.counters import OTHER
-from foqs.engine.throttling import Key, Throttling
-from foqs.quota import THROTTLE
+from foqs.engine.throttling import Throttling
 
-_FLOWS = 64  # between two looks at the clock
+_FLOWS = 64  # or keys, between two looks at the clock
 _REST = (OTHER, OTHER)
 
 Labels = tuple[str, str]
@@ -74,22 +73,22 @@ async def count_keys(
     """Count the parked flows of each throttle key in use. `now_ms` is monotonic; `rest` yields to the event loop if it
     is time."""
     found: dict[Labels, KeyCounts] = {}
-    for (ns, name), key in list(throttling.keys.items()):
-        await rest()
-        found[ns, name[len(THROTTLE) :]] = await _count(key, rest, now_ms)
+    flows = 0
+    for at, key in enumerate(list(throttling.keys.values())):
+        if not at % _FLOWS:
+            await rest()
+        counts = found[key.bounded[0], key.name] = KeyCounts(0, 0, 0, key.allowance.held(now_ms), key.shadow_held)
+        if not (key.active or key.asleep):
+            continue
+        for _, parking in list(key.parked()):
+            since_ms = parking.since_ms()
+            if since_ms is not None:
+                counts.wait_ms = max(counts.wait_ms, now_ms - since_ms)
+            for flow in parking:
+                flows += 1
+                if not flows % _FLOWS:
+                    await rest()
+                if flow.parked is key:  # else it woke since the walk began
+                    counts.flows += 1
+                    counts.items += flow.ready
     return found
-
-
-async def _count(key: Key, rest: Callable[[], Awaitable[None]], now_ms: int) -> KeyCounts:
-    counts = KeyCounts(tokens=key.allowance.held(now_ms), shadow_held=key.shadow_held)
-    for _, parking in list(key.parked()):
-        since_ms = parking.since_ms()
-        if since_ms is not None:
-            counts.wait_ms = max(counts.wait_ms, now_ms - since_ms)
-        for at, flow in enumerate(parking):
-            if not at % _FLOWS:
-                await rest()
-            if flow.parked is key:  # else it woke since the walk began
-                counts.flows += 1
-                counts.items += flow.ready
-    return counts

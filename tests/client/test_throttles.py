@@ -40,3 +40,14 @@ def test_the_rate_holds_and_is_shown(client: Client) -> None:
     assert (one.coordinator, found.missing) == (client.address, ())
     assert one.parked_items in (0, 61 - len(got))  # a token wakes them for two seconds after a dequeue
     assert client.throttles("b").throttles == ()
+
+
+def test_a_list_may_end_early(client: Client) -> None:
+    client.put_settings({"throttle.b*": '{"per_second": 1000}'})
+    for number in range(3):
+        client.enqueue("mail", b"x", throttle_keys=[f"b{number}"])
+    got = 0
+    while got < 3:
+        got += len(client.dequeue("mail", count=10, wait_ms=10_000))
+    assert [one.key for one in client.throttles("b", limit=2).throttles] == ["b0", "b1"]
+    assert [one.key for one in client.throttles("b", limit=9).throttles] == ["b0", "b1", "b2"]

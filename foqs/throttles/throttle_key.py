@@ -116,7 +116,10 @@ class ThrottleKey(Generic[T, F]):
             return None
         self.marked_ms, self.lacked = self.taken_ms, 0
         spare = returning or (beat and not self._awake)
-        return allowance.ask(need, now_ms, ahead=beat, spare=spare)
+        asked = allowance.ask(need, now_ms, ahead=beat, spare=spare)
+        if asked.back:  # the coordinator has these again: a flow that wants one now asks at once
+            self.due_ms = now_ms
+        return asked
 
     def answered(self, ask: Ask, grant: Grant | None, now_ms: int, jitter: float) -> None:
         """`grant` is None if there is no answer. `jitter`, from 0 to 1, keeps the hosts that wait for the same token

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
 from foqs.policies.settings import Settings
-from foqs.throttles.throttle_key import AWAKE_MS
+from foqs.quotas.allowance import Allowance
+from foqs.quotas.bucket import Ask, Grant
+from foqs.throttles.throttle import Throttle
+from foqs.throttles.throttle_key import AWAKE_MS, ThrottleKey
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
 
 SLOW = '{"per_second": 0.01, "burst": 3}'
@@ -213,3 +217,15 @@ def test_a_flow_behind_another_claim_keeps_no_token() -> None:
     host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
     host.cluster.run(1)
     assert only.delivered and not both.delivered
+
+
+def test_a_key_whose_tokens_were_returned_is_asked_again_at_once() -> None:
+    """Flows with two keys would else return the tokens of the one each time they get those of the other."""
+    key = ThrottleKey[Any, Any]("n", "a", Throttle(1, 10, False, "throttle.a"), 0, Allowance(0, count(1)), 0)
+    asked = key.ask(10, 0)
+    assert asked is not None
+    key.answered(asked, Grant(4, True, 1_000), 0, 0.0)
+    assert key.due_ms == 1_000
+    key.returning = True
+    assert key.ask(0, 60) == Ask(2, 0, 0, 4)
+    assert key.due_ms == 60

@@ -11,6 +11,7 @@ first of them waits, and a flood of new tenants gets half of the turns at most.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
@@ -59,7 +60,7 @@ class Turns(Generic[L]):
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
         self.last_cost = 1.0
-        self._seq = self._first_seq = 0
+        self._seq = self._first_seq = 0  # the highest and the lowest number of an entry
         self._flat: Level[Tenant[L]] = Level(0)
         self._levels: WeakValueDictionary[int, Level[Tenant[L]]] = WeakValueDictionary({0: self._flat})
         self._ranks: list[tuple[int, Level[Tenant[L]]]] = []  # a heap of the levels with entries
@@ -90,7 +91,7 @@ class Turns(Generic[L]):
 
     def detach(self, lane: L) -> None:
         """Forget a lane. A tenant without lanes ends; its debt is remembered until the virtual time has passed it, or no
-        item of the topic is ready: nobody waited for the debtors then."""
+        item of the topic is ready: no tenant waited for the debtors then."""
         flow: Flow[L] = lane.flow
         flow.count(lane, -lane.ready)
         flow.lanes = tuple([other for other in flow.lanes if other is not lane])
@@ -263,10 +264,11 @@ class Turns(Generic[L]):
         tenant.away = QUEUED
         if away in (ASIDE, DOWN):  # a newcomer is one still, and has no credit in the end
             tenant.start = max(tenant.start, level.now - _ASIDE_ITEMS / tenant.weight)
-        else:
-            tenant.newcomer = tenant.start <= level.now and not opened
-            tenant.start = max(tenant.start, level.now)
-        self._queue(tenant, first=away in (ASIDE, DOWN))
+            self._queue_first(tenant)
+            return
+        tenant.newcomer = tenant.start <= level.now and not opened
+        tenant.start = max(tenant.start, level.now)
+        self._queue(tenant)
 
     def leave(self, tenant: Tenant[L], away: int) -> None:
         """The tenant takes no turns until it enters again."""
@@ -295,7 +297,7 @@ class Turns(Generic[L]):
         for tenant in reversed(self._passed):
             if tenant.away == PASSED:
                 tenant.away = QUEUED
-                self._queue(tenant, first=True)
+                self._queue_first(tenant)
         self._passed.clear()
 
     def follow(self, unit: str, *, ranked: bool) -> None:
@@ -309,7 +311,8 @@ class Turns(Generic[L]):
     def place(self, tenant: Tenant[L], rank: int) -> None:
         """The most urgent item of the tenant has this priority now, or one that is not known.
 
-        The tenant keeps its distance to the virtual time, which is another one in each level."""
+        The tenant keeps its distance to the virtual time, which is another one in each level. A newcomer keeps its
+        place before those that came later: each item that arrives brings it here."""
         before = tenant.level
         if before.rank == rank:
             return
@@ -317,12 +320,14 @@ class Turns(Generic[L]):
         if level is None:
             level = self._levels[rank] = Level(rank)
         queued = tenant.seq
-        if queued:
+        if queued and tenant.newcomer:
+            del before.newcomers[bisect_left(before.newcomers, (queued,))]
+        elif queued:
             self._withdraw(tenant)
         tenant.start += level.now - before.now
         tenant.level = level
         if queued:
-            self._queue(tenant)
+            self._queue(tenant, queued if tenant.newcomer else 0)
 
     def next_up(self, most: int) -> Iterator[Tenant[L]]:
         """Yield about `most` tenants that will probably be served soon."""
@@ -337,20 +342,24 @@ class Turns(Generic[L]):
             if most <= 0:
                 return
 
-    def _queue(self, tenant: Tenant[L], *, first: bool = False) -> None:
-        """`first`: the tenant returns to its place. Among 100,000 equals, the last place would be far from it, and what
-        was read for the tenant would be long in memory, or read again."""
+    def _queue_first(self, tenant: Tenant[L]) -> None:
+        """The tenant returns to its place. Among 100,000 equals, the last place would be far from it, and what was read
+        for the tenant would be long in memory, or read again."""
+        self._first_seq -= 1
+        self._queue(tenant, self._first_seq)
+
+    def _queue(self, tenant: Tenant[L], number: int = 0) -> None:
+        """Newcomers stand in the order of the numbers of their entries. By default the number is the next one."""
         level = tenant.level
-        if first:
-            self._first_seq = tenant.seq = self._first_seq - 1
-        else:
-            self._seq = tenant.seq = self._seq + 1
+        if not number:
+            self._seq = number = self._seq + 1
+        tenant.seq = number
         if not tenant.newcomer:
-            heappush(level.heap, (tenant.start, tenant.seq, tenant))
-        elif first:
-            level.newcomers.appendleft((tenant.seq, tenant))
+            heappush(level.heap, (tenant.start, number, tenant))
+        elif not level.newcomers or level.newcomers[-1][0] < number:
+            level.newcomers.append((number, tenant))
         else:
-            level.newcomers.append((tenant.seq, tenant))
+            level.newcomers.insert(bisect_left(level.newcomers, (number,)), (number, tenant))
         if not level.listed:
             level.listed = True
             heappush(self._ranks, (level.rank, level))

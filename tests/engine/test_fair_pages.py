@@ -36,7 +36,7 @@ def test_only_pages_of_the_next_tenants_are_read(opened: Laboratory) -> None:
 
 
 def test_tenants_keep_their_places_while_their_pages_are_read(opened: Laboratory) -> None:
-    """An item is not delivered long after its page was read: its tenant does not go behind all others."""
+    """An item is not delivered long after its page was read: its tenant does not go behind all of them."""
     assert opened.taken(count=10)
     there = {
         item.id

@@ -54,6 +54,40 @@ def test_woken_tenants_are_ranked_again() -> None:
     assert (rig.turns.first(), tenant.level.rank) == (tenant, UNRANKED)
 
 
+def ranked_pick(rig: Rig) -> str | None:
+    """Pick as a dequeue does: a tenant whose most urgent item is not known gets its rank first."""
+    while (tenant := rig.turns.first()) is not None and tenant.level.rank == UNRANKED:
+        rig.turns.place(tenant, 5)
+    return rig.pick()
+
+
+def test_a_flood_does_not_starve_a_woken_newcomer() -> None:
+    """Each item that arrives wakes it, and its rank is found again."""
+    rig = Rig(ranked=True)
+    rig.join("old", 1_000)
+    for _ in range(4):
+        ranked_pick(rig)
+    for at in range(10):
+        rig.join(f"before{at}", 1)
+    rig.join("woken", 1)
+    for at in range(60):
+        rig.join(f"flood{at}", 1)
+        rig.arrive("woken", 1)
+        ranked_pick(rig)
+    assert 4 + 2 * 10 <= rig.order.index("woken") <= 4 + 2 * 11
+    assert "flood0" in rig.order
+
+
+def test_newcomers_of_a_rank_keep_their_order() -> None:
+    rig = Rig(ranked=True)
+    for name in "abcd":
+        rig.turns.place(rig.join(name, 5), 5)
+    for name in "cab":
+        rig.turns.place(rig.tenant(name), 7)
+        rig.turns.place(rig.tenant(name), 5)
+    assert [tenant.name for _, tenant in rig.tenant("a").level.newcomers] == ["a", "b", "c", "d"]
+
+
 def test_passed_over_tenant_keeps_its_place() -> None:
     rig = Rig()
     for name in ("a", "b", "c"):

@@ -28,8 +28,8 @@ merges."""
 _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
 _AHEAD = 128
-"""Tenants whose pages are asked for in a dequeue, at least. When so many items were taken, twice as many tenants are
-looked after, so that consumers do not wait for each read; both double when the consumers are faster."""
+"""A dequeue asks for the pages of so many tenants at least. When so many items were taken, the next dequeue looks after
+twice this number, so that consumers do not wait for each read. Both double when the consumers are faster."""
 _MOST_AHEAD = 512
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn

@@ -20,20 +20,20 @@ MOST_TENANCY_BYTES = _TEXT_HEAD + 255 + _LIST_HEAD + 8 * _SIZE + THROTTLES_BYTES
 
 def lane_key(key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = ()) -> LaneKey:
     """Return the key of the lane with this fairness key and throttle set, which is in order. That of a topic's plain
-    lane is the same tuple as `key`: a second one would take 72 bytes a topic."""
-    lane: Any = (*key, fairness, throttles) if fairness or throttles else key
+    lane is the same tuple as `key`: a second one would take 72 bytes a topic. Keys of other lanes begin with it."""
+    lane: Any = (key, fairness, throttles) if fairness or throttles else key
     return lane  # type: ignore[no-any-return]
 
 
 def topic_key(key: LaneKey) -> TopicKey:
     topic: Any = key
-    return topic if len(topic) == 2 else topic[:2]  # type: ignore[no-any-return]
+    return topic if len(topic) == 2 else topic[0]  # type: ignore[no-any-return]
 
 
 def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
     """Return the fairness key and the throttle set of a lane."""
     lane: Any = key
-    return ("", ()) if len(lane) == 2 else lane[2:]
+    return ("", ()) if len(lane) == 2 else lane[1:]
 
 
 def fairness_of(key: LaneKey) -> str:

@@ -13,7 +13,7 @@ from foqs.engine import consumers
 from foqs.engine.fair_dequeue import Round
 from foqs.engine.item_ops import nack, release
 from foqs.engine.shard_memory import ShardMemory
-from foqs.fairness.keys import LaneKey
+from foqs.fairness.keys import LaneKey, tenancy_of
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
@@ -206,7 +206,7 @@ def test_a_dequeue_is_the_merge_of_its_tenants(puts: list[tuple[LaneKey, list[in
     keys = {item.id: item.key for shard in done.lab.engine.serving for item in shard.known.values()}
     left: dict[str, list[tuple[int, int, int]]] = {}
     for item_id, lane in done.lane_of.items():
-        left.setdefault(lane[2] if len(lane) > 2 else "", []).append(keys[item_id])  # type: ignore[arg-type,index]
+        left.setdefault(tenancy_of(lane)[0], []).append(keys[item_id])
     for order in left.values():
         order.sort()
     served = dict.fromkeys(left, 0)

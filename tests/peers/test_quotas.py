@@ -76,7 +76,7 @@ def stored(members: Two, ns: str) -> int:
     found: dict[int, tuple[int, int]] = {}
     for member in members:
         for shard in list(member.engine.serving):
-            items = sum(lane.total for key, lane in list(shard.lanes.items()) if key[0] == ns)
+            items = sum(lane.total for lane in list(shard.lanes.values()) if lane.topic.key[0] == ns)
             found[shard.number] = max(found.get(shard.number, (0, 0)), (shard.epoch, items))
     return sum(items for _, items in found.values())
 

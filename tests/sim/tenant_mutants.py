@@ -6,7 +6,7 @@ from typing import Any
 
 from foqs.engine import batch_apply, item_end, redrive
 from foqs.engine.redrive import RedrivePage
-from foqs.fairness.keys import lane_key
+from foqs.fairness.keys import lane_key, topic_key
 from foqs.item import Move
 from tests.sim.mutants import Patch, mutant
 
@@ -15,8 +15,7 @@ from tests.sim.mutants import Patch, mutant
 def a_redriven_item_forgets_its_tenant(patch: Patch) -> None:
     def move(page: RedrivePage, *about: Any) -> Move:
         made = original(page, *about)
-        lane: Any = made.lane
-        return made._replace(lane=lane_key(lane[:2]))
+        return made._replace(lane=lane_key(topic_key(made.lane)))
 
     original = RedrivePage._move
     patch.setattr(redrive.RedrivePage, "_move", move)

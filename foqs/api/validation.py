@@ -154,7 +154,9 @@ class Intake:
         """Take all items at once. False when the first is refused, or a payload is too large."""
         payloads, sizes = specs.payloads, list(map(len, specs.payloads))
         tenants = specs.tenants
-        if max(sizes) > self._limits.payload_bytes or (tenants is not None and not fairness_keys_fit(tenants)):
+        if max(sizes) > self._limits.payload_bytes:
+            return False
+        if tenants is not None and (self._routing().behind or not fairness_keys_fit(tenants)):
             return False
         try:
             self._take(0, specs.first)

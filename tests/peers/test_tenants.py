@@ -68,14 +68,16 @@ def test_a_host_of_an_older_version_keeps_items_of_tenants_away(cluster: Cluster
     for one in outcomes[1:]:
         assert (one.error.code, one.error.retry_after_ms) == (Unavailable.code, 1_000)
         assert f"b ({b.address})" in one.error.message
+    alike = [spec("t", b"x", fairness_key=tenant) for tenant in ("", "acme", "zenith")]
+    assert [one.error is None for one in wire.ask("Enqueue", ns="test", items=alike).outcomes] == [True, False, False]
     keyed = [spec("t", b"x", dedup_key="1", fairness_key="acme"), spec("t", b"x", fairness_key="", throttle_keys=[])]
     refused, plain = wire.ask("Enqueue", ns="test", items=keyed).outcomes
     assert (refused.error.code, plain.error) == (Unavailable.code, None)
-    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ())] * 2
+    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ())] * 3
     cluster.tell()
     again = [spec("t", b"x", **given) for given in KEYS[1:]]
     assert [one.error for one in wire.ask("Enqueue", ns="test", items=again).outcomes] == [None] * 3
-    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ()), *SHOWN]
+    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ()), ("", ()), *SHOWN]
 
 
 def test_a_filter_by_tenant_waits_for_the_last_upgrade(cluster: Cluster) -> None:

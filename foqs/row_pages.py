@@ -28,4 +28,4 @@ class RowPages(Generic[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         while self._pages:
-            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # noqa: S302 - bytes of `add`
+            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # bytes of `add`

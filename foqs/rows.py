@@ -252,8 +252,8 @@ BACKLOG_SHIFT = 16
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The state of a shard, as a new owner reads it. `lanes`, by number, and `backlog` are read once. `timers` counts by lane the rows of `timer`, and those of them
-    that are leases.
+    """The state of a shard, as a new owner reads it. `lanes`, by number, and `backlog` are read once. `timers` counts
+    by lane the rows of `timer`, and those of them that are leases.
 
     `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
     `behind`: the mark of the shard that was saved, if its database is an older copy.

@@ -1,16 +1,37 @@
-"""Tenants that stand aside are tried again when their shards may lease items again."""
+"""Tenants that stand aside are tried again: when their shards may lease items again, and after a time in any case."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from foqs.engine import turns
 from foqs.engine.state import State
 from foqs.fairness.flow import ASIDE, DOWN, UNRANKED
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.turns import Turns
+from foqs.item import Item
+from foqs.prefetch.lane import Lane
 
 _SLICE = 1_000
 """Tenants that return in one turn of the event loop."""
+_AGAIN_MS = 250
+"""A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
+was short when its page came."""
+_AGAIN = 64
+"""Tenants that a dequeue tries again."""
+
+
+def try_again(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
+    """Let tenants take turns that stood aside for long, and rank those again whose shards may lease items again."""
+    for standing in (topic_turns.aside, topic_turns.down):
+        for tenant, since_ms in list(islice(standing.items(), _AGAIN)) if standing else ():
+            if 0 <= now_ms - since_ms < _AGAIN_MS:
+                break
+            topic_turns.enter(tenant)
+    for tenant in list(islice(topic_turns.incomplete, _AGAIN)):
+        del topic_turns.incomplete[tenant]
+        topic_turns.place(tenant, UNRANKED)
 
 
 def resume(state: State, keys: Iterable[TopicKey]) -> None:

@@ -3,17 +3,17 @@ order."""
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
-from foqs.engine import sources
+from foqs.engine import aside, sources
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.taking import Taking
 from foqs.engine.throttling import Key
 from foqs.fairness import several
-from foqs.fairness.flow import IDLE, PARKED, UNRANKED, Flow, Tenant
+from foqs.fairness.flow import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
@@ -34,10 +34,6 @@ _MOST_AHEAD = 512
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
 of the event loop."""
-_AGAIN_MS = 250
-"""A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
-was short when its page came."""
-_AGAIN = 64
 _SEVERAL = 8
 """So many items at least are picked together. Fewer are not worth it."""
 
@@ -69,18 +65,7 @@ class Round:
         bounds = sources.bounds_of(state, topic)
         self._attempts = bounds.attempts
         self._throttled = bool(bounds.throttles)
-        for standing in (self._turns.aside, self._turns.down):
-            if standing:
-                self._try_again(standing)
-        for tenant in list(islice(self._turns.incomplete, _AGAIN)):  # its shard may lease items again
-            del self._turns.incomplete[tenant]
-            self._turns.place(tenant, UNRANKED)
-
-    def _try_again(self, standing: dict[_Tenant, int]) -> None:
-        for tenant, since_ms in list(islice(standing.items(), _AGAIN)):
-            if 0 <= self.now_ms - since_ms < _AGAIN_MS:
-                break
-            self._turns.enter(tenant)
+        aside.try_again(self._turns, now_ms)
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""

@@ -41,7 +41,8 @@ class Turns(Generic[L]):
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
     `used_ms`: when a dequeue asked for the topic last. `ahead`: after so many more items the pages of the next tenants
-    are looked after, for about `reach` of them; None while all were in memory. `last_cost`: of the item that was given last.
+    are looked after, for about `reach` of them; None while all were in memory. `last_cost`: of the item that was given
+    last.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
 
@@ -90,8 +91,8 @@ class Turns(Generic[L]):
         return flow
 
     def detach(self, lane: L) -> None:
-        """Forget a lane. A tenant without lanes ends; its debt is remembered until the virtual time has passed it, or no
-        item of the topic is ready: no tenant waited for the debtors then."""
+        """Forget a lane. A tenant without lanes ends. Its debt is remembered until the virtual time has passed it, or
+        until no item of the topic is ready: no tenant waits for the debtors then."""
         flow: Flow[L] = lane.flow
         flow.count(lane, -lane.ready)
         flow.lanes = tuple([other for other in flow.lanes if other is not lane])
@@ -343,8 +344,8 @@ class Turns(Generic[L]):
                 return
 
     def _queue_first(self, tenant: Tenant[L]) -> None:
-        """The tenant returns to its place. Among 100,000 equals, the last place would be far from it, and what was read
-        for the tenant would be long in memory, or read again."""
+        """The tenant returns to its place. Among 100,000 equals, the last place would be far from it, and the page that
+        was read for the tenant would be long in memory, or read again."""
         self._first_seq -= 1
         self._queue(tenant, self._first_seq)
 

@@ -124,7 +124,7 @@ def test_a_tenant_aside_is_tried_again_whatever_it_waits_for() -> None:
     stuck = tenant(lab, "a")
     lab.engine.topics[KEY].turns.set_aside(stuck, lab.now_ms)  # type: ignore[union-attr]
     assert taken(lab, 2) == ["b", "b"]
-    lab.now_ms += fair_dequeue._AGAIN_MS
+    lab.now_ms += aside._AGAIN_MS
     assert "a" in taken(lab, 2)
 
 

@@ -13,7 +13,7 @@ from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 
 TENANTS = 20_000
-BYTES = 800
+BYTES = 850
 """Lane, flow and tenant with their names, and their entries in dicts and in the heap of turns."""
 
 

@@ -218,7 +218,8 @@ class Clients:
         within_ms = max(wait_ms, host_config.confirm_ms) + host_config.confirm_ms  # for at-most-once leases
         request = Request(self, member, f"dequeue of {wants} waiting {wait_ms}", within_ms)
         cancelled = False
-        ready = member.ready(keys) if self.sim.profile.prompt else {}
+        # Flows whose throttle was removed wake in the next turns.
+        ready = member.ready(keys) if self.sim.profile.prompt and not member.engine.long_work else {}
         later_ms = member.later_ms()
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:

@@ -88,6 +88,9 @@ KNOWN = {
     "an_empty_lane_is_forgotten_by_a_failed_transaction": 39,
     "nobody_is_woken": 15,
     "a_stalled_topic_is_not_tried_again": 7,
+    "a_tenant_that_was_parked_keeps_its_start": 10,
+    "a_flow_that_parks_on_another_key_keeps_its_wake": 28,
+    "a_new_coordinator_begins_with_a_full_bucket": 18,
 }
 
 

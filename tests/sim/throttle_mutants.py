@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from foqs.engine.throttling import Key, Parked, Throttling
+from foqs.fairness.flow import PARKED, Tenant
+from foqs.fairness.turns import Turns
 from foqs.quota import NANO, Quota
 from foqs.quotas.bucket import Bucket
 from foqs.throttles.throttle_key import ThrottleKey
 from tests.sim.mutants import Patch, mutant
+
+
+@mutant
+def a_tenant_that_was_parked_keeps_its_start(patch: Patch) -> None:
+    """It catches up on what its throttles held."""
+
+    def enter(turns: Turns[Any], tenant: Tenant[Any], **how: Any) -> None:
+        away, start = tenant.away, tenant.start
+        original(turns, tenant, **how)
+        if away == PARKED and tenant.seq:
+            turns._withdraw(tenant)
+            tenant.start, tenant.newcomer = start, False
+            turns._queue(tenant)
+
+    original = Turns.enter
+    patch.setattr(Turns, "enter", enter)
 
 
 @mutant

@@ -27,11 +27,12 @@ _SETS = ((A,), (B,), (A, B), (A, B, C), (B, D), (D,), (D, E), (A, E))
 
 
 def with_throttles(rng: random.Random) -> Profile:
-    """Half of the runs have no failures, and are exact. Everything fails in the other half."""
-    if rng.random() < 0.5:
+    """Half of the runs have no failures, and are exact. In half of these, the shares of tenants are compared while
+    throttles hold one of them. Everything fails in the other half."""
+    kind = rng.choice(["shares", "calm", "", ""])
+    if kind:
         profile = random_profile(rng, "fair")
-        tenants = tuple(dict.fromkeys(profile.tenants))[: rng.choice([3, 5])]
-        profile = replace(profile, tenants=tenants, held=tenants[: rng.choice([0, 1])])
+        profile = replace(profile, tenants=tuple(dict.fromkeys(profile.tenants))[: rng.choice([3, 5])])
     else:
         profile = random_profile(rng, "tenants")
         # A new coordinator grants nothing at first.
@@ -44,7 +45,7 @@ def with_throttles(rng: random.Random) -> Profile:
     throttles.append(_throttles(rng, (20, 50.5, 200)))  # so that a run ends
     policies = [{**profile.policies[at % len(profile.policies)], **entries} for at, entries in enumerate(throttles)]
     topics = [("ns", "topic-0"), ("ns", "topic-1")]
-    return replace(
+    profile = replace(
         profile,
         topics=topics,
         dead_topics=[(ns, f"{topic}.dlq") for ns, topic in topics] if profile.dead_topics else [],
@@ -57,6 +58,24 @@ def with_throttles(rng: random.Random) -> Profile:
         policies=tuple(_on_topic(rng, entries) for entries in policies),
         throttle_sets=(*rng.choice([((),), ((), (), ())]), *rng.sample(_SETS, rng.choice([1, 1, 3]))),
         throttled=True,
+    )
+    if kind != "shares":
+        return profile
+    return replace(
+        profile,
+        policies=(
+            profile.policies[0],
+            {key: value for key, value in profile.policies[0].items() if not key.startswith("throttle.")},
+            profile.policies[-1],
+        ),
+        producers=3,
+        consumers=1,
+        delayed=0,
+        loyal=True,
+        released=0,
+        pauses_ms=(200,),
+        held=profile.tenants[:1],
+        throttle_sets=((), rng.choice([(A,), (D,), (A, B)])),
     )
 
 

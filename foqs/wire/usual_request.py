@@ -173,19 +173,21 @@ def _more_tenants(
     payloads, priorities, first = items.payloads, items.priorities, items.first.fairness_key
     if first is None:
         raise ValueError("an item of another form")
-    head = Struct(f">3si{len(middle)}s3sI")
     (first_bytes,) = _size(ending, 3)
     behind = ending[7 + first_bytes :] + beginning
-    to_payload = Struct(f">{len(behind)}sI")
+    to_name, to_payload = middle + _FAIRNESS, Struct(f">{len(behind)}sI")
+    head = Struct(f">3si{len(to_name)}sI")
+    unpack_head, head_bytes = head.unpack_from, head.size
+    unpack_payload, behind_bytes = to_payload.unpack_from, to_payload.size
     items.tenants = tenants = [first] * len(priorities)
     names: dict[bytes, str] = {}
     while True:
-        priority_, priority, middle_, fairness_, size = head.unpack_from(frame, at)
-        if priority_ != _PRIORITY or middle_ != middle or fairness_ != _FAIRNESS:
+        priority_, priority, to_name_, size = unpack_head(frame, at)
+        if priority_ != _PRIORITY or to_name_ != to_name:
             raise ValueError("an item of another form")
-        name_at = at + head.size
-        at = name_at + size
-        encoded = frame[name_at:at]
+        at += head_bytes
+        encoded = frame[at : at + size]
+        at += size
         name = names.get(encoded)
         if name is None:
             name = names[encoded] = encoded.decode()
@@ -193,12 +195,12 @@ def _more_tenants(
         tenants.append(name)
         if len(payloads) == count:
             break
-        behind_, size = to_payload.unpack_from(frame, at)
+        behind_, size = unpack_payload(frame, at)
         if behind_ != behind:
             raise ValueError("an item of another form")
-        payload_at = at + to_payload.size
-        at = payload_at + size
-        payloads.append(frame[payload_at:at])
+        at += behind_bytes
+        payloads.append(frame[at : at + size])
+        at += size
     if not frame.startswith(ending[7 + first_bytes :], at):
         raise ValueError("an item of another form")
     end: int = at + len(ending) - 7 - first_bytes

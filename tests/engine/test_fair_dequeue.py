@@ -80,6 +80,25 @@ def test_topic_scope_delivers_urgent_items_first() -> None:
     assert len(got) == 119
 
 
+def test_urgent_items_of_a_shard_that_returns_come_first() -> None:
+    """Their tenant took a turn without them, by the rank of its other items."""
+    lab = Laboratory(1, 2)
+    set_policy(lab, {"fair": {"scope": "topic"}})
+    first, second = lab.engine.shards.values()
+    second.takes_new = False
+    (urgent,) = lab.stored(lab.item(priority=0), key=of("a"))
+    second.takes_new, first.takes_new = True, False
+    others = lab.stored(lab.item(priority=8), lab.item(priority=9), key=of("a"))
+    others += lab.stored(lab.item(priority=8), lab.item(priority=8), key=of("b"))
+    first.lost = True
+    ((*got,),) = lab.dequeue(count=2)
+    assert {urgent}.isdisjoint(got)
+    first.lost = False
+    consumers.wake(lab.engine, first, lab.now_ms)
+    assert lab.taken(count=1) == [urgent]
+    assert sorted(lab.taken(count=5) + got) == sorted(others)
+
+
 def test_tenants_of_a_reopened_shard_share_again() -> None:
     lab = Laboratory(1, 2)
     store(lab, {"a": 200, "b": 200})

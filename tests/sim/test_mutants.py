@@ -77,7 +77,7 @@ REFUSED = (
 
 # Seeds that find what few seeds find.
 KNOWN = {
-    "urgent_items_of_a_shard_that_returns_wait_for_others": 23,
+    "urgent_items_of_a_shard_that_returns_wait_for_others": 329,
     "a_late_nack_moves_a_dead_letter_again": 50,
     "settling_leaves_the_old_connection_in_the_row": 48,
     "an_unindexed_item_of_a_cut_window_is_not_kept": 89,

@@ -78,12 +78,12 @@ REFUSED = (
 # Seeds that find what few seeds find.
 KNOWN = {
     "urgent_items_of_a_shard_that_returns_wait_for_others": 329,
-    "a_late_nack_moves_a_dead_letter_again": 50,
+    "a_late_nack_moves_a_dead_letter_again": 74,
     "settling_leaves_the_old_connection_in_the_row": 48,
     "an_unindexed_item_of_a_cut_window_is_not_kept": 89,
     "the_index_mark_passes_items_whose_ttl_is_put_off": 130,
     "a_failed_transaction_indexes_its_items": 78,
-    "an_answer_does_not_say_what_it_is_not_sure_of": 87,
+    "an_answer_does_not_say_what_it_is_not_sure_of": 279,
     "a_window_that_was_cut_takes_the_page_asked_for_before": 17,
     "an_empty_lane_is_forgotten_by_a_failed_transaction": 39,
     "nobody_is_woken": 15,

@@ -28,7 +28,7 @@ class Lending:
         self.lender = TokenLender(
             engine, forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, neighbour.later
         )
-        methods = PeerMethods(engine, None, None, quotas.coordinator, None)  # type: ignore[arg-type]
+        methods = PeerMethods(engine, None, None, None, quotas.coordinator, None)  # type: ignore[arg-type]
         self._lend = methods.handlers()["Lend"]
 
     def monotonic_ms(self) -> int:

@@ -74,7 +74,8 @@ def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
 
 
 def _watched_give_back(item: Item) -> None:
-    host = _HOSTS.get(item.lane.flow.rules.owner)
+    flow = item.lane.flow
+    host = None if flow is None or flow.rules is None else _HOSTS.get(flow.rules.owner)
     if host is not None:
         host.sim.throttles.given_back(item)
     _give_back(item)
@@ -165,9 +166,11 @@ class Host:
         quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, self.monotonic_ms, self.later)
         quotas.host = self
         quotas.watch()
+        state = rng.getstate()
         self.lender = TokenLender(
             self.engine, self.forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, self.later
         )
+        rng.setstate(state)  # runs without throttles go on as they did before there were any
         _HOSTS[self.engine.throttling] = self
         shares = ShareExchange(
             self.engine, self.forwarder.other_hosts, self.forwarder.ask, self.monotonic_ms, self.later

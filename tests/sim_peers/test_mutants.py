@@ -19,7 +19,8 @@ from foqs.peers.slot_migration import SlotMigration
 from foqs.policies.settings import Settings
 from foqs.quotas.bucket import Bucket
 from foqs.quotas.namespace_tokens import NamespaceTokens
-from tests.sim_peers import exchange
+from tests.sim_peers import exchange, throttle_mutants
+from tests.sim_peers.mutants import MUTANTS, Patch, mutant
 from tests.sim_peers.simulation import simulate
 from tests.support import seeds
 
@@ -34,6 +35,7 @@ TROUBLES = {
     "a_change_expects_no_version": "settings",
     "items_stored_since_a_count_are_forgotten": "bounds",
     "news_wait_long_for_a_silent_connection": "silence",
+    **dict.fromkeys(throttle_mutants.NAMES, "throttles"),
 }
 """Found only in runs with this trouble."""
 # Seeds that find what few seeds find.
@@ -41,14 +43,10 @@ KNOWN = {
     "an_old_answer_forgets_a_ready_topic": 19,
     "a_topic_is_forgotten_after_a_lost_answer": 28,
     "committed_leases_of_a_paused_topic_are_delivered": 316,
+    "a_coordinator_begins_with_tokens": 28,
+    "a_token_returns_after_the_next_question": 9,
+    "keys_are_asked_for_in_any_order": 8,
 }
-Patch = pytest.MonkeyPatch
-MUTANTS: dict[str, Callable[[Patch], None]] = {}
-
-
-def mutant(patch: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    MUTANTS[patch.__name__] = patch
-    return patch
 
 
 @mutant

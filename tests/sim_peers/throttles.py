@@ -205,8 +205,10 @@ class Throttles:
         return [idl.TopicCount(topic, self.rng.choice([1, 3, 10])) for topic in self.sim.profile.topics]
 
     def _rest(self) -> None:
-        """Now and then no consumer asks for items: hosts hold tokens, and buckets fill."""
-        self._rests_until = self.sim.clock.time + self.rng.choice([0, 300, 1_000])
+        """Now and then no consumer asks for items, and a host may be frozen: hosts hold tokens, and buckets fill."""
+        self._rests_until = self.sim.clock.time + self.rng.choice([0, 300, 1_000, 2_000])
+        if self.sim.profile.freeze_every_ms and self.rng.random() < 0.5:
+            self.rng.choice(self.sim.hosts).frozen_until = self._rests_until
         if self._consuming:
             self.sim.clock.soon(self.rng.randint(500, 2_000), self._rest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from foqs.engine.engine import Engine
 from foqs.fairness.flow import ASIDE, DOWN, QUEUED, Tenant
 from foqs.fairness.keys import tenancy_of
 from foqs.fairness.topics import Topic
@@ -31,6 +32,25 @@ def audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
     strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
     if strays or turns._passed:
         raise MemoryWrong(f"{strays} of {topic} are gone, {turns._passed} are passed over")
+
+
+def audit_parked(host: Engine) -> None:
+    """Each parked flow is in the heap of its throttle key, which wakes it, and in no other."""
+    if host.long_work:
+        return
+    found: dict[Any, Any] = {}
+    for key in host.throttling.keys.values():
+        for about, parking in key.parked():
+            if not parking or parking.items != sum(entry[1] for entry in parking._parked.values()):
+                raise MemoryWrong(f"{parking} of {about} on {key} has {parking._parked}")
+            for flow in parking:
+                if flow.lanes and flow.ready and flow.parked is not key:
+                    raise MemoryWrong(f"{flow} is in the heap of {key}")
+                found[flow] = key
+    turns = [topic.turns for topic in host.topics.values() if topic.turns is not None]
+    for flow in [flow for one in turns for tenant in one.tenants.values() for flow in tenant.flows.values()]:
+        if flow.parked is not None and found.get(flow) is not flow.parked:
+            raise MemoryWrong(f"{flow} is parked, and in the heap of {found.get(flow)}")
 
 
 def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
 from tests.sim.audit import audit, audit_bounds, audit_budget, audit_topics
+from tests.sim.audit_turns import audit_parked
 from tests.sim.clients import Clients
 from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger
@@ -252,14 +253,15 @@ class Simulation:
             raise Stuck(f"slots still move: {self.record.slots.moves}")
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
-        most_ms = self.throttles.drain_ms() if self.profile.throttled else _DRAIN_MS
+        # A clock that was set back delays everything that waits for a time of day.
+        exact = self.profile.throttled and not self.profile.clock_steps
+        most_ms = self.throttles.drain_ms() if exact else _DRAIN_MS
         self._until(self.time + most_ms, lambda: not any(db.items for db in self.dbs.values()))
         left = [body for db in self.dbs.values() for body in db.items.values()]
         if left:
             body = left[0]
             rows = [(db.ready.get(body.id), db.timer.get(body.id)) for db in self.dbs.values()]
             raise Stuck(f"{len(left)} items are left, the first: {body} {rows} {self.ledger.records[body.id]}")
-        # A clock that was set back delays everything that waits for a time of day.
         idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
         self.clients.stop()
         self._until(self.time + idle_ms)
@@ -299,6 +301,7 @@ class Simulation:
             audit_bounds(member.engine)
             audit_topics(member.engine)
             if member.lending is not None:
+                audit_parked(member.engine)
                 self.throttles.look(member)
 
 

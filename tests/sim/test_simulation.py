@@ -84,8 +84,8 @@ def test_throttles(batch: Iterable[int]) -> None:
 
 def test_runs_with_throttles_do_check_something() -> None:
     checks = sum((simulate(seed, "throttles").ledger.checks for seed in range(4)), Counter[str]())
-    assert min(checks["throttled"], checks["short"], checks["idle tokens"]) > 100, checks
-    assert checks["given back"] > 5, checks
+    assert min(checks["throttled"], checks["short"], checks["idle tokens"], checks["shares"]) > 50, checks
+    assert checks["given back"] > 0, checks
 
 
 def test_runs_with_tenants_do_check_something() -> None:

@@ -74,7 +74,9 @@ class Throttles:
         """Other settings are in force from now on."""
         self.check()
         self._free.clear()
-        for key in [*self._limits]:
+        profile = self._sim.profile
+        lanes = [lane for topic in profile.topics for lane in profile.lanes(topic)] if profile.throttled else ()
+        for key in {**self._limits, **{key: None for lane in lanes for key in self._keys(lane)}}:
             self._follow(key)
 
     def check(self) -> None:
@@ -110,11 +112,12 @@ class Throttles:
         if limit is not None:
             self._room[key] = limit.left(key, self._sim.time)
             del self._limits[key]
-        if throttle is not None and not throttle.shadow:
-            if self._sim.versions == 1:  # since the hosts started, with empty buckets
-                self._limits[key] = Limit(throttle, 0, 0)
-            else:  # a bucket may be full before any host knows the key
-                room = max(self._room.get(key, 0), throttle.burst * NANO)
+        if throttle is not None:
+            # Buckets are empty when the hosts start. Later one may be full before any host knows its key.
+            room = max(self._room.get(key, 0), throttle.burst * NANO) if self._sim.versions > 1 else 0
+            if throttle.shadow:
+                self._room[key] = max(room, throttle.burst * NANO)
+            else:
                 self._limits[key] = Limit(throttle, self._sim.time, room)
         return self._limits.get(key)  # type: ignore[return-value]
 

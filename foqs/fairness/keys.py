@@ -38,7 +38,7 @@ def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
 
 def fairness_of(key: LaneKey) -> str:
     lane: Any = key
-    return "" if len(lane) == 2 else lane[2]
+    return "" if len(lane) == 2 else lane[1]
 
 
 def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:

@@ -185,7 +185,9 @@ class QuotaClient:
             else:
                 answered(Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0))
 
-        request = idl.TakeTokensRequest(key[0], self._holder, *ask, key[1] or None)
+        request = idl.TakeTokensRequest(
+            key[0], self._holder, ask.number, ask.wanted, ask.held, ask.back, key[1] or None
+        )
         self._forwarder.ask(elsewhere.address, "TakeTokens", request, ANSWER_MS, replied)
 
     def _beat(self) -> None:

@@ -45,7 +45,7 @@ def tokens_are_taken_before_all_keys_were_looked_at(patch: Patch) -> None:
 
     def take(throttling: Throttling, flow: Parked, now_ms: int) -> Key | None:
         dry = original(throttling, flow, now_ms)
-        at_ms = throttling._monotonic_ms()
+        at_ms = throttling.monotonic_ms()
         if dry is not None:
             for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
                 key.settled(flow)

@@ -166,7 +166,7 @@ class Throttles:
         """Where nothing fails, no flow stays parked while each of its keys has a token and a consumer waits. (The token
         may be kept for a flow of another topic, which had a consumer just before.)"""
         host, found = member.engine, {}
-        at_ms = host.throttling._monotonic_ms()
+        at_ms = host.throttling.monotonic_ms()
         for topic, waiting in host.waiting.items() if self._sim.profile.prompt and not host.long_work else ():
             for flow in _parked(host.topics.get(topic)):
                 keys = flow.rules.keys

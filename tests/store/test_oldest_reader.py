@@ -81,7 +81,7 @@ def test_a_shard_of_version_1_has_no_tail(shard: AnyShard) -> None:
     store.commit(Batch(lanes_new=[LANE, LANE._replace(lane=2, topic=b"new")], next_number=opened.next_number + 1))
     store.close()
     store = shard.store()
-    assert len(store.open("owner", take_over=False).lanes) == 2
+    assert len(list(store.open("owner", take_over=False).lanes)) == 2
     assert (opened.tail, reader_of(shard)) == (False, 1)
     store.close(clean=True)
     assert reader_of(shard) == 1

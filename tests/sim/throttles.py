@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Parked
-from foqs.fairness.keys import LaneKey, TopicKey, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, tenancy_of, topic_key
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
@@ -129,8 +129,9 @@ class Throttles:
         return throttle is not None and not throttle.shadow
 
     def _keys(self, lane: LaneKey) -> list[Key]:
-        added = self._sim.ledger.attempts.policies.of(lane[:2]).throttles
-        return [(lane[0], name) for name in {**dict.fromkeys(tenancy_of(lane)[1]), **dict.fromkeys(added)}]
+        topic = topic_key(lane)
+        added = self._sim.ledger.attempts.policies.of(topic).throttles
+        return [(topic[0], name) for name in {**dict.fromkeys(tenancy_of(lane)[1]), **dict.fromkeys(added)}]
 
     # ------------------------------------------------------------------------------------- promise 12
 

@@ -178,7 +178,7 @@ class Ledger:
         remaining time; the end of one that is written stays."""
         self.latest_ms = max(self.latest_ms, now_ms)
         for op in self.open_extends:
-            op.sent_ms = min(op.sent_ms, to_ms)
+            op.sent_ms = min(op.sent_ms, op.sent_ms + to_ms - now_ms)
         for record in self.records.values():
             for d in record.deliveries:
                 d.until_ms = 0 if d.until_ms <= now_ms else min(d.until_ms, d.until_ms + to_ms - now_ms)

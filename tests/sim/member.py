@@ -65,7 +65,7 @@ class Member:
         self.flights: dict[int, tuple[ShardBatch, BatchResult | None]] = {}
         self._begun: dict[int, tuple[int, int]] = {}  # when a store was asked to open, and its database's clock
         self.lost_shards = 0
-        self.unheard_removals = 0  # of batches that were in flight when the grace of their shard's hand-over ended
+        self.unheard_removals = 0  # of batches whose outcome was unknown when their shard was given up
         self.listings: list[Listing] = []
         self.cut_off: set[int] = set()  # shards whose next trip takes long, because another host takes them
         self.served: list[tuple[int, int]] = []  # shard, epoch
@@ -245,20 +245,27 @@ class Member:
         number = shard.number
         if shard.idle and self.current(number):
             self.sim.ledger.stopped(number, self.sim.now_ms)
+        doubtful = shard.unsettled
         self.engine.drained(shard, self.now_ms)
-        self._behind(number)
+        self._behind(number, doubtful)
         self.sim.note("ended", self.name, number, in_order)
 
-    def _behind(self, number: int) -> None:
-        """Run the batch that was sent to the store, because the store closes only after it."""
+    def _behind(self, number: int, doubtful: ShardBatch | None) -> None:
+        """Run the batch that was sent to the store, because the store closes only after it.
+
+        It may be committed, as may the `doubtful` one before it, whose answer was lost. The host hears of neither.
+        """
+        batches = [] if doubtful is None else [doubtful]
         batch, result = self.flights.pop(number, (None, None))
-        if batch is None:
-            return
-        if result is None:
-            result = run(self.stores[number], batch)
-        if batch.transaction is not None and result.outcome in (Outcome.COMMITTED, Outcome.UNKNOWN):
-            items = self.sim.dbs[number].items  # an unknown outcome may be a commit whose answer was lost
-            self.unheard_removals += sum(item_id not in items for item_id in batch.transaction.item_gone)
+        if batch is not None:
+            if result is None:
+                result = run(self.stores[number], batch)
+            if result.outcome in (Outcome.COMMITTED, Outcome.UNKNOWN):
+                batches.append(batch)
+        items = self.sim.dbs[number].items
+        for batch in batches:
+            if batch.transaction is not None:
+                self.unheard_removals += sum(item_id not in items for item_id in batch.transaction.item_gone)
 
     def _close(self, number: int, attempt: int, clean: bool) -> None:
         self.stores.pop(number).close(clean=clean)

@@ -1,7 +1,8 @@
 """Promise 10, checked by what consumers of one host get: how the tenants of each topic share its deliveries.
 
 The shares of two tenants are compared while both have items that can be delivered at once. A tenant that lacked a page,
-or whose shard could not lease, may catch up later: it is left out until it has no items."""
+or whose shard could not lease, may catch up later: it is left out until it has no items. If new ones come before a turn
+found it without any, it goes on to catch up."""
 
 from __future__ import annotations
 
@@ -76,6 +77,7 @@ class TopicShares:
     charges: int = 0  # in the present dequeue
     parked: list[tuple[int, str, Throttles]] = field(default_factory=list)  # after so many charges
     refunds: Counter[str] = field(default_factory=Counter)  # of tenants without items
+    owed: set[str] = field(default_factory=set)  # tenants that could not be delivered in their turns
 
     def drop(self, name: str) -> None:
         """Compare the tenant with no other one any more."""
@@ -136,6 +138,9 @@ class Shares:
         if share is None:
             share = topic.shares[name] = Share(name, stock, 1 / stock.weight)
             share.refunds = topic.refunds.pop(name, 0)
+            tenant = topic.turns.tenants[name]
+            share.owed = name in topic.owed and tenant.start < tenant.level.now
+            topic.owed.discard(name)
         if stock.weight != share.stock.weight:
             topic.drop(name)
             topic.compare(name)
@@ -143,6 +148,8 @@ class Shares:
         if not stock.whole:
             share.owed, share.waits_for = True, None
             topic.drop(name)
+        if share.owed:
+            topic.owed.add(name)
 
     def leased(self, items: Iterable[Item]) -> None:
         """These items were leased, in this order."""

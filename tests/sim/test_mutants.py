@@ -83,7 +83,7 @@ KNOWN = {
     "an_unindexed_item_of_a_cut_window_is_not_kept": 89,
     "the_index_mark_passes_items_whose_ttl_is_put_off": 130,
     "a_failed_transaction_indexes_its_items": 78,
-    "an_answer_does_not_say_what_it_is_not_sure_of": 279,
+    "an_answer_does_not_say_what_it_is_not_sure_of": 331,
     "a_window_that_was_cut_takes_the_page_asked_for_before": 17,
     "an_empty_lane_is_forgotten_by_a_failed_transaction": 39,
     "nobody_is_woken": 15,

@@ -50,7 +50,7 @@ def tokens_are_taken_before_all_keys_were_looked_at(patch: Patch) -> None:
             for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
                 key.settled(flow)
                 key.spend(at_ms, now_ms)
-                throttling._schedule(key, at_ms)
+                throttling.agenda.schedule(key, at_ms)
         return dry
 
     original = Throttling.take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from foqs.limits import THROTTLE_KEYS, THROTTLE_KEYS_BYTES
@@ -39,7 +40,8 @@ def throttles_error(
     if len(keys) > most:
         return f"there are {len(keys)} keys, more than {most}"
     if len(set(keys)) < len(keys):
-        return "a key stands in it more than once"
+        twice, _ = Counter(keys).most_common(1)[0]
+        return f"the key {twice!r} stands in it more than once"
     size = len("\0".join(keys).encode())
     if size > most_bytes:
         return f"the keys have {size} bytes with one between two keys, more than {most_bytes}"

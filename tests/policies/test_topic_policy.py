@@ -73,7 +73,7 @@ def errors(text: str) -> list[str]:
         ({"throttles": [1]}, "throttles.0: it must be a text, not 1"),
         ({"throttles": ["api", ""]}, "throttles.1: a name has 1 to 255 bytes, not 0"),
         ({"throttles": ["api*"]}, "throttles.0: a throttle key does not end in *"),
-        ({"throttles": ["api", "api"]}, "throttles: a key stands in it more than once"),
+        ({"throttles": ["api", "api"]}, "throttles: the key 'api' stands in it more than once"),
         ({"throttles": list("abcdefghi")}, "throttles: there are 9 keys, more than 8"),
         (
             {"throttles": ["x" * 255, "y" * 255, "z"]},

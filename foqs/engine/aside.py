@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 
 from foqs.engine import turns
 from foqs.engine.state import State
@@ -23,12 +23,14 @@ _AGAIN = 64
 
 
 def try_again(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
-    """Let tenants take turns that stood aside for long, and rank those again whose shards may lease items again."""
+    """Let tenants take turns that stood aside for long, and rank those again whose shards may lease items again. Of
+    those with the same start, the last that enters comes first, so the one that stood aside the longest enters last."""
     for standing in (topic_turns.aside, topic_turns.down):
-        for tenant, since_ms in list(islice(standing.items(), _AGAIN)) if standing else ():
-            if 0 <= now_ms - since_ms < _AGAIN_MS:
-                break
-            topic_turns.enter(tenant)
+        if standing:
+            oldest = islice(standing.items(), _AGAIN)
+            due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < _AGAIN_MS, oldest))
+            for tenant, _ in reversed(due):
+                topic_turns.enter(tenant)
     for tenant in list(islice(topic_turns.incomplete, _AGAIN)):
         del topic_turns.incomplete[tenant]
         topic_turns.place(tenant, UNRANKED)
@@ -47,7 +49,7 @@ def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
         if topic is None or topic.turns is None:
             continue
         incomplete, topic.turns.incomplete = topic.turns.incomplete, {}
-        for tenant in (*topic.turns.aside, *topic.turns.down, *incomplete):
+        for tenant in reversed((*topic.turns.aside, *topic.turns.down, *incomplete)):
             if topic.turns.ranked:
                 topic.turns.place(tenant, UNRANKED)
             if tenant.away in (ASIDE, DOWN):

@@ -37,7 +37,7 @@ class Level(Generic[N]):
 
     def first(self) -> N | None:
         heap, newcomers = self.heap, self.newcomers
-        if newcomers and not self.took_newcomer and (newcomer := self._newcomer()) is not None:
+        if newcomers and not self.took_newcomer and (newcomer := self.newcomer()) is not None:
             return newcomer
         while heap:
             _, seq, tenant = heap[0]
@@ -45,9 +45,10 @@ class Level(Generic[N]):
                 return tenant
             heappop(heap)
             self.stale -= 1
-        return self._newcomer()
+        return self.newcomer()
 
-    def _newcomer(self) -> N | None:
+    def newcomer(self) -> N | None:
+        """Return the newcomer that came first, None if there is none."""
         newcomers = self.newcomers
         while newcomers:
             seq, tenant = newcomers[0]

@@ -183,11 +183,11 @@ class Turns(Generic[L]):
         """Return the queue, in any order, if it has `most` tenants at most and says all about the next turns: no tenant
         is new or urgent, and all items cost the same."""
         level = self._flat
-        if self.ranked or self.unit != ITEMS or not 0 < len(level.heap) <= most:
+        if self.ranked or self.unit != ITEMS or not 0 < len(level.heap) <= most or level.newcomer() is not None:
             return None
         if level.stale:
             level.drop_stale()
-        return None if level.newcomers else level.heap
+        return level.heap or None
 
     def charge_all(self, given: Sequence[Given]) -> None:
         """The tenants of the queue that `alike` returned had their next turns, and were given these items."""
@@ -302,12 +302,30 @@ class Turns(Generic[L]):
         self._passed.clear()
 
     def follow(self, unit: str, *, ranked: bool) -> None:
-        """Charge items in this unit from now on. `ranked`: let tenants with more urgent items go first."""
-        self.unit = unit
+        """Charge items in this unit from now on. `ranked`: let tenants with more urgent items go first.
+
+        What tenants owe in another unit says nothing in this one: it is forgotten."""
+        if unit != self.unit:
+            self.unit = unit
+            self.lease_ms = self.last_cost = 1.0
+            self.charges.clear()
+            self._debts.clear()
+            for tenant in self.tenants.values():
+                tenant.lease_ms = None
+                self._forgive(tenant)
         if ranked != self.ranked:
             self.ranked = ranked
+            self.incomplete.clear()
+            self._debts.clear()  # of levels that no tenant has any more
             for tenant in self.tenants.values():
                 self.place(tenant, UNRANKED if ranked else 0)
+
+    def _forgive(self, tenant: Tenant[L]) -> None:
+        if tenant.start > tenant.level.now:
+            tenant.start = tenant.level.now
+            if tenant.seq and not tenant.newcomer:
+                self._withdraw(tenant)
+                self._queue(tenant)
 
     def place(self, tenant: Tenant[L], rank: int) -> None:
         """The most urgent item of the tenant has this priority now, or one that is not known.
@@ -331,10 +349,10 @@ class Turns(Generic[L]):
             self._queue(tenant, queued if tenant.newcomer else 0)
 
     def next_up(self, most: int) -> Iterator[Tenant[L]]:
-        """Yield about `most` tenants that will probably be served soon."""
+        """Yield about `most` tenants that will probably be served soon: newcomers have every second turn."""
         for _, level in sorted(self._ranks, key=lambda listed: listed[0]):
-            for _, tenant in list(level.newcomers)[:most]:
-                if tenant.seq:
+            for seq, tenant in list(islice(level.newcomers, (most + 1) // 2 if level.heap else most)):
+                if tenant.seq == seq:
                     yield tenant
                     most -= 1
             for tenant in list(islice(level.in_heap(), max(most, 0))):

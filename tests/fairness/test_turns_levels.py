@@ -238,3 +238,65 @@ def test_ranks_begin_and_end() -> None:
     assert rig.picks(20) == ["b"] * 20
     rig.turns.follow("items", ranked=False)
     assert abs(rig.picks(20).count("a") - 10) <= 1
+
+
+def test_a_queue_of_tenants_that_left_is_none() -> None:
+    """All entries of the heap are stale: tenants left from its middle, the first one from its top."""
+    rig = Rig()
+    for name in "abc":
+        rig.join(name, 1)
+    rig.picks(3)
+    for name in "abc":
+        rig.arrive(name, 1)
+    order = [tenant.name for tenant in rig.turns.next_up(3)]
+    for name in reversed(order):
+        rig.part(name)
+    rig.join("away", 0)
+    assert rig.turns.alike(8) is None
+
+
+def test_the_order_of_before_binds_no_tenant_after_another_scope() -> None:
+    """Else a tenant that was looked at again, or a debtor that returned, would stand on a level alone, for good."""
+    rig = Rig(ranked=True)
+    for name in ("a", "b"):
+        rig.turns.place(rig.join(name, 100), 7)
+    rig.turns.place(rig.join("debtor", 3), 7)
+    rig.picks(7)
+    rig.turns.incomplete[rig.tenant("a")] = None
+    rig.part("debtor")
+    rig.turns.follow("items", ranked=False)
+    assert not rig.turns.incomplete
+    rig.join("debtor", 100)
+    part = rig.picks(60)
+    assert all(19 <= part.count(name) <= 21 for name in ("a", "b", "debtor"))
+
+
+def test_charges_in_another_unit_are_forgotten() -> None:
+    """Two leases of a minute would else cost their tenant 120,000 items."""
+    rig = Rig()
+    rig.turns.follow("busy", ranked=False)
+    slow, fast = rig.join("slow", 1_000), rig.join("fast", 1_000)
+    for item_id in range(4):
+        tenant = rig.turns.first()
+        assert tenant is not None
+        rig.turns.charge(tenant, rig.turns.cost(tenant, item_id, 1))
+    rig.turns.lease_over(fast, 99, 10)
+    rig.turns.correct(slow, 60_000)
+    rig.turns.follow("items", ranked=False)
+    for item_id in range(4):
+        rig.turns.lease_over(slow, item_id, 60_000)
+    part = rig.picks(100)
+    assert abs(part.count("slow") - 50) <= 1
+    assert slow.lease_ms is None
+
+
+def test_half_of_the_tenants_that_are_next_are_newcomers() -> None:
+    """As newcomers have every second turn, the pages of other tenants are read ahead, too."""
+    rig = Rig()
+    for number in range(20):
+        rig.join(f"old{number}", 100)
+    rig.picks(60)
+    for number in range(20):
+        rig.join(f"new{number}", 1)
+    soon = [tenant.newcomer for tenant in rig.turns.next_up(10)]
+    assert (soon.count(True), soon.count(False)) == (5, 5)

@@ -121,11 +121,14 @@ class Given(NamedTuple):
     """When a lease was given, and the consumer: one object for all items of a reply that were alike. Not stored.
 
     `worker` is "" where the consumer gave no name. Not `begun`: the consumer said that it has not begun the item.
+    `moment`: of `Throttling`; None if an earlier owner gave the lease, or this one has forgotten it: `at_ms` is an
+    estimate then.
     """
 
     at_ms: int
     worker: str
     begun: bool = True
+    moment: int | None = None
 
 
 class Item:

@@ -216,7 +216,7 @@ def _lease(
     shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
     overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
     wanted_ms, default_ms = call.lease_ms, state.config.limits.lease_default_ms
-    given = Given(now_ms, call.worker)
+    given = Given(now_ms, call.worker, moment=state.throttling.moment)
     for entry in entries:
         item = entry[3]
         body = item.body

@@ -28,8 +28,8 @@ merges."""
 _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
 _AHEAD = 128
-"""A dequeue asks for the pages of so many tenants at least. When so many items were taken, the next dequeue looks after
-twice this number, so that consumers do not wait for each read. Both double when the consumers are faster."""
+"""A dequeue that lacks a page asks for those of so many tenants at least. The one that takes so many more items looks
+after twice this number, so that consumers do not wait for each read. If pages are still lacking, both double."""
 _MOST_AHEAD = 512
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
@@ -170,7 +170,7 @@ class Round:
             self.full = True
             return None
         if self._throttled or flow.throttles:
-            dry = self._state.throttling.take(flow, self.now_ms)
+            dry = self._state.throttling.take(flow)
             if dry is not None:
                 self._park(taking, flow, dry, wanted)
                 return None
@@ -196,6 +196,8 @@ class Round:
             places.append(found)
             own.append(merge.first(found[1], most, sources.bound_of(found[2], ()) if found[2] else None))
         picked, given = several.next_turns(queue, own, count)
+        if not picked:
+            return [], 0, 0
         items, now_ms, attempts = [entry[3] for entry in picked], self.now_ms, self._attempts
         over = [item for item in items if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
         if over or [item for item in items if item.body is None]:

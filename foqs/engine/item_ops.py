@@ -165,7 +165,7 @@ def release(lease: int) -> Op:
 
 def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> None:
     """End the lease of an item that its consumer did not begin; at once when the lease was never written."""
-    if item.lane.flow is not None and item.given is not None:  # else an earlier owner gave the lease
+    if item.lane.flow is not None and item.given is not None and item.given.moment is not None:  # it was charged here
         item.lane.flow.refund(item.bytes)
         throttling.give_back(item)
     if 0 < item.expires_at_ms <= now_ms - shard.late_ms:

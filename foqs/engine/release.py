@@ -49,7 +49,7 @@ def _count(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], Non
             continue
         for item in list(shard.known.values()):
             if item.phase is Phase.LEASED and item.lane.topic.key == key:
-                at_ms, worker, _ = given_of(shard, item)
+                at_ms, worker, *_ = given_of(shard, item)
                 _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
                 found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
             looked += 1

@@ -45,7 +45,10 @@ class Rules(NamedTuple):
 
 class Throttling:
     """`waiting`: the consumers that wait. `woken(topic)`: flows of the topic may be delivered. `tokens_wanted`: call
-    `turn` soon. `long_work` is done in parts. `monotonic_ms` never goes back, as the host's clock may."""
+    `turn` soon. `long_work` is done in parts. `monotonic_ms` never goes back, as the host's clock may.
+
+    `moment` counts questions and changes of throttles. A lease keeps the moment at which it was given: its tokens may
+    return until the next question for them, or the next change. No clock says so, as it may be set in between."""
 
     def __init__(
         self,
@@ -65,6 +68,8 @@ class Throttling:
         self._tokens_wanted = tokens_wanted
         self.monotonic_ms = monotonic_ms
         self.changes = 0
+        self.moment = 0
+        self._changed_at = 0
         self.keys: dict[Bounded, Key] = {}
         self.agenda: Agenda[TopicKey, Parked] = Agenda(tokens_wanted)
         self._beating: set[Key] = set()
@@ -74,17 +79,15 @@ class Throttling:
         self._numbers = count(1)
         self._topics: dict[TopicKey, dict[Key, None]] = {}  # where flows of the topic are parked, or were
         self._lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue found a dry flow, and the items it wanted
-        self._latest_ms = 0  # of the host's clock
 
     # ------------------------------------------------------------------------------------- dequeues
 
-    def take(self, flow: Parked, now_ms: int) -> Key | None:
+    def take(self, flow: Parked) -> Key | None:
         """Take one token of each of the flow's keys for an item that is delivered next. If a key has none, take nothing
-        and return that key: `park` the flow. `now_ms` is the host's clock."""
+        and return that key: `park` the flow."""
         rules = flow.rules
         if rules is None or rules.changes != self.changes:
             rules = self._resolve(flow)
-        self._latest_ms = max(self._latest_ms, now_ms)
         if not rules.keys:
             return None
         at_ms = self.monotonic_ms()
@@ -93,7 +96,7 @@ class Throttling:
                 return key  # type: ignore[no-any-return]
         for key in rules.keys:
             key.settled(flow)
-            if not key.spend(at_ms, now_ms) or key.allowance.used_up():
+            if not key.spend(at_ms) or key.allowance.used_up():
                 self.agenda.schedule(key, at_ms)
         return None
 
@@ -173,9 +176,9 @@ class Throttling:
         if key is None:
             at_ms, slot = self.monotonic_ms(), slot_of(digest_of(*bounded))
             allowance = Allowance(at_ms, self._numbers, self.lost)
-            key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._latest_ms)
+            key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._next_moment())
         elif key.throttle != throttle:
-            key.update(throttle, self.monotonic_ms(), self._latest_ms)
+            key.update(throttle, self.monotonic_ms(), self._next_moment())
             self.agenda.settle_soon(key)
         return key
 
@@ -185,12 +188,16 @@ class Throttling:
         """Wake flows, and return keys whose coordinators are asked now: take the question of each from `ask`."""
         at_ms = self.monotonic_ms()
         for key in self.agenda.due(at_ms):
-            self._settle(key, at_ms)
+            if self._in_force(key):
+                self._settle(key, at_ms)
         return self.agenda.fresh()
 
     def ask(self, key: Key) -> Ask | None:
         """Return the question for the key's coordinator, None if it needs none now."""
         self.agenda.asked(key)
+        if not self._in_force(key):
+            self._beating.discard(key)
+            return None
         if key.allowance.asked is not None:
             return None
         at_ms = self.monotonic_ms()
@@ -201,7 +208,7 @@ class Throttling:
         if key.active and not need:
             for topic, flow in key.doze(self._demanded, _lives):
                 self._unpark(topic, flow)
-        asked = key.ask(need, at_ms, beat=beat)
+        asked = key.ask(need, at_ms, self._next_moment(), beat=beat)
         if asked is None and key.active:  # its tokens are claimed
             self._let_go(key, at_ms)
             self.agenda.settle_at(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
@@ -209,7 +216,7 @@ class Throttling:
 
     def answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
         """Take the coordinator's answer, None if there is none."""
-        if not key.allowance.waits_for(ask):
+        if not (key.allowance.waits_for(ask) and self._in_force(key)):
             return
         at_ms = self.monotonic_ms()
         key.answered(ask, grant, at_ms, self._random())
@@ -327,6 +334,7 @@ class Throttling:
         """Other throttles or policies of the namespace are in force: from now on for each dequeue. Flows wake whose
         keys have no throttle any more, or another one."""
         self.changes += 1
+        self._changed_at = self._next_moment()
         if self._policies.namespace(ns).throttled:
             self._tokens_wanted()
         if self.keys:
@@ -336,8 +344,9 @@ class Throttling:
         done = 0
         for bounded, key in [item for item in self.keys.items() if item[0][0] == ns]:
             now = self._key(ns, key.name)
-            if now is None:
-                self.keys.pop(bounded, None)
+            if now is None and self.keys.get(bounded) is key:
+                del self.keys[bounded]
+                self._holding.pop(key, None)
             for topic, parking in list(key.parked()):
                 for flow in parking:
                     done += 1
@@ -352,11 +361,23 @@ class Throttling:
             if done % _SLICE == 0:
                 yield
 
-    def give_back(self, rules: Rules, given_ms: int) -> None:
-        """Take back the tokens of an item that was leased at `given_ms` of the host's clock and not delivered."""
+    def _in_force(self, key: Key) -> bool:
+        """Whether this is the key in use. If its throttle was removed and set again, another object took its place: a
+        report of this one would take the tokens of that one for spent, as the coordinator knows one host."""
+        return self.keys.get(key.bounded) is key
+
+    def _next_moment(self) -> int:
+        self.moment += 1
+        return self.moment
+
+    def give_back(self, rules: Rules, moment: int) -> None:
+        """Take back the tokens of an item that was leased at that moment and not delivered. Before the last change the
+        item may have had other keys."""
+        if moment < self._changed_at:
+            return
         at_ms = self.monotonic_ms()
         for key in rules.keys:
-            if key.give_back(given_ms, at_ms):
+            if self._in_force(key) and key.give_back(moment, at_ms):
                 self._holding[key] = None
                 self.agenda.settle_soon(key)
 
@@ -364,8 +385,8 @@ class Throttling:
 def give_back(item: Item) -> None:
     """Return the tokens of an item that did not reach its consumer, or was released as not begun."""
     flow = item.lane.flow
-    if flow is not None and flow.rules is not None and item.given is not None:
-        flow.rules.owner.give_back(flow.rules, item.given.at_ms)
+    if flow is not None and flow.rules is not None and item.given is not None and item.given.moment is not None:
+        flow.rules.owner.give_back(flow.rules, item.given.moment)
 
 
 def _lives(flow: Parked) -> bool:

@@ -37,16 +37,15 @@ class ThrottleKey(Generic[T, F]):
     no consumer asked for when tokens could be had; one flow of each is awake to find out when one asks.
 
     `due_ms`: when the coordinator may have tokens. `behind`: other keys with tokens here, and the flows that need those
-    and are parked on this key. `taken_ms` and `marked_ms` are of the host's clock: when the last token was taken, and
-    the last one before the last question."""
+    and are parked on this key. `mark`: the host's moment of the last question, or of the throttle if it is later."""
 
     __slots__ = (
-        "_awake", "active", "allowance", "asleep", "behind", "bounded", "due_ms", "lacked", "marked_ms", "returning",
-        "shadow_held", "slot", "taken_ms", "throttle", "timer_ms", "used_ms",
+        "_awake", "active", "allowance", "asleep", "behind", "bounded", "due_ms", "lacked", "mark", "returning",
+        "shadow_held", "slot", "throttle", "timer_ms", "used_ms",
     )  # fmt: skip
 
-    def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, host_ms: int) -> None:
-        """`slot`: where its coordinator is. `host_ms`: no token of this key was taken at or before it."""
+    def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, mark: int) -> None:
+        """`slot`: where its coordinator is. `mark`: no token of this key was taken before this moment."""
         self.bounded: Bounded = (ns, THROTTLE + key)
         self.throttle = throttle
         self.slot = slot
@@ -57,7 +56,7 @@ class ThrottleKey(Generic[T, F]):
         self.due_ms = 0
         self.timer_ms = 0  # when its due time is looked at; 0 if it is not
         self.used_ms = 0
-        self.taken_ms = self.marked_ms = host_ms
+        self.mark = mark
         self.returning = False
         self.lacked = 0  # tokens that a shadow throttle would have needed
         self.shadow_held = 0
@@ -69,11 +68,11 @@ class ThrottleKey(Generic[T, F]):
 
     # ------------------------------------------------------------------------------------- tokens
 
-    def update(self, throttle: Throttle, now_ms: int, host_ms: int) -> None:
+    def update(self, throttle: Throttle, now_ms: int, mark: int) -> None:
         """Go by another throttle. Tokens that were taken before are not given back: there may have been none."""
         self.throttle = throttle
         self.due_ms = now_ms
-        self.taken_ms = self.marked_ms = max(self.taken_ms, host_ms)
+        self.mark = mark
 
     def has_token(self, flow: F, now_ms: int) -> bool:
         """Whether there is a token that no other flow has a claim on."""
@@ -82,20 +81,19 @@ class ThrottleKey(Generic[T, F]):
             return self.allowance.held(now_ms) > 0
         return self._room(now_ms) + (flow in awake) > 0
 
-    def spend(self, now_ms: int, host_ms: int) -> bool:
+    def spend(self, now_ms: int) -> bool:
         """Take a token, or note that a shadow throttle has none. Return False in that case."""
         self.used_ms = now_ms
         if self.allowance.spend(now_ms):
-            self.taken_ms = max(self.taken_ms, host_ms)
             return True
         self.shadow_held += 1
         self.lacked += 1
         return False
 
-    def give_back(self, given_ms: int, now_ms: int) -> bool:
-        """Take back the token of an item that was leased at `given_ms` of the host's clock and not delivered, if the
-        coordinator still counts it as held here. Under a shadow throttle the item may have had none."""
-        return given_ms > self.marked_ms and not self.throttle.shadow and self.allowance.give_back(now_ms)
+    def give_back(self, moment: int, now_ms: int) -> bool:
+        """Take back the token of an item that was leased at that moment and not delivered, if the coordinator still
+        counts it as held here. Under a shadow throttle the item may have had none."""
+        return moment >= self.mark and not self.throttle.shadow and self.allowance.give_back(now_ms)
 
     def need(self, wanted: Callable[[T], int]) -> int:
         """Return how many more tokens the consumers of its parked flows could use, at most the burst."""
@@ -106,15 +104,15 @@ class ThrottleKey(Generic[T, F]):
             need += min(parking.items, wanted(topic))
         return min(need, most)
 
-    def ask(self, need: int, now_ms: int, *, beat: bool = False) -> Ask | None:
+    def ask(self, need: int, now_ms: int, mark: int, *, beat: bool = False) -> Ask | None:
         """Return the question to send now, None if there is nothing to ask, report or return. On a `beat` the tokens
-        that recent use will need stay here."""
+        that recent use will need stay here. `mark` is a new moment: leases before it return no token any more."""
         allowance, returning = self.allowance, self.returning and not need
         self.returning = False
         held = allowance.held(now_ms)
         if need <= held and not (held and (beat or returning)) and not allowance.used_up():
             return None
-        self.marked_ms, self.lacked = self.taken_ms, 0
+        self.mark, self.lacked = mark, 0
         spare = returning or (beat and not self._awake)
         asked = allowance.ask(need, now_ms, ahead=beat, spare=spare)
         if asked.back:  # the coordinator has these again: a flow that wants one now asks at once

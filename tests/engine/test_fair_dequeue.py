@@ -316,8 +316,9 @@ class Tokens:
 
     def __init__(self, left: int) -> None:
         self.left = left
+        self.moment = 0
 
-    def take(self, flow: object, now_ms: int) -> str | None:
+    def take(self, flow: object) -> str | None:
         self.left -= 1
         return None if self.left >= 0 else "key"
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
+from foqs.item import Given
 from foqs.policies.settings import Settings
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Ask, Grant
 from foqs.throttles.throttle import Throttle
 from foqs.throttles.throttle_key import AWAKE_MS, ThrottleKey
-from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host
+from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host, worst
 
 SLOW = '{"per_second": 0.01, "burst": 3}'
 
@@ -31,7 +32,7 @@ def put(host: Host, *throttles: str, topic: str = "sync", ready: int = 10) -> Fa
 
 
 def take(host: Host, flow: Any) -> Any:
-    return host.throttling.take(flow, host.cluster.now)
+    return host.throttling.take(flow)
 
 
 def park(host: Host, flow: Any, key: Any) -> bool:
@@ -142,12 +143,52 @@ def test_a_token_returns_with_an_item_that_was_not_delivered() -> None:
     (key,) = host.throttling.keys.values()
     host.cluster.run(1)
     assert take(host, flow) is None
-    item: Any = SimpleNamespace(lane=flow.lanes[0], given=SimpleNamespace(at_ms=host.cluster.now))
+    item: Any = SimpleNamespace(lane=flow.lanes[0], given=Given(host.cluster.now, "", moment=host.throttling.moment))
     balance = key.allowance.balance
     give_back(item)
     assert key.allowance.balance == balance + 1
     give_back(item)  # the coordinator counts no second one
     assert key.allowance.balance == balance + 1
+
+
+def test_a_lease_that_took_no_token_returns_none() -> None:
+    """Its flow had no throttle then, or an earlier owner gave the lease and its time is an estimate."""
+    host = host_with(api=SLOW)
+    flow, other = put(host), put(host, "api", topic="other")
+    filled(host, other)
+    (key,) = host.throttling.keys.values()
+    assert take(host, flow) is None
+    plain: Any = SimpleNamespace(lane=flow.lanes[0], given=Given(0, "", moment=host.throttling.moment))
+    estimated: Any = SimpleNamespace(lane=other.lanes[0], given=Given(host.cluster.now + 1, ""))
+    host.awake.clear()
+    host.cluster.settle({**host.cluster.entries, "topic.sync": '{"throttles": ["api"]}'})
+    assert take(host, other) is None
+    assert take(host, flow) is key  # it has the key now
+    for item in (plain, estimated):
+        give_back(item)
+    assert (key.allowance.balance, key.allowance._spent) == (0, 1)
+
+
+def test_a_throttle_that_is_set_again_keeps_its_rate() -> None:
+    """A report of the key before it would let the coordinator take the tokens of the new one for spent."""
+    host = host_with(api='{"per_second": 100, "burst": 100}')
+    cluster, entries = host.cluster, host.cluster.entries
+    host.put("first", "api", ready=5)
+    cluster.run(5)  # its five tokens are spent, and the report is due in 20 ms
+    cluster.settle({})
+    cluster.settle(entries)
+    held = host.put("held", "api", ready=95)
+    consumers = host.waiting.pop(held.topic)
+    host.awake.pop(held)
+    host.throttling.park(held, take(host, held), 95)  # type: ignore[arg-type]
+    cluster.run(400)
+    (key,) = host.throttling.keys.values()
+    assert key.allowance.balance == 95
+    host.waiting[held.topic] = consumers
+    host.deliver()
+    host.put("last", "api")
+    cluster.run(50)
+    assert 90 <= worst(cluster.deliveries("api"), 100) <= 100
 
 
 def test_flows_that_ended_take_no_part_in_other_settings() -> None:
@@ -222,10 +263,10 @@ def test_a_flow_behind_another_claim_keeps_no_token() -> None:
 def test_a_key_whose_tokens_were_returned_is_asked_again_at_once() -> None:
     """Flows with two keys would else return the tokens of the one each time they get those of the other."""
     key = ThrottleKey[Any, Any]("n", "a", Throttle(1, 10, False, "throttle.a"), 0, Allowance(0, count(1)), 0)
-    asked = key.ask(10, 0)
+    asked = key.ask(10, 0, 1)
     assert asked is not None
     key.answered(asked, Grant(4, True, 1_000), 0, 0.0)
     assert key.due_ms == 1_000
     key.returning = True
-    assert key.ask(0, 60) == Ask(2, 0, 0, 4)
+    assert key.ask(0, 60, 2) == Ask(2, 0, 0, 4)
     assert key.due_ms == 60

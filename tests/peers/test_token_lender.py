@@ -156,7 +156,7 @@ def test_items_with_tokens_do_not_wait() -> None:
     cluster.run(1_000)
     asked = []
     take = host.throttling.take
-    host.throttling.take = lambda flow, now: asked.append(flow) or take(flow, now)  # type: ignore[method-assign]
+    host.throttling.take = lambda flow: asked.append(flow) or take(flow)  # type: ignore[method-assign]
     free, limited = host.put("sync", ready=100), host.put("sync", "api", ready=5)
     cluster.run(5)
     assert (free.ready, limited.ready) == (0, 0)
@@ -217,12 +217,10 @@ def test_no_key_exceeds_its_rate_whatever_fails_or_moves(seed: int) -> None:
                 cluster.move(rng.randrange(1, 4), rng.choice(alive))
             case 1 if len(alive) > 1 and rng.random() < 0.3:
                 cluster.kill(rng.choice(alive))
-            case 2 | 3:  # the last item of a flow did not reach its consumer
+            case 2 | 3:  # an item of a flow, more often a late one, did not reach its consumer
                 flow = rng.choice(rng.choice(alive).flows)
                 if flow.delivered:
-                    at_ms = flow.delivered.pop()
-                    flow.ready += 1
-                    flow.rules.owner.give_back(flow.rules, at_ms)
+                    flow.host.give_back(flow, max(0, len(flow.delivered) - rng.choice([1, 1, 2, 30])))
             case 4:  # lower limits for a while
                 cluster.settle(
                     dict.fromkeys(entries, '{"per_second": 0.5, "burst": 1}') if calm else entries, late_ms=200

@@ -29,7 +29,8 @@ TRIP_MS = 1
 
 
 class FakeFlow:
-    """The items of one tenant and throttle set; `ready` of them are left."""
+    """The items of one tenant and throttle set; `ready` of them are left. `delivered`: when items were delivered;
+    `moments`: the moment of the host's throttling then."""
 
     def __init__(self, host: Host, topic: str, throttles: Sequence[str], ready: int) -> None:
         self.host = host
@@ -40,6 +41,7 @@ class FakeFlow:
         self.rules: Any = None
         self.parked: Any = None
         self.delivered: list[int] = []
+        self.moments: list[int] = []
 
     @property
     def topic(self) -> tuple[str, str]:
@@ -110,7 +112,7 @@ class Host:
         """Deliver what may be delivered to consumers that take all."""
         while wanted := [flow for flow in self.awake if flow.ready and self._consumed(flow.topic)]:
             flow = min(wanted, key=lambda one: one.tenant.start)
-            dry = self.throttling.take(flow, self.cluster.now)  # type: ignore[arg-type]
+            dry = self.throttling.take(flow)  # type: ignore[arg-type]
             if dry is not None:
                 del self.awake[flow]
                 self.throttling.park(flow, dry, 100)  # type: ignore[arg-type]
@@ -118,9 +120,16 @@ class Host:
             flow.tenant.start += 1
             flow.ready -= 1
             flow.delivered.append(self.cluster.now)
+            flow.moments.append(self.throttling.moment)
             if len(flow.delivered) % 50 == 0:  # other flows and messages get their turn
                 self.cluster.at(self.cluster.now + 1, self, self.deliver)
                 return
+
+    def give_back(self, flow: FakeFlow, at: int) -> None:
+        """An item that was delivered to a consumer did not reach it."""
+        del flow.delivered[at]
+        flow.ready += 1
+        flow.rules.owner.give_back(flow.rules, flow.moments.pop(at))
 
     def _consumed(self, topic: tuple[str, str]) -> bool:
         return topic in self.waiting and not self.policies.paused(topic)

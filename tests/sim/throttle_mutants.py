@@ -43,13 +43,13 @@ def a_flow_that_parks_on_another_key_keeps_its_wake(patch: Patch) -> None:
 def tokens_are_taken_before_all_keys_were_looked_at(patch: Patch) -> None:
     """Those of the first keys are lost when a later key is dry."""
 
-    def take(throttling: Throttling, flow: Parked, now_ms: int) -> Key | None:
-        dry = original(throttling, flow, now_ms)
+    def take(throttling: Throttling, flow: Parked) -> Key | None:
+        dry = original(throttling, flow)
         at_ms = throttling.monotonic_ms()
         if dry is not None:
             for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
                 key.settled(flow)
-                key.spend(at_ms, now_ms)
+                key.spend(at_ms)
                 throttling.agenda.schedule(key, at_ms)
         return dry
 

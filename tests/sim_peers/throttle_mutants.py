@@ -26,7 +26,7 @@ def a_coordinator_begins_with_tokens(patch: Patch) -> None:
 def a_token_returns_after_the_next_question(patch: Patch) -> None:
     """The coordinator counts it as spent by then."""
 
-    def give_back(key: ThrottleKey[Any, Any], given_ms: int, now_ms: int) -> bool:
+    def give_back(key: ThrottleKey[Any, Any], moment: int, now_ms: int) -> bool:
         key.allowance._spent += 1
         return key.allowance.give_back(now_ms)
 

@@ -92,7 +92,7 @@ def test_nothing_is_scheduled_while_a_question_is_open(rig: Rig) -> None:
     rig.agenda.schedule(key, 0)
     assert rig.agenda.fresh() == [key]
     rig.agenda.asked(key)
-    assert key.ask(1, 0) is not None
+    assert key.ask(1, 0, 1) is not None
     rig.agenda.schedule(key, 0)
     assert (rig.agenda.fresh(), rig.agenda.next_ms()) == ([], None)
 

@@ -41,13 +41,15 @@ class Rig:
 
     def __init__(self, rate: float = 100, burst: int = 100, *, shadow: bool = False) -> None:
         self.now = 1
+        self.moment = 0
         throttle = Throttle(rate, burst, shadow, "throttle.api")
         self.key = ThrottleKey[str, str]("shop", "api", throttle, 0, Allowance(0, count(1)), 0)
         self.dead: set[str] = set()
         self.wanted = set("abc")
 
     def arrive(self, tokens: int) -> None:
-        ask = self.key.ask(self.key.allowance.held(self.now) + tokens + 1, self.now)
+        self.moment += 1
+        ask = self.key.ask(self.key.allowance.held(self.now) + tokens + 1, self.now, self.moment)
         assert ask is not None
         self.key.answered(ask, Grant(tokens, True, 10), self.now, 0)
 
@@ -115,20 +117,21 @@ def test_a_token_taken_before_the_last_question_does_not_return() -> None:
     """Else tokens of old items would return one by one, each in the place of a newer one."""
     rig = Rig()
     rig.arrive(3)
-    assert rig.key.spend(rig.now, 10)
+    assert rig.key.spend(rig.now)
+    before = rig.moment
     rig.arrive(1)
-    assert rig.key.spend(rig.now, 20)
-    assert not rig.key.give_back(10, rig.now)
-    assert rig.key.give_back(20, rig.now)
+    assert rig.key.spend(rig.now)
+    assert not rig.key.give_back(before, rig.now)
+    assert rig.key.give_back(rig.moment, rig.now)
 
 
 def test_an_item_that_a_shadow_let_pass_gives_no_token_back() -> None:
     """Else the token of another item, which was delivered, would be spent twice."""
     rig = Rig(shadow=True)
     rig.arrive(1)
-    assert rig.key.spend(rig.now, 10)
-    assert not rig.key.spend(rig.now, 20)
-    assert not rig.key.give_back(20, rig.now)
+    assert rig.key.spend(rig.now)
+    assert not rig.key.spend(rig.now)
+    assert not rig.key.give_back(rig.moment, rig.now)
     assert rig.key.allowance.balance == 0
     assert rig.key.shadow_held == 1
 
@@ -167,7 +170,7 @@ def test_no_wake_is_lost(seed: int) -> None:
             awake.remove(flow)
             what = rng.random()
             if what < 0.5 and rig.key.allowance.held(rig.now):
-                rig.key.spend(rig.now, rig.now)
+                rig.key.spend(rig.now)
                 rig.key.settled(flow)
                 left.discard(flow)
             elif what < 0.6 and calm_ms < 400:

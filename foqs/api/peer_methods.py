@@ -17,6 +17,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers import slot_migration
+from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
 from foqs.policies.names import throttle_key_error
@@ -29,7 +30,6 @@ from foqs.shardmgr.facts import Slots
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
 _MOST_SHARES = 4_096
-_MOST_URGENT = 1_000
 _NAMES = Limits()  # the limits of the asking host may differ
 
 
@@ -120,8 +120,8 @@ class PeerMethods:
         if sum(len(topic.tenants or ()) for topic in topics) > _MOST_SHARES:
             raise Invalid(f"topics: more than {_MOST_SHARES} tenants")
         asks = request.urgent or ()
-        if len(asks) > _MOST_URGENT:
-            raise Invalid(f"urgent: more than {_MOST_URGENT} topics")
+        if len(asks) > MOST_ASKED:
+            raise Invalid(f"urgent: more than {MOST_ASKED} topics")
         keys = [(validation.name(one.ns, "ns", _NAMES), validation.name(one.topic, "topic", _NAMES)) for one in asks]
         self._shares.heard(host, [_shares_of(topic) for topic in topics])
         now_ms = self._now_ms()

@@ -9,7 +9,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from foqs.budget import Budget
 from foqs.buffers.shard_batch import ShardBatch
@@ -106,6 +105,7 @@ class State:
             self.policies, self.waiting, self._unparked, self._begin_long, rng.random,
             callbacks.tokens_wanted, callbacks.monotonic_ms,
         )  # fmt: skip
+        self._unparked_topics: dict[TopicKey, None] = {}
         self.draining = False
         self.housekeeping_ms = 0
 
@@ -127,9 +127,17 @@ class State:
             self.due[key] = None
             self.wake()
         if self.became_ready is not None:
-            if waited_for:  # the consumers here may take all
-                self.soon(partial(self.became_ready, key))
-            else:
+            if not waited_for:
+                self.became_ready(key)
+            else:  # the consumers here may take all
+                if not self._unparked_topics:
+                    self.soon(self._publish_unparked)
+                self._unparked_topics[key] = None
+
+    def _publish_unparked(self) -> None:
+        keys, self._unparked_topics = self._unparked_topics, {}
+        for key in keys:
+            if self.became_ready is not None:
                 self.became_ready(key)
 
     def _begin_long(self, work: Iterator[None]) -> None:

@@ -81,7 +81,8 @@ def _search(
 def _of_key(key: Key, tokens: float | None, most_flows: int, now_ms: int) -> KeyStats:
     flows = items = wait_ms = 0
     for _, parking in key.parked():
-        items += sum([flow.ready for flow in islice(parking, max(0, most_flows - flows))])
+        if flows < most_flows:
+            items += sum([flow.ready for flow in islice(parking, most_flows - flows)])
         flows += len(parking)
         since_ms = parking.since_ms()
         wait_ms = max(wait_ms, 0 if since_ms is None else now_ms - since_ms)

@@ -7,8 +7,8 @@ from itertools import islice
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 
-_LANES = 1_000
-"""Lanes of tenants that are looked at: those whose turns come first."""
+_LANES = 100
+"""Lanes of tenants that are looked at: those whose turns come first. A request may name 100 topics."""
 
 
 def most_urgent(state: State, key: TopicKey, now_ms: int) -> int | None:

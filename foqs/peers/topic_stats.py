@@ -62,11 +62,11 @@ class TopicSums:
     def _add_workers(self, workers: Workers) -> None:
         for one in workers:
             held, oldest_ms = self._workers.get(one.worker, (0, 0))
-            self._workers[one.worker] = held + one.held, max(oldest_ms, one.oldest_lease_ms)
+            self._workers[one.worker] = held + (one.held or 0), max(oldest_ms, one.oldest_lease_ms or 0)
 
 
 def _counts_of(stats: Any) -> TenantCounts:
-    return TenantCounts(stats.ready, stats.parked, stats.weight, stats.served)
+    return TenantCounts(stats.ready or 0, stats.parked or 0, stats.weight or 0, stats.served or 0.0)
 
 
 def _stats(name: str, counts: TenantCounts, weight: int) -> Any:

@@ -36,6 +36,7 @@ SCENARIOS = (
     Scenario(6, fair.scopes),
     Scenario(7, scale.passing_keys, host={"lane_idle_ms": 2_000}),
     Scenario(8, scale.many_active_keys, shards=1),
+    Scenario(8, scale.take_over, HOSTS, 6),
     Scenario(9, scale.cost_of_tenants),
     Scenario(10, throttled.free_items),
     Scenario(11, throttled.two_keys),

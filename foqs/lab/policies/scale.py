@@ -6,7 +6,7 @@ import time
 from statistics import median
 
 from foqs.client.items import ItemSpec
-from foqs.lab.policies.stage import LEASE_MS, Outcome, Stage, deliveries
+from foqs.lab.policies.stage import LEASE_MS, SESSION_MS, Outcome, Stage, deliveries
 
 _FULL_MS = 1_000
 _QUIET_S = 60.0
@@ -80,6 +80,25 @@ def _opened(stage: Stage, topic: str, keys: int, items: int) -> tuple[float, int
         took_ms.append(1_000 * (time.monotonic() - asked))
     took_ms.sort()
     return took_ms[int(0.99 * (len(took_ms) - 1))], rss_bytes, took_s
+
+
+def take_over(stage: Stage) -> Outcome:
+    """The owner of two shards is killed. All tenants of the topic have items there."""
+    keys = stage.size(10_000, 500)
+    victim, *others = stage.hosts
+    stage.fill(ItemSpec("left", b"x" * 64, fairness_key=f"k{n}") for n in range(2 * keys))
+    stage.hosts[victim].kill()
+    killed_s = time.monotonic()
+    stage.cluster.settled(*others)
+    served_s = time.monotonic() - killed_s
+    while not stage.clients[1].dequeue("left", 10, wait_ms=500, lease_ms=LEASE_MS):
+        if time.monotonic() - killed_s > _QUIET_S:
+            raise RuntimeError("no item was delivered after the take-over")
+    first_s = time.monotonic() - killed_s
+    beyond_s = served_s - SESSION_MS / 1_000
+    figures = {"served, s beyond the session": beyond_s, "first item, s beyond it": first_s - SESSION_MS / 1_000}
+    title = f"take-over of two shards with some {keys:,} active keys each"
+    return Outcome(8, title, "session time-out + 1 s", beyond_s <= 1, figures)
 
 
 def cost_of_tenants(stage: Stage) -> Outcome:

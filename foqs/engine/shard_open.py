@@ -138,6 +138,7 @@ def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
     if shard.grace_from_ms is not None and not shard.in_takeover_grace(now_ms):
         shard.grace_from_ms = None
         consumers.wake_all(state, shard)
+        consumers.wake(state, shard, now_ms)  # tenants stand aside for it, also where no consumer waits
 
 
 def clock_set(state: State, by_ms: int) -> None:

@@ -40,8 +40,8 @@ class ThrottleKey(Generic[T, F]):
     and are parked on this key. `mark`: the host's moment of the last question, or of the throttle if it is later."""
 
     __slots__ = (
-        "_awake", "active", "allowance", "asleep", "behind", "bounded", "due_ms", "lacked", "mark", "returning",
-        "shadow_held", "slot", "throttle", "timer_ms", "used_ms",
+        "_awake", "active", "allowance", "asleep", "behind", "bounded", "due_ms", "lacked", "mark", "returned_ms",
+        "returning", "shadow_held", "slot", "throttle", "timer_ms", "used_ms",
     )  # fmt: skip
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, mark: int) -> None:
@@ -58,6 +58,7 @@ class ThrottleKey(Generic[T, F]):
         self.used_ms = 0
         self.mark = mark
         self.returning = False
+        self.returned_ms = -1  # when tokens went back to the coordinator
         self.lacked = 0  # tokens that a shadow throttle would have needed
         self.shadow_held = 0
         self._awake: dict[F, int] = {}
@@ -116,7 +117,7 @@ class ThrottleKey(Generic[T, F]):
         spare = returning or (beat and not self._awake)
         asked = allowance.ask(need, now_ms, ahead=beat, spare=spare)
         if asked.back:  # the coordinator has these again: a flow that wants one now asks at once
-            self.due_ms = now_ms
+            self.due_ms = self.returned_ms = now_ms
         return asked
 
     def answered(self, ask: Ask, grant: Grant | None, now_ms: int, jitter: float) -> None:
@@ -146,8 +147,10 @@ class ThrottleKey(Generic[T, F]):
         return int(1_000 * self.throttle.burst / self.throttle.per_second)
 
     def unneeded(self, now_ms: int) -> bool:
-        """Whether its tokens wait for a token of another key alone."""
-        return self.allowance.balance > 0 and not self.active and now_ms - self.used_ms >= _USED_MS
+        """Whether its tokens wait for a token of another key alone. Tokens go back once a millisecond: two flows on the
+        coordinator's own host could return each other's, and ask for them at once, without end."""
+        idle = self.allowance.balance > 0 and not self.active and now_ms - self.used_ms >= _USED_MS
+        return idle and now_ms > self.returned_ms
 
     # ------------------------------------------------------------------------------------- flows
 

@@ -270,3 +270,8 @@ def test_a_key_whose_tokens_were_returned_is_asked_again_at_once() -> None:
     key.returning = True
     assert key.ask(0, 60, 2) == Ask(2, 0, 0, 4)
     assert key.due_ms == 60
+    again = key.ask(4, 60, 3)
+    assert again is not None
+    key.answered(again, Grant(4, True, 0), 60, 0.0)
+    assert not key.unneeded(60)  # not twice in a millisecond, or two flows could go on so without end
+    assert key.unneeded(61)

@@ -82,6 +82,13 @@ def test_throttles(batch: Iterable[int]) -> None:
     seeds.run(lambda seed: simulate(seed, "throttles"), batch)
 
 
+@pytest.mark.parametrize("seed", [467, 544, 891])
+def test_seeds_that_found_defects_of_throttles(seed: int) -> None:
+    """Two in which tenants stood aside for a shard that could lease again, and one in which two flows returned each
+    other's tokens without end."""
+    simulate(seed, "throttles")
+
+
 def test_runs_with_throttles_do_check_something() -> None:
     checks = sum((simulate(seed, "throttles").ledger.checks for seed in range(4)), Counter[str]())
     assert min(checks["throttled"], checks["short"], checks["idle tokens"], checks["shares"]) > 50, checks

@@ -118,7 +118,7 @@ enum Reason {
   PAUSED = 8,
   /** The throttle `key` has no token; the next comes at until_ms. `count`: flows that get tokens before. */
   THROTTLED = 9,
-  /** Reserved. */
+  /** All slots of a throttle key are taken. key: that one; count: flows before its own; item_ids: some that hold slots. */
   CONCURRENCY = 10,
   /** At least `count` items of its lane come first. */
   BEHIND_IN_LANE = 11,
@@ -251,6 +251,11 @@ struct TopicCount {
   1: string topic,
   /** At most this many items, 1 to 10,000 over the whole request. */
   2: i32 count,
+  /**
+   * Items of the topic that the worker process holds, for topics with the policy per_worker. Default: the host counts the
+   * leases that it gave to the worker with this name (DequeueRequest.worker).
+   */
+  3: optional i32 holding,
 }
 
 struct DequeueRequest {
@@ -671,7 +676,8 @@ struct ExplainReason {
   /** See Reason. */
   4: optional string key,
   5: optional i64 count,
-  // 6: item_ids, for CONCURRENCY
+  /** Items whose leases hold the slots, those that the host knows, the oldest leases first; at most 10. */
+  6: optional list<i64> item_ids,
   /** The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. */
   7: optional string by,
 }
@@ -696,7 +702,15 @@ struct ThrottleStats {
   4: optional i64 burst,
   /** Tokens that no host holds. Default: unknown, as the key's coordinator did not answer or knows of no use. */
   5: optional double tokens,
-  // 6 to 10 are reserved: concurrency, taken, free, overage, reclaimed
+  /** How many leases may live at a time. Default: the throttle has no such limit. */
+  6: optional i32 concurrency,
+  /** Live leases with this key, and how many more there may be. Default: unknown, as `tokens`. */
+  7: optional i64 taken,
+  8: optional i64 free,
+  /** Leases that lived longer than the throttle's timeout_ms, since the hosts started. */
+  9: i64 overage,
+  /** Leases that ended by time, since the hosts started, and shards whose slots were given up. */
+  10: i64 reclaimed,
   /** Sets of items (by topic, fairness key, throttle keys and host) that wait for a token of this key. */
   11: i64 parked_flows,
   /** Their items, at least: a host counts those of 10,000 such sets. */
@@ -893,20 +907,99 @@ struct TokenGrant {
   3: optional i64 retry_after_ms,
 }
 
-/** Between hosts: takes tokens of throttle keys. */
+/** A report of a shard's owner about the slots of a throttle key, and its question for more of them. */
+struct SlotAsk {
+  1: string ns,
+  /** The throttle key: at most 255 bytes. */
+  2: string key,
+  3: i32 shard,
+  /** That of the shard's owner. */
+  4: i64 epoch,
+  /** Higher than in any earlier report under this epoch. */
+  5: i64 number,
+  /** Slots of the shard, without those that this report returns. */
+  6: i32 has,
+  /** Of these, those with a lease. */
+  7: i32 leased,
+  8: i32 wanted,
+  // 9 is reserved
+  /** The lowest priority of the items that wait for a slot. Default 0. */
+  10: optional i32 priority,
+  /** Duration since the first of them waits. Default 0. */
+  11: optional i64 waiting_ms,
+}
+
+/** The answer to a SlotAsk. Nothing is set if the answering host does not coordinate the key now. */
+struct SlotGrant {
+  1: optional i32 granted,
+  /** Other shards wait for slots of the key: a slot that is freed is returned at once. */
+  2: optional bool contended,
+  /** Duration: ask again after it for slots that were wanted and not granted. */
+  3: optional i64 retry_after_ms,
+}
+
+/** Between hosts: takes tokens of throttle keys, and slots of those that limit leases. */
 struct LendRequest {
   /** Names the asking host, with another name after each start. At most 255 bytes. */
   1: string holder,
-  /** 1 to 10,000. */
+  /** Together with `slots` 1 to 10,000. */
   2: list<TokenAsk> tokens,
-  // 3 is reserved: slots
+  3: optional list<SlotAsk> slots,
   15: optional RequestContext context,
 }
 
 struct LendResponse {
   /** In the order of the request. */
   1: list<TokenGrant> tokens,
-  // 2 is reserved: slots
+  /** In the order of the request. */
+  2: optional list<SlotGrant> slots,
+}
+
+struct SlotKey {
+  1: string ns,
+  /** A throttle key: at most 255 bytes. */
+  2: string key,
+}
+
+/** Between hosts: a new coordinator of throttle keys asks how many leases have them. */
+struct CountSlotsRequest {
+  /** 1 to 1,000. */
+  1: list<SlotKey> keys,
+  /** Which shards. */
+  2: list<i32> shards,
+  15: optional RequestContext context,
+}
+
+/** The leases of one shard, which has no other slot of these keys. */
+struct SlotCount {
+  1: i32 shard,
+  2: i64 epoch,
+  /** As SlotAsk.number. */
+  3: i64 number,
+  /** In the order of the request; -1 where the owner does not know yet. */
+  4: list<i32> leased,
+}
+
+struct CountSlotsResponse {
+  /** Those of the host whose databases confirmed that it owns them. */
+  1: list<SlotCount> shards,
+}
+
+/** A shard whose owner reports at once: a slot is kept for it, or other shards wait for its slots. */
+struct SlotNews {
+  1: string ns,
+  2: string key,
+  3: i32 shard,
+}
+
+/** Between hosts: from the coordinator of throttle keys to the owners of shards. */
+struct TellSlotsRequest {
+  /** 1 to 10,000. */
+  1: list<SlotNews> news,
+  15: optional RequestContext context,
+}
+
+struct TellSlotsResponse {
 }
 
 /** The items of a topic with one fairness key. */
@@ -1143,6 +1236,8 @@ service Foqs {
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   LendResponse Lend(1: LendRequest request) throws (1: RequestError error),
+  CountSlotsResponse CountSlots(1: CountSlotsRequest request) throws (1: RequestError error),
+  TellSlotsResponse TellSlots(1: TellSlotsRequest request) throws (1: RequestError error),
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   TellSharesResponse TellShares(1: TellSharesRequest request) throws (1: RequestError error),
   ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),

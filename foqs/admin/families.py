@@ -76,16 +76,19 @@ _TENANTS = (
     _gauge("tenant_ready_items", "Ready items of a tenant, parked ones included.", "namespace", "topic", "tenant"),
 )
 _THROTTLES = (
-    _gauge("throttle_parked_items", "Ready items that wait for tokens.", "namespace", "throttle"),
-    _gauge("throttle_parked_flows", "Tenants of topics whose items wait for tokens.", "namespace", "throttle"),
+    _gauge("throttle_parked_items", "Ready items that wait for tokens or slots.", "namespace", "throttle"),
+    _gauge("throttle_parked_flows", "Tenants of topics whose items wait for tokens or slots.", "namespace", "throttle"),
     _gauge(
         "throttle_longest_wait_seconds",
-        "Longest wait of a tenant for tokens.",
+        "Longest wait of a tenant for tokens or slots.",
         "namespace",
         "throttle",
     ),
     _gauge("throttle_tokens_held", "Tokens on this host for its next deliveries.", "namespace", "throttle"),
+    _gauge("throttle_slots_taken", "Live leases of items with a limit on leases.", "namespace", "throttle"),
     _counter("throttle_shadow_held", "Deliveries that a shadow throttle would have held.", "namespace", "throttle"),
+    _counter("throttle_overage", "Leases that lived longer than the throttle's timeout_ms.", "namespace", "throttle"),
+    _counter("throttle_reclaimed", "Limited leases that ended by time.", "namespace", "throttle"),
     _counter("throttle_tokens_lent", "Tokens granted by this host as the coordinator of throttle keys."),
     _counter("throttle_tokens_lost", "Tokens that this host was granted and that became void before their use."),
 )

@@ -60,6 +60,8 @@ NEEDS: Mapping[str, Right | str] = {
     "Lend": _HOST,
     "CountItems": _HOST,
     "TellShares": _HOST,
+    "CountSlots": _HOST,
+    "TellSlots": _HOST,
     "AwaitSettings": _HOST,
 }
 _ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})

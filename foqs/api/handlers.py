@@ -24,6 +24,7 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
 
@@ -40,6 +41,7 @@ class Handlers:
         address: Callable[[], str],
         news: ReadyPublisher,
         quotas: QuotaClient,
+        slots: SlotCoordinator,
         shares: ShareExchange,
         forwarder: Forwarder | LoneForwarder,
         settings: HostSettings,
@@ -52,10 +54,14 @@ class Handlers:
         self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
-        self._throttles = ThrottleMethods(engine, lambda: self.limits, now_ms, address, quotas.coordinator, forwarder)
+        self._throttles = ThrottleMethods(
+            engine, lambda: self.limits, now_ms, address, quotas.coordinator, slots, forwarder
+        )  # fmt: skip
         self._info = Info(engine, lambda: self.limits, now_ms)
-        slots = lambda: forwarder.routing().slots  # noqa: E731
-        self._peers = PeerMethods(engine, lambda: self.limits, now_ms, slots, quotas.coordinator, shares)
+        hash_slots = lambda: forwarder.routing().slots  # noqa: E731
+        self._peers = PeerMethods(
+            engine, lambda: self.limits, now_ms, hash_slots, quotas.coordinator, slots, shares
+        )  # fmt: skip
         self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
         self.routing_changed = self.routing.changed
 

@@ -11,8 +11,9 @@ from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, Limit
 from foqs.errors import FoqsError, Invalid
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
@@ -26,6 +27,9 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
 from foqs.wire.columns import ids_and_leases
+
+_LIMITED_MS = 100
+"""A worker without room for more items asks again after this time."""
 
 
 class Consumer(Incoming, Protocol):
@@ -168,18 +172,37 @@ class ItemLife:
                     response.reason = hint.reason
                     if hint.retry_at_ms is not None:
                         response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
+                elif limited:
+                    response.reason, response.retry_after_ms = "per_worker", _LIMITED_MS
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
 
+        worker_limits = self._limits_of(ns, wants)
+        limited = worker_limits is not None and self._is_limited(keys, worker_limits, worker or "")
+        if limited:  # the end of one of its items makes room for it, and a waiting call would not notice
+            wait_ms = min(wait_ms, _LIMITED_MS)
         until_ms = now_ms + wait_ms
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins
+            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, worker_limits
         )  # fmt: skip
         call.on_lost = lambda: self._engine.cancel(waiting)
         return waiting, wait_ms
+
+    def _limits_of(self, ns: str, wants: Any) -> dict[TopicKey, Limit] | None:
+        """Return the limits of topics that give a worker only so many items at a time, None if there are none."""
+        policies = self._engine.policies.namespaces.get(ns)
+        if policies is None or not policies.per_worker:
+            return None
+        found = {(ns, want.topic): (policies.of(want.topic).per_worker, want.holding) for want in wants}
+        return {key: Limit(most, holding) for key, (most, holding) in found.items() if most is not None} or None
+
+    def _is_limited(self, wants: list[tuple[TopicKey, int]], limits: dict[TopicKey, Limit], worker: str) -> bool:
+        """Whether the worker may get fewer items than it wants."""
+        room = self._engine.holdings.room
+        return any(key in limits and room(key, limits[key], worker) < count for key, count in wants)
 
     def ack(self, call: Call) -> None:
         ids, leases = ids_and_leases(call.request.items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from foqs.api import validation
@@ -20,12 +21,15 @@ from foqs.peers import slot_migration
 from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
+from foqs.peers.slot_coordinator import MOST_COUNTED, SlotCoordinator
+from foqs.peers.slot_counts import ShardCount
 from foqs.policies.names import throttle_key_error
 from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.bucket import Ask, Grant
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots
+from foqs.throttles.slots import SlotAsk, SlotGrant
 
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
@@ -43,6 +47,7 @@ class PeerMethods:
         now_ms: Callable[[], int],
         slots: Callable[[], Slots],
         coordinator: QuotaCoordinator,
+        slot_coordinator: SlotCoordinator,
         shares: ShareExchange,
     ) -> None:
         self._engine = engine
@@ -50,6 +55,7 @@ class PeerMethods:
         self._now_ms = now_ms
         self._slots = slots
         self._coordinator = coordinator
+        self._slot_coordinator = slot_coordinator
         self._shares = shares
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -59,6 +65,8 @@ class PeerMethods:
             "Lend": self.lend,
             "CountItems": self.count_items,
             "TellShares": self.tell_shares,
+            "CountSlots": self.count_slots,
+            "TellSlots": self.tell_slots,
         }
 
     def give_slot(self, call: Call) -> None:
@@ -97,14 +105,35 @@ class PeerMethods:
     def lend(self, call: Call) -> None:
         request = call.request
         holder = validation.name(request.holder, "holder", _NAMES)
-        if not request.tokens or len(request.tokens) > _MOST_ASKS:
-            raise Invalid(f"tokens: 1 to {_MOST_ASKS} are needed, not {len(request.tokens or ())}")
-        asks = [(_throttle_key(token), _lend_ask(token)) for token in request.tokens]
+        asked, slots_asked = request.tokens or (), request.slots or ()
+        if not 0 < len(asked) + len(slots_asked) <= _MOST_ASKS:
+            count = len(asked) + len(slots_asked)
+            raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count}")
+        tokens = [(_throttle_key(token), _lend_ask(token)) for token in asked]
+        slots = [(_throttle_key(ask), _slot_ask(ask)) for ask in slots_asked]
 
-        def answer(grants: list[Grant | None]) -> None:
-            call.reply(idl.LendResponse([idl.TokenGrant(*(grant or ())) for grant in grants]))
+        def tokens_lent(grants: list[Grant | None]) -> None:
+            made = [idl.TokenGrant(*(grant or ())) for grant in grants]
+            self._slot_coordinator.lend(slots, partial(slots_lent, made))
 
-        self._coordinator.lend(holder, asks, answer)
+        def slots_lent(made: list[Any], grants: list[SlotGrant | None]) -> None:
+            call.reply(idl.LendResponse(made, [idl.SlotGrant(*(grant or ())) for grant in grants] or None))
+
+        self._coordinator.lend(holder, tokens, tokens_lent)
+
+    def count_slots(self, call: Call) -> None:
+        keys = [_throttle_key(key) for key in _some(call.request.keys, "keys", MOST_COUNTED)]
+        shards = frozenset(call.request.shards or ())
+
+        def answer(found: list[ShardCount]) -> None:
+            call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in found]))
+
+        self._slot_coordinator.count_here(keys, shards, answer)
+
+    def tell_slots(self, call: Call) -> None:
+        for one in _some(call.request.news, "news", _MOST_ASKS):
+            self._slot_coordinator.hear(_throttle_key(one), one.shard or 0)
+        call.reply(idl.TellSlotsResponse())
 
     def count_items(self, call: Call) -> None:
         ns = validation.name(call.request.ns, "ns", _NAMES)
@@ -154,6 +183,22 @@ def _lend_ask(token: Any) -> Ask:
     if not 0 <= ago_ms < _MOST_TOKENS:
         raise Invalid("spent_ago_ms is not in its bounds")
     return _ask(token)._replace(spent_ago_ms=ago_ms)
+
+
+def _slot_ask(ask: Any) -> SlotAsk:
+    """Raises Invalid."""
+    numbers = (ask.shard, ask.epoch, ask.number, ask.has, ask.leased, ask.wanted)
+    waiting_ms = ask.waiting_ms or 0
+    if any(number is None or not 0 <= number < _MOST_TOKENS for number in (*numbers, waiting_ms)):
+        raise Invalid("shard, epoch, number, has, leased, wanted or waiting_ms is missing, or not in its bounds")
+    return SlotAsk(*numbers, ask.priority or 0, waiting_ms)
+
+
+def _some(given: Any, name: str, most: int) -> Any:
+    """Raises Invalid."""
+    if not given or len(given) > most:
+        raise Invalid(f"{name}: 1 to {most} are needed, not {len(given or ())}")
+    return given
 
 
 def _throttle_key(token: Any) -> Bounded:

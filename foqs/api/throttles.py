@@ -1,4 +1,4 @@
-"""GetThrottles: the throttle keys in use, with their tokens and the items that wait for more of them."""
+"""GetThrottles: the throttle keys in use, with their tokens and slots, and the items that wait for more of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.throttle_stats import Reported, ThrottleReports
 from foqs.policies.names import NAME_BYTES
 from foqs.rpc.call import Call
@@ -35,6 +36,7 @@ class ThrottleMethods:
         now_ms: Callable[[], int],
         address: Callable[[], str],
         coordinator: QuotaCoordinator,
+        slots: SlotCoordinator,
         forwarder: Forwarder | LoneForwarder,
     ) -> None:
         self._engine = engine
@@ -42,6 +44,7 @@ class ThrottleMethods:
         self._now_ms = now_ms
         self._address = address
         self._coordinator = coordinator
+        self._slots = slots
         self._forwarder = forwarder
 
     def throttles(self, call: Call) -> None:
@@ -66,8 +69,13 @@ class ThrottleMethods:
                         key=name,
                         setting=rule.setting if rule is not None else "",
                         per_second=rule.per_second if rule is not None else None,
-                        burst=rule.burst if rule is not None else None,
+                        burst=rule.burst if rule is not None and rule.per_second is not None else None,
                         tokens=one.tokens,
+                        concurrency=rule.concurrency if rule is not None else None,
+                        taken=one.taken,
+                        free=one.free,
+                        overage=one.overage,
+                        reclaimed=one.reclaimed,
                         parked_flows=one.parked_flows,
                         parked_items=one.parked_items,
                         longest_wait_ms=one.longest_wait_ms,
@@ -83,5 +91,6 @@ class ThrottleMethods:
             part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
             self._forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
-        coordinated = Coordinated(self._coordinator.keys(), self._coordinator.tokens_of)
+        keys = [*self._coordinator.keys(), *self._slots.keys()]
+        coordinated = Coordinated(keys, self._coordinator.tokens_of, self._slots.slots_of)
         throttle_stats.of_namespace(self._engine, coordinated, ns, prefix, after, limit, counted)

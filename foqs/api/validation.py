@@ -73,6 +73,8 @@ def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[To
         topic = name(want.topic, "topic", limits)
         found[(ns, topic)] = want.count or 0
         longest_bytes = max(longest_bytes, len(topic.encode()))
+        if want.holding is not None and want.holding < 0:
+            raise Invalid("holding is negative")
     if len(found) != len(wants):
         raise Invalid("a topic stands in wants more than once")
     counts = found.values()

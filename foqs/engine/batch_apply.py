@@ -192,7 +192,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
     known, written, tail = shard.known, shard.written, shard.tail
     held = saved = removed = counted = 0
-    lane = flow = None
+    lane = flow = slots = None
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
@@ -204,11 +204,14 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
                 counted = removed
             lane = item.lane
             flow = lane.flow if lane.flow is not None and lane.flow.tenant.turns.charges else None
+            slots = lane.slots
         removed += 1
         leased = item.phase is _LEASED
         saved += leased and item.place is _IN_READY
         if flow is not None and item.given is not None:
             flow.lease_over(item.id, now_ms - item.given.at_ms)
+        if slots is not None and leased:
+            slots.ended(item.id)
         item.in_flight = None
         item.phase = _IDLE
         item.lease = 0
@@ -250,7 +253,7 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
         shard.indexed(item)
     _count(shard, change)
     if leased and item.phase is not Phase.LEASED:
-        _lease_over(item, now_ms)
+        _lease_over(item, now_ms, by_time=change.scan is not None)
     if to is To.GONE:
         _gone(shard, change, later, now_ms)
     elif change.move is not None:
@@ -272,9 +275,11 @@ def committed(shard: Shard, change: Change, now_ms: int) -> None:
         request.settled(at, None)
 
 
-def _lease_over(item: Item, now_ms: int) -> None:
+def _lease_over(item: Item, now_ms: int, *, by_time: bool) -> None:
     lane = item.lane
     lane.leased -= 1
+    if lane.slots is not None:
+        lane.slots.ended(item.id, by_time=by_time)
     if lane.flow is not None and item.given is not None:
         lane.flow.lease_over(item.id, now_ms - item.given.at_ms)
 

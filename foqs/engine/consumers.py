@@ -151,7 +151,7 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     whether any was served."""
     calls: list[DequeueCall] = []
     for call in waiting[: ready(state, key)]:
-        if len(call.wants) > 1:
+        if len(call.wants) > 1 or call.limits is not None:
             break
         calls.append(call)
     if len(calls) < 2 or state.draining:
@@ -201,7 +201,7 @@ def _has_ready(state: State, call: DequeueCall) -> bool:
     search goes on where it ended."""
     wants, first, throttling = call.wants, call.ready_at, state.throttling
     for at in chain(range(first, len(wants)), range(first)):
-        if ready(state, wants[at][0]) or (throttling.keys and throttling.asks(wants[at][0])):
+        if ready(state, wants[at][0]) or (throttling.demand.topics and throttling.asks(wants[at][0])):
             call.ready_at = at
             return True
     return False

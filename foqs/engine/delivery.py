@@ -1,5 +1,5 @@
-"""From leased items to a consumer's reply. Leases of at-most-once items, and of topics whose attempts are exact, are
-committed before the reply is sent."""
+"""From leased items to a consumer's reply. Leases of at-most-once items, of topics whose attempts are exact, and of
+items with a throttle key that limits leases are committed before the reply is sent."""
 
 from __future__ import annotations
 
@@ -35,18 +35,24 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
     write_ms = now_ms + state.config.host.lease_write_delay_ms // 2
     if write_ms < state.timer_ms:
         state.alarm(write_ms)
-    if not call.commits:
+    if not (call.commits and any(_commits_first(item) for _, item, _ in call.found)):
         _deliver(state, call, call.found)
         return
     committing = Committing(call, partial(_committed, state), partial(_give_back, state))
     for index, (shard, item, _) in enumerate(call.found):
         item.awaited = True
-        if item.at_most_once or item.lane.topic.bounds.exact:
+        if _commits_first(item):
             committing.open.add(index)
             item_ops.lease_first(shard, item, (committing, index), now_ms)
             state.touch(shard)
     state.committing.push(now_ms + state.config.host.confirm_ms, committing)
     state.alarm(now_ms + state.config.host.confirm_ms)
+
+
+def _commits_first(item: Item) -> bool:
+    """Whether the lease of the item is committed before its delivery."""
+    slots = item.lane.slots
+    return item.at_most_once or item.lane.topic.bounds.exact or (slots is not None and slots.commits)
 
 
 def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:

@@ -41,6 +41,10 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     for key, count in wants:
         if room_bytes <= 0:
             return
+        if call.limits is not None and key in call.limits:
+            count = min(count, state.holdings.room(key, call.limits[key], call.worker))  # noqa: PLW2901
+            if not count:
+                continue
         # Most of very many topics are empty, and cost no more than this.
         topic = topics.get(key)
         lane = topic.first if topic is not None else None
@@ -101,6 +105,7 @@ def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, ro
     if picked:
         _lease(state, call, picked, room_bytes, turns.now_ms)
     turns.end(found=bool(picked))
+    call.commits = call.commits or turns.commits
     call.lacks = call.lacks or turns.lacks or turns.asks
     return 0 if turns.full else turns.left_bytes
 
@@ -113,6 +118,7 @@ def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: Ro
         if not picked:
             break
         _lease(state, call, picked, call.max_bytes, turns.now_ms)
+        call.commits = call.commits or turns.commits
         served += 1
     turns.end(found=served > 0)
     return served
@@ -237,6 +243,10 @@ def _lease(
         last = entry
     if last is not None and last[3].lane.topic.bounds.exact:
         call.commits = True
+    if call.limits is not None:
+        for _, item, _ in found:
+            if item.lane.topic.key in call.limits:
+                state.holdings.add(item.lane.topic.key, call.worker, item)
     call.bodies_bytes = bodies_bytes
     return last, room_bytes
 
@@ -256,5 +266,6 @@ def keep_house(state: State, now_ms: int) -> None:
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
     state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
     state.explained.forget(now_ms)
+    state.holdings.sweep()
     state.topics.ledgers.forget(now_ms)
     state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

@@ -101,6 +101,7 @@ class Engine(State):
         shard_open.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         self.serving.append(shard)
         self.touch(shard)
+        self.throttling.concurrency.opened(shard)
         turns.begin(self, shard_open.wake_lanes(self, shard))
         consumers.wake(self, shard, now_ms)
         self.served()

@@ -11,12 +11,12 @@ from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
+from foqs.engine.demand import AnyGate, Parked
 from foqs.engine.inspect import count
 from foqs.engine.item_end import change_at_limit
 from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.engine.throttling import Key
 from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.standing import Standing, standing_of
@@ -27,12 +27,16 @@ from foqs.item_states import Phase, Place
 from foqs.policies.settings import THROTTLE
 from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.throttles.shard_slots import ShardSlots
 
 LATELY_MS = 10_000
 """A topic that was asked for in this time has a consumer."""
 
 _FLOWS = 10_000
 """Parked flows that are compared with that of an item: of more of them every second, every third and so on."""
+
+_HOLDERS = 10
+"""Items that are named as those that hold the slots of a key."""
 
 _Reason = idl.ExplainReason
 _Code = idl.Reason
@@ -95,10 +99,10 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         if least:
             reasons.append(_behind(least, most))
         flow = item.lane.flow
-        dry = None if flow is None else state.throttling.dry_key(flow)
-        if dry is not None:
+        gate = None if flow is None else state.throttling.dry_gate(flow)
+        if gate is not None:
             passing = True
-            reasons.append(_throttled(state, key, dry, flow, now_ms))
+            reasons.append(_held(state, key, gate, flow, now_ms))
         standing = _standing(item)
         if standing.turns or standing.urgent:
             reasons.append(_behind_tenants(item, standing))
@@ -147,9 +151,9 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         return [reason for each in held.values() for reason in each]
     reasons = _no_consumer(state, topic, now_ms)
     if topic.turns is not None and not topic.turns.unparked:
-        dry = state.throttling.first_due([topic.key])
-        if dry is not None:
-            reasons.append(_throttled(state, topic.key, dry, None, now_ms))
+        gate = state.throttling.first_due([topic.key])
+        if gate is not None:
+            reasons.append(_held(state, topic.key, gate, None, now_ms))
     if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard]):
         reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
     return reasons
@@ -220,20 +224,37 @@ def _paused(state: State, key: TopicKey) -> list[Any]:
     return [_Reason(_Code.PAUSED, why, key=entry)]
 
 
-def _throttled(state: State, topic: TopicKey, dry: Key, flow: Flow[Any] | None, now_ms: int) -> Any:
+def _held(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:
     """`flow`: that of the item, None for a topic."""
-    parking, before = dry.active.get(topic) or dry.asleep.get(topic), 0
+    parking, before = gate.active.get(topic) or gate.asleep.get(topic), 0
     if flow is not None and parking is not None:
         step, start = 1 + len(parking) // _FLOWS, flow.tenant.start
         before = step * sum(other.tenant.start < start for other in islice(parking, 0, None, step))
-    throttle, until_ms = dry.throttle, now_ms + max(0, state.throttling.due_in_ms(dry))
+    throttle = gate.throttle
+    change = f"foqs throttle set {quote(throttle.setting.removeprefix(THROTTLE))} --ns {quote(topic[0])}"
+    if isinstance(gate, ShardSlots):
+        return _full(state, gate, before, change)
+    until_ms = now_ms + max(0, state.throttling.due_in_ms(gate))
     limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
-    entry = throttle.setting.removeprefix(THROTTLE)
-    why = f"Throttle key {dry.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
+    why = f"Throttle key {gate.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
     if before:
         why = f"{why}, and other tenants get {before:,} tokens first"
-    why = f"{why}; foqs throttle set {quote(entry)} --ns {quote(topic[0])} changes the limit ({limit})."
-    return _Reason(_Code.THROTTLED, why, until_ms, dry.name, before)
+    return _Reason(_Code.THROTTLED, f"{why}; {change} changes the limit ({limit}).", until_ms, gate.name, before)
+
+
+def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, change: str) -> Any:
+    """Explain an item that waits for a slot."""
+    holders: list[int] = []
+    for other in state.throttling.concurrency.gates(gate.bounded):
+        holders += islice(other.running, _HOLDERS - len(holders))
+    why = f"Throttle key {gate.name!r} has no free slot for the item's shard"
+    if holders:
+        why = f"{why}; items {', '.join(map(str, holders))} hold some"
+    if before:
+        why = f"{why}, and other tenants get {before:,} slots first"
+    limit = f"{gate.throttle.concurrency:,} leases at a time"
+    why = f"{why}; {change} changes the limit ({limit})."
+    return _Reason(_Code.CONCURRENCY, why, key=gate.name, count=before, item_ids=holders or None)
 
 
 def _behind(least: int, most: int) -> Any:

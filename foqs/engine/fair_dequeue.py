@@ -7,11 +7,11 @@ from itertools import chain
 from typing import Any
 
 from foqs.engine import aside, sources
+from foqs.engine.demand import AnyGate
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.taking import Taking
-from foqs.engine.throttling import Key
 from foqs.fairness import several
 from foqs.fairness.flow import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
@@ -43,12 +43,12 @@ _NOT_NEEDED: sources.AtHand = ((), (), ())
 
 class Round:
     """The turns of one dequeue, or of several calls that waited. `lacks`: after it some ready items are left that are
-    not in memory yet. `asks`: some wait for a coordinator's answer about tokens. `full`: the next item was too large
-    for the bytes left, which are `left_bytes` after a `pick`."""
+    not in memory yet. `asks`: some wait for a coordinator's answer. `commits`: some leases are committed before their
+    delivery. `full`: the next item was too large for the bytes left, which are `left_bytes` after a `pick`."""
 
     def __init__(self, state: State, topic: Topic[Lane[Item]], able: sources.Able, now_ms: int) -> None:
         assert topic.turns is not None, "the topic's tenants take turns"
-        self.lacks = self.asks = self.full = False
+        self.lacks = self.asks = self.full = self.commits = False
         self.left_bytes = 0
         self._state = state
         self._topic = topic
@@ -170,10 +170,12 @@ class Round:
             self.full = True
             return None
         if self._throttled or flow.throttles:
-            dry = self._state.throttling.take(flow)
-            if dry is not None:
-                self._park(taking, flow, dry, wanted)
+            gate = self._state.throttling.take(flow, item)
+            if gate is not None:
+                self._park(taking, flow, gate, wanted)
                 return None
+            slots = item.lane.slots
+            self.commits = self.commits or (slots is not None and slots.commits)
         taking.at += 1
         return entry
 
@@ -336,8 +338,8 @@ class Round:
         if self._turns.ranked or self._passed == _PASSED:
             self._stop = True
 
-    def _park(self, taking: Taking, flow: Flow[Lane[Item]], key: Key, wanted: int) -> None:
-        """The flow, which has the next entry, waits for tokens of `key`. Other entries of the tenant stay."""
+    def _park(self, taking: Taking, flow: Flow[Lane[Item]], gate: AnyGate, wanted: int) -> None:
+        """The flow, which has the next entry, waits at `gate`. Other entries of the tenant stay."""
         if taking.lane is not None:
             taking.finish(self._state)
         else:
@@ -348,7 +350,7 @@ class Round:
             taking.upto = len(taking.entries)
             taking.parked = taking.parked or set()
             taking.parked.add(flow)
-        self.asks = self._state.throttling.park(flow, key, wanted) or self.asks
+        self.asks = self._state.throttling.park(flow, gate, wanted) or self.asks
         self._found_none()
 
     def _weigh(self, tenant: _Tenant) -> None:

@@ -179,6 +179,13 @@ class Hint(NamedTuple):
     retry_at_ms: int | None
 
 
+class Limit(NamedTuple):
+    """A topic's `per_worker`, and what the worker says that it holds; None: it does not say."""
+
+    most: int
+    holding: int | None
+
+
 class DequeueCall:
     """`reply` gets the leased items and the ids in `doubtful`, and returns whether they were sent. `found` has each
     lease that was made.
@@ -200,6 +207,7 @@ class DequeueCall:
         "item_overhead_bytes",
         "lacks",
         "lease_ms",
+        "limits",
         "max_bytes",
         "places",
         "ready_at",
@@ -219,9 +227,11 @@ class DequeueCall:
         elsewhere: Callable[[DequeueCall], bool] | None = None,
         worker: str = "",
         begins: int | None = None,
+        limits: Mapping[TopicKey, Limit] | None = None,
     ) -> None:
         """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone. The consumer has this
-        name, and begins the first `begins` items at once, by default all."""
+        name, and begins the first `begins` items at once, by default all. `limits`: of the topics that give a worker
+        only so many items at a time; None if there are none."""
         self.wants = wants
         self.bodies_bytes = bodies_bytes  # left
         self.lease_ms = lease_ms  # 0: each item's own
@@ -231,6 +241,7 @@ class DequeueCall:
         self.elsewhere = elsewhere
         self.worker = worker
         self.begins = begins
+        self.limits = limits
         self.found: list[tuple[Shard, Item, int]] = []
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
         self.commits = False  # some of the leases must be committed before the reply

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from foqs.budget import Budget
 from foqs.buffers.inserts import Chunk
@@ -62,6 +63,7 @@ class Shard(ShardMemory):
         self.next_number = 1
         self.chunks: deque[Chunk] = deque()
         self.chunk_rows = 0
+        self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
         self.unwritten: deque[tuple[int, Item, int]] = deque()
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)

@@ -369,6 +369,8 @@ class ShardMemory:
         """Take back a lease that was never written and whose item was not begun."""
         item.unlease()
         item.lane.leased -= 1
+        if item.lane.slots is not None:
+            item.lane.slots.ended(item.id)
         if item.lane.flow is not None:
             item.lane.flow.lease_over(item.id, 0)
         self.enter_ready(item)

@@ -237,6 +237,7 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     """Stop serving `shard`: place its unsent items elsewhere, and settle all else that waited for it with `error`."""
     state.serving = [other for other in state.serving if other is not shard]
     state.dirty.pop(shard, None)
+    state.throttling.concurrency.closed(shard)
     lanes = shard.lanes
     left = close_shard(shard)
     turns.begin(state, _detach(state, lanes))

@@ -14,6 +14,7 @@ from foqs.budget import Budget
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
+from foqs.engine.holdings import Holdings
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
@@ -103,9 +104,10 @@ class State:
         self.next_turn: list[Callable[[], None]] = []  # what `soon` puts off
         self.throttling = Throttling(
             self.policies, self.waiting, self._unparked, self._begin_long, rng.random,
-            callbacks.tokens_wanted, callbacks.monotonic_ms,
+            callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
+        self.holdings = Holdings(self.shards)
         self.draining = False
         self.housekeeping_ms = 0
 

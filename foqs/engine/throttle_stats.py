@@ -7,9 +7,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from foqs.engine import turns
+from foqs.engine.demand import AnyGate
 from foqs.engine.state import State
-from foqs.engine.throttling import Key
 from foqs.quota import THROTTLE, Bounded
+from foqs.throttles.slots import Slots
 
 _FLOWS = 10_000
 """Flows of one host whose items are counted for an answer."""
@@ -19,21 +20,27 @@ _KEYS = 2_000
 
 class KeyStats(NamedTuple):
     """Flows of a key that are parked and their items, the longest time since when one is parked, and deliveries over a
-    shadow throttle. `tokens`: in the bucket, None on a host that does not coordinate the key."""
+    shadow throttle. `tokens`: in the bucket; `taken`: live leases, and `free`: how many more there may be. These three
+    are None on a host that does not coordinate the key. `overage` and `reclaimed`: see ThrottleStats of the IDL."""
 
     parked_flows: int = 0
     parked_items: int = 0
     longest_wait_ms: int = 0
     shadow_held: int = 0
     tokens: float | None = None
+    taken: int | None = None
+    free: int | None = None
+    overage: int = 0
+    reclaimed: int = 0
 
 
 class Coordinated(NamedTuple):
-    """The quotas and throttle keys that this host coordinates, and the tokens in the bucket of each, None if it is
-    forgotten by now."""
+    """The quotas and throttle keys that this host coordinates, and the tokens in the bucket of each and its slots, None
+    if it is forgotten by now."""
 
     keys: Sequence[Bounded]
     tokens_of: Callable[[Bounded], float | None]
+    slots_of: Callable[[Bounded], Slots | None]
 
 
 def of_namespace(
@@ -59,9 +66,9 @@ def _search(
     limit: int,
     done: Callable[[dict[str, KeyStats]], None],
 ) -> Iterator[None]:
-    used, begin = state.throttling.keys, THROTTLE + prefix
+    used, begin, concurrency = state.throttling.keys, THROTTLE + prefix, state.throttling.concurrency
     first: list[str] = []
-    for keys in (list(used), coordinated.keys):
+    for keys in (list(used), concurrency.keys(ns), coordinated.keys):
         for at in range(0, len(keys), _KEYS):
             if at:
                 yield
@@ -71,19 +78,28 @@ def _search(
     found: dict[str, KeyStats] = {}
     flows, now_ms = _FLOWS, state.throttling.monotonic_ms()
     for name in first:
-        tokens, key = coordinated.tokens_of((ns, name)), used.get((ns, name))
-        one = KeyStats(tokens=tokens) if key is None else _of_key(key, tokens, flows, now_ms)
+        bounded = (ns, name)
+        key, gates, past = used.get(bounded), concurrency.gates(bounded), concurrency.past(bounded)
+        slots = coordinated.slots_of(bounded)
+        one = _of_gates([*gates, *([] if key is None else [key])], flows, now_ms)
         flows = max(0, flows - one.parked_flows)
-        found[name[len(THROTTLE) :]] = one
+        found[name[len(THROTTLE) :]] = one._replace(
+            tokens=coordinated.tokens_of(bounded),
+            taken=None if slots is None else slots.taken,
+            free=None if slots is None else max(0, slots.limit - slots.taken),
+            shadow_held=sum([gate.shadow_held for gate in gates], past.shadow_held + (key.shadow_held if key else 0)),
+            overage=sum([gate.overage for gate in gates], past.overage),
+            reclaimed=sum([gate.reclaimed for gate in gates], past.reclaimed + (slots.reclaimed if slots else 0)),
+        )
     done(found)
 
 
-def _of_key(key: Key, tokens: float | None, most_flows: int, now_ms: int) -> KeyStats:
+def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStats:
     flows = items = wait_ms = 0
-    for _, parking in key.parked():
+    for parking in [parking for gate in gates for _, parking in gate.parked()]:
         if flows < most_flows:
             items += sum([flow.ready for flow in islice(parking, most_flows - flows)])
         flows += len(parking)
         since_ms = parking.since_ms()
         wait_ms = max(wait_ms, 0 if since_ms is None else now_ms - since_ms)
-    return KeyStats(flows, items, wait_ms, key.shadow_held, tokens)
+    return KeyStats(flows, items, wait_ms)

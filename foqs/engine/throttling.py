@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foqs.dedup import digest_of, slot_of
+from foqs.engine.concurrency import Concurrency
+from foqs.engine.demand import RECENT_MS, AnyGate, Demand, Parked, lives
 from foqs.engine.pending import DequeueCall, Hint
-from foqs.fairness.flow import Flow
+from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.policies.layers import Policies
@@ -21,25 +23,22 @@ from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import Ask, Grant
 from foqs.throttles.agenda import Agenda
+from foqs.throttles.shard_slots import ShardSlots
+from foqs.throttles.slots import SlotAsk, SlotGrant
 from foqs.throttles.throttle_key import ThrottleKey
 
-Parked = Flow[Any]
 Key = ThrottleKey[TopicKey, Parked]
 
-_RECENT_MS = 2_000
-"""A topic is wanted for so long after a dequeue of it found a flow without tokens."""
 _SLICE = 500
-_CALLS = 100
-"""Consumers of a topic that are looked at for how many items they want."""
-_KEYS = 100
-"""Keys of a topic that are looked at for an empty reply."""
 
 
 class Rules(NamedTuple):
-    """The throttles of a flow, when `Throttling.changes` had this value. `keys` are in the order of their names."""
+    """The throttles of a flow, when `Throttling.changes` had this value. `keys` have a rate, and are in the order of
+    their names. `limited`: some key has a limit on leases."""
 
     changes: int
     keys: tuple[Key, ...]
+    limited: bool
     owner: Throttling
 
 
@@ -59,9 +58,9 @@ class Throttling:
         random: Callable[[], float],
         tokens_wanted: Callable[[], None],
         monotonic_ms: Callable[[], int],
+        serving: Callable[[], Sequence[Shard]] = tuple,
     ) -> None:
         self._policies = policies
-        self._waiting = waiting
         self._woken = woken
         self._long_work = long_work
         self._random = random
@@ -72,106 +71,115 @@ class Throttling:
         self._changed_at = 0
         self.keys: dict[Bounded, Key] = {}
         self.agenda: Agenda[TopicKey, Parked] = Agenda(tokens_wanted)
+        self.demand = Demand(policies, waiting, monotonic_ms)
+        self.concurrency = Concurrency(
+            policies, self.agenda, self.demand, self._unpark, long_work, monotonic_ms, serving
+        )  # fmt: skip
         self._beating: set[Key] = set()
         self._holding: dict[Key, None] = {}  # keys with tokens
         self._reporting = False
         self.lost = Lost()
         self._numbers = count(1)
-        self._topics: dict[TopicKey, dict[Key, None]] = {}  # where flows of the topic are parked, or were
-        self._lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue found a dry flow, and the items it wanted
 
     # ------------------------------------------------------------------------------------- dequeues
 
-    def take(self, flow: Parked) -> Key | None:
-        """Take one token of each of the flow's keys for an item that is delivered next. If a key has none, take nothing
-        and return that key: `park` the flow."""
+    def take(self, flow: Parked, item: Item) -> AnyGate | None:
+        """Take one token of each of the flow's keys, and a slot of each in the item's shard, for an item of it that is
+        delivered next. If a key has none, take nothing and return where the flow waits: `park` it."""
         rules = flow.rules
         if rules is None or rules.changes != self.changes:
             rules = self._resolve(flow)
-        if not rules.keys:
+        if not (rules.keys or rules.limited):
             return None
         at_ms = self.monotonic_ms()
         for key in rules.keys:
-            if not (key.has_token(flow, at_ms) or key.throttle.shadow):
+            if not (key.has_room(flow, at_ms) or key.throttle.shadow):
                 return key  # type: ignore[no-any-return]
+        if rules.limited:
+            full = self.concurrency.lacking(flow, item.lane, at_ms)
+            if full is not None:
+                return full
+            self.concurrency.lease(flow, item, at_ms)
         for key in rules.keys:
             key.settled(flow)
             if not key.spend(at_ms) or key.allowance.used_up():
                 self.agenda.schedule(key, at_ms)
         return None
 
-    def park(self, flow: Parked, key: Key, wanted: int) -> bool:
-        """Park the flow on a key that `take` returned, for a consumer that wants so many more items. Return whether the
-        coordinator is asked at once: the consumer may wait for that answer."""
+    def park(self, flow: Parked, gate: AnyGate, wanted: int) -> bool:
+        """Park the flow at a gate that `take` returned, for a consumer that wants so many more items. Return whether
+        the coordinator is asked at once: the consumer may wait for that answer."""
         at_ms = self.monotonic_ms()
         topic = flow.lanes[0].topic.key
-        asks_now = key.due_ms <= at_ms
-        for later in key.holds_up(flow, flow.rules.keys, at_ms):
+        asks_now, items = gate.due_ms <= at_ms, min(flow.ready, wanted)
+        for later in gate.holds_up(flow, flow.rules.keys, at_ms):
             self.agenda.settle_soon(later)
-        if not asks_now:
-            self._let_go(key, at_ms)
-        self._lacked.pop(topic, None)  # the oldest stands first
-        self._lacked[topic] = (at_ms, wanted)
-        self._topics.setdefault(topic, {})[key] = None
-        flow.parked = key
-        key.park(topic, flow, flow.tenant.start, min(flow.ready, wanted), at_ms)
-        self.agenda.schedule(key, at_ms)
+        if isinstance(gate, ShardSlots):
+            items = self.concurrency.before_parking(flow, gate, items, at_ms)
+            asks_now = asks_now and gate.counted
+        if not asks_now or isinstance(gate, ShardSlots):
+            self._let_go(gate, at_ms)
+        self.demand.parked(topic, gate, wanted, at_ms)
+        flow.parked = gate
+        gate.park(topic, flow, flow.tenant.start, items, at_ms)
+        self.agenda.schedule(gate, at_ms)
         return asks_now
 
     def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
-        """Return why `call` gets nothing: its topic that may have tokens again first, here or on another host that was
+        """Return why `call` gets nothing: its topic that may be delivered again first, here or on another host that was
         asked. `now_ms` is the host's clock."""
-        first = self.first_due([topic for topic, _ in call.wants]) if self._topics else None
+        first = self.first_due([topic for topic, _ in call.wants]) if self.demand.topics else None
         elsewhere = call.hint
         if first is None:
             return elsewhere
         retry_at_ms = now_ms + max(1, self.due_in_ms(first))
         if elsewhere is not None and elsewhere.retry_at_ms is not None and elsewhere.retry_at_ms < retry_at_ms:
             return elsewhere
-        return Hint(f"throttled: {first.name}", retry_at_ms)
+        return Hint(first.why, retry_at_ms)
 
-    def first_due(self, topics: Sequence[TopicKey]) -> Key | None:
-        """Return the key that flows of the topics are parked on and that may have tokens first."""
-        first: Key | None = None
-        for topic in topics:
-            for key in islice(self._topics.get(topic, ()), _KEYS):
-                if (topic in key.active or topic in key.asleep) and (first is None or key.due_ms < first.due_ms):
-                    first = key
-        return first
+    def first_due(self, topics: Sequence[TopicKey]) -> AnyGate | None:
+        """Return the gate at which flows of the topics are parked and that may have units first."""
+        return self.demand.first_due(topics)
 
-    def dry_key(self, flow: Parked) -> Key | None:
-        """Return the key that the flow is parked on, or would be if a consumer asked now, as far as this host knows."""
+    def dry_gate(self, flow: Parked) -> AnyGate | None:
+        """Return the gate at which the flow is parked, or would be if a consumer asked now, as far as this host
+        knows."""
         if flow.parked is not None:
             return flow.parked  # type: ignore[no-any-return]
         rules, at_ms = flow.rules, self.monotonic_ms()
-        keys: Sequence[Key] = () if rules is None or rules.changes != self.changes else rules.keys
-        dry = (key for key in keys if key.due_ms > at_ms and not key.allowance.held(at_ms))
-        return next((key for key in dry if not key.throttle.shadow), None)
+        if rules is None or rules.changes != self.changes:
+            return None
+        for key in rules.keys:
+            if key.due_ms > at_ms and not (key.allowance.held(at_ms) or key.throttle.shadow):
+                return key  # type: ignore[no-any-return]
+        return self.concurrency.full_gate(flow, at_ms) if rules.limited else None
 
-    def due_in_ms(self, key: Key) -> int:
-        """Return the time until the key's coordinator may have tokens."""
-        return key.due_ms - self.monotonic_ms()
+    def due_in_ms(self, gate: AnyGate) -> int:
+        """Return the time until the gate's coordinator may have units."""
+        return gate.due_ms - self.monotonic_ms()
 
     def asks(self, topic: TopicKey) -> bool:
         """Whether flows of the topic wait for an answer of a coordinator."""
-        keys = islice(self._topics.get(topic, ()), _KEYS)
-        return any(topic in key.active and (key in self.agenda or key.allowance.asked is not None) for key in keys)
+        gates = self.demand.gates(topic)
+        return any(topic in gate.active and (gate in self.agenda or gate.answers_soon) for gate in gates)
 
     def _resolve(self, flow: Parked) -> Rules:
         topic = flow.lanes[0].topic.key
         namespace = self._policies.namespaces.get(topic[0])
         keys: list[Key] = []
+        limited = False
         if namespace is not None:
             names = {*flow.throttles, *namespace.of(topic[1]).throttles}
             keys = [key for name in sorted(names) if (key := self._key(topic[0], name)) is not None]
-        rules = flow.rules = Rules(self.changes, tuple(keys), self)
+            limited = namespace.limits is not None and any(map(namespace.concurrency, names))
+        rules = flow.rules = Rules(self.changes, tuple(keys), limited, self)
         return rules
 
     def _key(self, ns: str, name: str) -> Key | None:
-        """Return the key with its present throttle, None if it has none."""
+        """Return the key with its present throttle, None if it has no rate."""
         bounded = (ns, THROTTLE + name)
         throttle, key = self._policies.namespace(ns).throttle(name), self.keys.get(bounded)
-        if throttle is None:
+        if throttle is None or throttle.per_second is None:
             return None
         if key is None:
             at_ms, slot = self.monotonic_ms(), slot_of(digest_of(*bounded))
@@ -184,16 +192,24 @@ class Throttling:
 
     # ------------------------------------------------------------------------------------- tokens
 
-    def turn(self) -> list[Key]:
-        """Wake flows, and return keys whose coordinators are asked now: take the question of each from `ask`."""
+    def turn(self) -> list[AnyGate]:
+        """Wake flows, and return the gates whose coordinators are asked now: take the question of each from `ask`."""
         at_ms = self.monotonic_ms()
-        for key in self.agenda.due(at_ms):
-            if self._in_force(key):
-                self._settle(key, at_ms)
+        for gate in self.agenda.due(at_ms):
+            if isinstance(gate, ShardSlots):
+                self.concurrency.settle(gate, at_ms)
+            elif isinstance(gate, ThrottleKey) and self._in_force(gate):
+                self._settle(gate, at_ms)
         return self.agenda.fresh()
 
-    def ask(self, key: Key) -> Ask | None:
-        """Return the question for the key's coordinator, None if it needs none now."""
+    def ask(self, gate: AnyGate) -> Ask | SlotAsk | None:
+        """Return the question for the gate's coordinator, None if it needs none now."""
+        if isinstance(gate, ShardSlots):
+            return self.concurrency.ask(gate)
+        assert isinstance(gate, ThrottleKey), "a gate has tokens or slots"
+        return self._ask(gate)
+
+    def _ask(self, key: Key) -> Ask | None:
         self.agenda.asked(key)
         if not self._in_force(key):
             self._beating.discard(key)
@@ -204,9 +220,9 @@ class Throttling:
         beat = key in self._beating
         self._beating.discard(key)
         self._wake(key, at_ms)
-        need = key.need(self._wanted)
+        need = key.need(self.demand.wanted)
         if key.active and not need:
-            for topic, flow in key.doze(self._demanded, _lives):
+            for topic, flow in key.doze(self.demand.of, lives):
                 self._unpark(topic, flow)
         asked = key.ask(need, at_ms, self._next_moment(), beat=beat)
         if asked is None and key.active:  # its tokens are claimed
@@ -214,8 +230,15 @@ class Throttling:
             self.agenda.settle_at(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
         return asked
 
-    def answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
+    def answered(self, gate: AnyGate, ask: Ask | SlotAsk, grant: Grant | SlotGrant | None) -> None:
         """Take the coordinator's answer, None if there is none."""
+        if isinstance(gate, ShardSlots):
+            if isinstance(ask, SlotAsk) and not isinstance(grant, Grant):
+                self.concurrency.answered(gate, ask, grant)
+        elif isinstance(gate, ThrottleKey) and isinstance(ask, Ask) and not isinstance(grant, SlotGrant):
+            self._answered(gate, ask, grant)
+
+    def _answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
         if not (key.allowance.waits_for(ask) and self._in_force(key)):
             return
         at_ms = self.monotonic_ms()
@@ -234,13 +257,10 @@ class Throttling:
         if self._holding and not self._reporting:
             self._reporting = True
             self._long_work(self._report())
-        while self._lacked:
-            topic, (lacked_ms, _) = next(iter(self._lacked.items()))
-            if at_ms - lacked_ms < _RECENT_MS:
-                break
-            del self._lacked[topic]
+        self.demand.forget(at_ms)
         self._look_after(at_ms)
-        return bool(self.keys or self._topics or self._lacked)
+        limited = self.concurrency.beat(at_ms)
+        return bool(self.keys or self.demand.topics or self.demand.lacked or limited)
 
     def leave(self) -> list[tuple[Key, Ask]]:
         """Return the questions that give all tokens back. Call it when this host delivers nothing any more."""
@@ -262,33 +282,33 @@ class Throttling:
 
     def _look_after(self, at_ms: int) -> None:
         """Wake another flow of some topics that are asleep, whose awake flow may have ended; forget unused keys."""
-        left = 2 * _SLICE
-        for topic, keys in list(islice(self._topics.items(), _SLICE)):
+        left, topics = 2 * _SLICE, self.demand.topics
+        for topic, gates in list(islice(topics.items(), _SLICE)):
             if left <= 0:
                 break
-            del self._topics[topic]
-            for key in list(islice(keys, _SLICE)):
+            del topics[topic]
+            for gate in list(islice(gates, _SLICE)):
                 left -= 1
-                del keys[key]
-                parking = key.asleep.get(topic)
+                del gates[gate]
+                parking = gate.asleep.get(topic)
                 scout = None if parking is None else parking.scout
-                if parking is not None and (scout is None or scout.parked is not None or not _lives(scout)):
-                    for _, flow in key.scout(topic, _lives):
+                if parking is not None and (scout is None or scout.parked is not None or not lives(scout)):
+                    for _, flow in gate.scout(topic, lives):
                         self._unpark(topic, flow)
-                if topic in key.active or topic in key.asleep:
-                    keys[key] = None
-            if keys:
-                self._topics[topic] = keys  # at the end
+                if topic in gate.active or topic in gate.asleep:
+                    gates[gate] = None
+            if gates:
+                topics[topic] = gates  # at the end
         for bounded, key in list(islice(self.keys.items(), _SLICE)):
             del self.keys[bounded]
-            if key.unused and key not in self.agenda and at_ms - key.used_ms > _RECENT_MS:
+            if key.unused and key not in self.agenda and at_ms - key.used_ms > RECENT_MS:
                 self.changes += 1  # flows that have it look it up again
             else:
                 self.keys[bounded] = key
 
-    def _let_go(self, key: Key, at_ms: int) -> None:
-        """Flows that are parked on a key without tokens have no use for those of their other keys."""
-        behind, key.behind = key.behind, {}
+    def _let_go(self, gate: AnyGate, at_ms: int) -> None:
+        """Flows that are parked at a gate without units have no use for the tokens of their other keys."""
+        behind, gate.behind = gate.behind, {}
         for other, flows in behind.items():
             for flow in flows:
                 other.settled(flow)
@@ -303,30 +323,13 @@ class Throttling:
         self.agenda.schedule(key, at_ms)
 
     def _wake(self, key: Key, at_ms: int) -> None:
-        for topic, flow in key.wake(self._demanded, _lives, at_ms):
+        for topic, flow in key.wake(self.demand.of, lives, at_ms):
             self._unpark(topic, flow)
 
     def _unpark(self, topic: TopicKey, flow: Parked) -> None:
         flow.parked = None
         flow.wake()
         self._woken(topic)
-
-    def _demanded(self, topic: TopicKey) -> bool:
-        if self._policies.pausing and self._policies.paused(topic):
-            return False
-        if topic in self._waiting:
-            return True
-        lacked = self._lacked.get(topic)
-        return lacked is not None and self.monotonic_ms() - lacked[0] < _RECENT_MS
-
-    def _wanted(self, topic: TopicKey) -> int:
-        """Return how many items of the topic consumers want."""
-        if not self._demanded(topic):
-            return 0
-        waiting = self._waiting.get(topic)
-        if waiting is not None:
-            return sum([max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
-        return self._lacked[topic][1]
 
     # ------------------------------------------------------------------------------------- changes
 
@@ -337,6 +340,7 @@ class Throttling:
         self._changed_at = self._next_moment()
         if self._policies.namespace(ns).throttled:
             self._tokens_wanted()
+        self.concurrency.changed(ns)
         if self.keys:
             self._long_work(self._follow(ns))
 
@@ -350,7 +354,7 @@ class Throttling:
             for topic, parking in list(key.parked()):
                 for flow in parking:
                     done += 1
-                    if not _lives(flow):
+                    if not lives(flow):
                         key.remove(topic, flow)
                     elif now is not key or now.throttle.shadow or key not in self._resolve(flow).keys:
                         key.remove(topic, flow)
@@ -387,11 +391,3 @@ def give_back(item: Item) -> None:
     flow = item.lane.flow
     if flow is not None and flow.rules is not None and item.given is not None and item.given.moment is not None:
         flow.rules.owner.give_back(flow.rules, item.given.moment)
-
-
-def _lives(flow: Parked) -> bool:
-    """Whether the flow has items to deliver. If not, it is parked no more."""
-    if flow.lanes and flow.ready:
-        return True
-    flow.parked = None
-    return False

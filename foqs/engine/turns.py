@@ -21,3 +21,5 @@ def begin(state: State, work: Iterator[None]) -> None:
 def go_on(state: State) -> None:
     """Do the next part of the work that has waited longest."""
     begin(state, state.long_work.popleft())
+    if state.long_work:  # of other work, where this one has ended
+        state.wake()

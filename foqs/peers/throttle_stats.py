@@ -15,7 +15,7 @@ class ThrottleReports:
 
     def __init__(self, here: Reported, address: str) -> None:
         self.stats = here
-        self.coordinators = {key: address for key, one in here.items() if one.tokens is not None}
+        self.coordinators = {key: address for key, one in here.items() if (one.tokens, one.taken) != (None, None)}
 
     def add(self, _address: str, response: Any) -> None:
         for one in response.throttles or ():
@@ -23,7 +23,7 @@ class ThrottleReports:
 
     def _add(self, one: Any) -> None:
         known = self.stats.get(one.key) or KeyStats()
-        if one.tokens is not None:
+        if (one.tokens, one.taken) != (None, None):
             self.coordinators[one.key] = one.coordinator or ""
         self.stats[one.key] = KeyStats(
             known.parked_flows + (one.parked_flows or 0),
@@ -31,4 +31,8 @@ class ThrottleReports:
             max(known.longest_wait_ms, one.longest_wait_ms or 0),
             known.shadow_held + (one.shadow_held or 0),
             known.tokens if one.tokens is None else one.tokens,
+            known.taken if one.taken is None else one.taken,
+            known.free if one.free is None else one.free,
+            known.overage + (one.overage or 0),
+            known.reclaimed + (one.reclaimed or 0),
         )

@@ -1,4 +1,4 @@
-"""Asks the coordinators of throttle keys for the tokens that `foqs.engine.throttling` needs.
+"""Asks the coordinators of throttle keys for the tokens and slots that `foqs.engine.throttling` needs.
 
 One call is in flight to each other host that coordinates keys, and has the questions of all of them: the number of
 messages does not grow with the number of keys.
@@ -7,25 +7,28 @@ messages does not grow with the number of keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from foqs.engine import consumers
+from foqs.engine.demand import AnyGate
 from foqs.engine.engine import Engine
-from foqs.engine.throttling import Key
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.leases.deadlines import NEVER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.quotas.bucket import Ask, Grant
 from foqs.throttles.agenda import AT_ONCE
+from foqs.throttles.slots import SlotAsk, SlotGrant
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
 BEAT_MS = 500
-Asked = Sequence[tuple[Key, Ask]]
+Asked = Sequence[tuple[AnyGate, Ask | SlotAsk]]
 
 
 class TokenLender:
@@ -37,6 +40,7 @@ class TokenLender:
         engine: Engine,
         forwarder: Forwarder | LoneForwarder,
         coordinator: QuotaCoordinator,
+        slots: SlotCoordinator,
         begin: Callable[[], None],
         monotonic_ms: Callable[[], int],
         later: Callable[[int, Callable[[], None]], Any],
@@ -45,6 +49,7 @@ class TokenLender:
         self._throttling = engine.throttling
         self._forwarder = forwarder
         self._coordinator = coordinator
+        self._slots = slots
         self._begin = begin
         self._monotonic_ms = monotonic_ms
         self._later = later
@@ -52,7 +57,7 @@ class TokenLender:
         self._due = False
         self._timer_ms = NEVER_MS
         self._beating = False
-        self._queues: dict[str, dict[Key, None]] = {}  # by address; its questions wait for the open call
+        self._queues: dict[str, dict[AnyGate, None]] = {}  # by address; its questions wait for the open call
         self._open: set[str] = set()
 
     def wanted(self) -> None:
@@ -69,7 +74,7 @@ class TokenLender:
         self._due = False
         if self._engine.draining:
             return
-        here: list[Key] = []
+        here: list[AnyGate] = []
         for key in self._throttling.turn():
             address = self._elsewhere(key)
             if address is None:
@@ -89,31 +94,32 @@ class TokenLender:
         self._timer_ms = NEVER_MS
         self.wanted()
 
-    def _elsewhere(self, key: Key) -> str | None:
+    def _elsewhere(self, key: AnyGate) -> str | None:
         """Return the address of the coordinator, None if it is this host."""
         routing = self._forwarder.routing()
         slots = routing.slots.shards
         route = routing.owners.get(slots[key.slot]) if slots else None
         return None if route is None or route.host == self._engine.config.server.id else route.address
 
-    def _questions(self, keys: Sequence[Key]) -> Asked:
+    def _questions(self, keys: Sequence[AnyGate]) -> Asked:
         return [(key, ask) for key in keys if (ask := self._throttling.ask(key)) is not None]
 
-    def _ask_here(self, keys: Sequence[Key]) -> None:
-        asked = self._questions(keys)
-        if not asked:
-            return
-
-        def answered(grants: Sequence[Grant | None]) -> None:
-            self._answered(asked, grants)
-
-        self._coordinator.lend(self._holder, [(key.bounded, ask) for key, ask in asked], answered)
-        if asked[0][0].allowance.waits_for(asked[0][1]) or asked[-1][0].allowance.waits_for(asked[-1][1]):
-            self._later(ANSWER_MS, lambda: answered([None] * len(asked)))
+    def _ask_here(self, gates: Sequence[AnyGate]) -> None:
+        asked = self._questions(gates)
+        tokens = [(gate, ask) for gate, ask in asked if isinstance(ask, Ask)]
+        slots = [(gate, ask) for gate, ask in asked if isinstance(ask, SlotAsk)]
+        if tokens:
+            answered = partial(self._answered, tokens)
+            self._coordinator.lend(self._holder, [(gate.bounded, ask) for gate, ask in tokens], answered)
+        if slots:
+            self._slots.lend([(gate.bounded, ask) for gate, ask in slots], partial(self._answered, slots))
+        for part in (tokens, slots):
+            if part and (part[0][0].asking or part[-1][0].asking):
+                self._later(ANSWER_MS, partial(self._answered, part, [None] * len(part)))
 
     def _ask(self, address: str) -> None:
         """Send the first questions that wait for this host."""
-        queue, mine = self._queues[address], list[Key]()
+        queue, mine = self._queues[address], list[AnyGate]()
         for key in list(islice(queue, AT_ONCE)):
             del queue[key]
             if self._elsewhere(key) == address:
@@ -131,12 +137,15 @@ class TokenLender:
 
         def replied(response: Any, error: FoqsError | None) -> None:
             self._open.discard(address)
-            given = [] if error is not None else [_grant(grant) for grant in response.tokens or ()]
-            self._answered(asked, given + [None] * (len(asked) - len(given)))
+            tokens = iter([] if error is not None else response.tokens or ())
+            slots = iter([] if error is not None else response.slots or ())
+            self._answered(asked, [_grant(next(tokens if isinstance(ask, Ask) else slots, None)) for _, ask in asked])
             if address in self._queues:
                 self.wanted()
 
-        request = idl.LendRequest(self._holder, [_question(*one) for one in asked])
+        tokens = [_question(gate, ask) for gate, ask in asked if isinstance(ask, Ask)]
+        slots = [_slot_question(gate, ask) for gate, ask in asked if isinstance(ask, SlotAsk)]
+        request = idl.LendRequest(self._holder, tokens, slots or None)
         self._forwarder.ask(address, "Lend", request, ANSWER_MS, replied)
 
     def leave(self) -> None:
@@ -151,9 +160,9 @@ class TokenLender:
             request = idl.LendRequest(self._holder, asks[:AT_ONCE])
             self._forwarder.ask(address, "Lend", request, ANSWER_MS, lambda response, error: None)
 
-    def _answered(self, asked: Asked, grants: Sequence[Grant | None]) -> None:
-        for (key, ask), grant in zip(asked, grants, strict=True):
-            self._throttling.answered(key, ask, grant)
+    def _answered(self, asked: Asked, grants: Sequence[Grant | SlotGrant | None]) -> None:
+        for (gate, ask), grant in zip(asked, grants, strict=True):
+            self._throttling.answered(gate, ask, grant)
         consumers.let_go(self._engine, self._engine.now_ms)
 
     def _beat(self) -> None:
@@ -165,11 +174,17 @@ class TokenLender:
             self._later(BEAT_MS, self._beat)
 
 
-def _question(key: Key, ask: Ask) -> Any:
-    return idl.TokenAsk(key.bounded[0], key.name, *ask)
+def _question(gate: AnyGate, ask: Ask) -> Any:
+    return idl.TokenAsk(gate.bounded[0], gate.name, *ask)
 
 
-def _grant(grant: Any) -> Grant | None:
-    if grant.granted is None or grant.kept is None or grant.retry_after_ms is None:
+def _slot_question(gate: AnyGate, ask: SlotAsk) -> Any:
+    return idl.SlotAsk(gate.bounded[0], gate.name, **ask._asdict())
+
+
+def _grant(grant: Any) -> Grant | SlotGrant | None:
+    if grant is None or grant.granted is None or grant.retry_after_ms is None:
         return None
-    return Grant(grant.granted, grant.kept, grant.retry_after_ms)
+    if isinstance(grant, idl.SlotGrant):
+        return SlotGrant(grant.granted, bool(grant.contended), grant.retry_after_ms)
+    return None if grant.kept is None else Grant(grant.granted, grant.kept, grant.retry_after_ms)

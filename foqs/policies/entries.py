@@ -93,7 +93,7 @@ def _line(detail: Any) -> str:
     if kind == "missing":
         return f"{where}: it is missing"
     if kind == "value_error":
-        return f"{where}: {detail['ctx']['error']}"
+        return f"{where}: {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
     return f"{where}: it must be {_KINDS[kind].format_map(detail.get('ctx', {}))}, not {shown(detail['input'])}"
 
 

@@ -31,6 +31,9 @@ _MOST_KNOWN = 10_000
 
 
 NO_BOUND = 1 << 62
+Limits = tuple[tuple[object, ...], ...]
+"""Which throttles limit leases, and which throttle keys policies add: while they are equal, so are the keys of each
+item whose leases are limited."""
 
 
 class Bounds(NamedTuple):
@@ -47,8 +50,9 @@ class NamespacePolicies:
     """The policies of a namespace's topics, of one version of its settings."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
-        """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `pauses`: some topic may be
-        paused."""
+        """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
+        limits leases. `per_worker`: some topic gives a worker only so many items at a time. `pauses`: some topic may
+        be paused."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -61,6 +65,8 @@ class NamespacePolicies:
                 weights[key.removeprefix(WEIGHT)] = parse_weight(text)
         self._topics, self._throttles, self._weights = Patterns(topics), Patterns(throttles), Patterns(weights)
         self.throttled = bool(throttles)
+        self.limits = _limits(topics, throttles)
+        self.per_worker = any(entry.per_worker for entry in topics.values())
         self.pauses = any(entry.paused for entry in topics.values())
         named = [entry.dead.topic for entry in topics.values() if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)
@@ -105,6 +111,11 @@ class NamespacePolicies:
             known[key] = self._throttles.closest(key)
         return known[key]
 
+    def concurrency(self, key: str) -> int | None:
+        """Return how many leases items with a throttle key may have at a time, None if there is no limit."""
+        throttle = self.throttle(key)
+        return None if throttle is None else throttle.concurrency
+
     def weight(self, topic: str, fairness_key: str, given: int = 0) -> int:
         """Return the weight of a tenant: that of the topic's policy, of the settings, the one given with its items (0:
         none), or 1."""
@@ -117,16 +128,24 @@ class NamespacePolicies:
         return found
 
 
+def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]) -> Limits | None:
+    if all(throttle.concurrency is None for throttle in throttles.values()):
+        return None
+    adding = [(key, entry.throttles) for key, entry in topics.items() if "throttles" in entry.model_fields_set]
+    return tuple(sorted((key, one.concurrency is None) for key, one in throttles.items())), tuple(sorted(adding))
+
+
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
-    `namespaces` has those with policies, throttles or weights, `pausing` those of them in which a topic may be paused:
-    requests of all other namespaces look at nothing else."""
+    `namespaces` has those with policies, throttles or weights, `pausing` those of them in which a topic may be paused,
+    and `limiting` those that limit leases: requests of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
         self.namespaces: dict[str, NamespacePolicies] = {}
         self.pausing: dict[str, NamespacePolicies] = {}
+        self.limiting: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
         self.changes = 0
         self._bounds: dict[tuple[int, bool, tuple[str, ...]], Bounds] = {}
@@ -137,12 +156,15 @@ class Policies:
         self.versions[ns] = settings.version
         self.namespaces.pop(ns, None)
         self.pausing.pop(ns, None)
+        self.limiting.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
         if any(key.startswith((TOPIC, THROTTLE, WEIGHT)) for key in settings.entries):
             policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
             if policies.pauses:
                 self.pausing[ns] = policies
+            if policies.limits is not None:
+                self.limiting[ns] = policies
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""

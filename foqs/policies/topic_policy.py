@@ -20,7 +20,7 @@ _MINUTE_MS = 60_000
 DEAD_SUFFIX = ".dlq"
 _MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
-_LATER = frozenset({"per_worker", "refuse_late", "keep", "hooks"})
+_LATER = frozenset({"refuse_late", "keep", "hooks"})
 """Fields of features that this version does not have."""
 
 Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
@@ -70,6 +70,7 @@ class PolicyEntry(Entry):
     max_stored: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
     fair: FairEntry = Field(default_factory=lambda: _FAIR)
     throttles: Annotated[tuple[ThrottleKey, ...], Field(strict=False), checked(throttles_error)] = ()
+    per_worker: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     retry: RetryEntry | None = RetryEntry(kind="exponential")
     max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] = 25
     max_total_ms: Duration = 0
@@ -86,9 +87,9 @@ class TopicPolicy:
     """The effective policy of a topic. Times are in milliseconds; None means that there is none.
 
     `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `throttles`:
-    keys, sorted, that each item has besides its own. `retry`: delays of failed items. `max_attempts`, `max_total_ms`
-    since the enqueue, `stuck_after_ms` since the delivery: 0 means no bound. `dead_topic`: where items go after their
-    last attempt; without one they are removed.
+    keys, sorted, that each item has besides its own. `per_worker`: items that one worker holds at a time, None without
+    a bound. `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since
+    the delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
     """
 
     priority: int
@@ -101,6 +102,7 @@ class TopicPolicy:
     max_stored: int | None
     fair: FairRule
     throttles: tuple[str, ...]
+    per_worker: int | None
     retry: RetryRule | None
     max_attempts: int
     max_total_ms: int
@@ -138,6 +140,7 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         max_stored=one["max_stored"],
         fair=one["fair"].rule,
         throttles=tuple(sorted(one["throttles"])),
+        per_worker=one["per_worker"],
         retry=one["retry"].rule() if one["retry"] is not None else None,
         max_attempts=0 if dead else one["max_attempts"],
         max_total_ms=0 if dead else one["max_total_ms"],

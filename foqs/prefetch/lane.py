@@ -6,7 +6,7 @@ rows, so ages are kept in buckets of 2^16 ms instead.
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Any, Generic
 
 from foqs.counters import Namespace
 from foqs.fairness.flow import Flow
@@ -25,7 +25,8 @@ class Lane(Generic[T]):
     `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
     `weight`: of its last stored item that had one, 0 without. `tenants`: those of its topic on its shard, None for a
     plain lane. Its `flow` is None where tenants take no turns.
-    What happens to them is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
+    `slots`: the engine's; where its leases count, None if no limit on leases was seen for it.
+    What happens to its items is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
 
     __slots__ = (
         "_buckets",
@@ -39,6 +40,7 @@ class Lane(Generic[T]):
         "next",
         "number",
         "ready",
+        "slots",
         "stored",
         "tenants",
         "tenure",
@@ -63,6 +65,7 @@ class Lane(Generic[T]):
         self.ready = 0
         self.total = 0
         self.leased = 0
+        self.slots: Any = None
         self.weight = 0
         self.tenants: TenantLanes | None = None
         self.dead = False

@@ -23,6 +23,7 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.token_lender import TokenLender
 from foqs.policies.store import SettingsStore
 from foqs.rows import Opened
@@ -118,8 +119,11 @@ class Node:
         quotas = QuotaClient(
             self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
         )
+        slots = SlotCoordinator(
+            self.engine, self.forwarder, self.peers.slot_owners, quotas.begin, monotonic_ms, self._later
+        )
         self.lender = TokenLender(
-            self.engine, self.forwarder, quotas.coordinator, quotas.begin, monotonic_ms, self._later
+            self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, monotonic_ms, self._later
         )
         shares = ShareExchange(self.engine, self.forwarder.other_hosts, self.forwarder.ask, monotonic_ms, self._later)
         if not neighbours.static:
@@ -132,6 +136,7 @@ class Node:
             lambda: self.address,
             self.news,
             quotas,
+            slots,
             shares,
             self.forwarder,
             self.settings,

@@ -1,4 +1,4 @@
-"""Which throttle keys of a host are looked at and asked about, and when: some at a time. Pure."""
+"""Which gates of a host are looked at, and asked about at their coordinators, and when: some at a time. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from foqs.throttles.throttle_key import ThrottleKey
+from foqs.throttles.gate import Gate
 
 F = TypeVar("F")
 T = TypeVar("T")
@@ -24,38 +24,38 @@ class Agenda(Generic[T, F]):
 
     def __init__(self, turn_wanted: Callable[[], None]) -> None:
         self._turn_wanted = turn_wanted
-        self._to_ask: set[ThrottleKey[T, F]] = set()  # until `asked`
-        self._fresh: deque[ThrottleKey[T, F]] = deque()  # new in `_to_ask`; some keys more than once
-        self._unsettled: dict[ThrottleKey[T, F], None] = {}
-        self._timers: list[tuple[int, int, ThrottleKey[T, F]]] = []
+        self._to_ask: set[Gate[T, F]] = set()  # until `asked`
+        self._fresh: deque[Gate[T, F]] = deque()  # new in `_to_ask`; some keys more than once
+        self._unsettled: dict[Gate[T, F], None] = {}
+        self._timers: list[tuple[int, int, Gate[T, F]]] = []
         self._seq = count(1)
 
-    def __contains__(self, key: ThrottleKey[T, F]) -> bool:
+    def __contains__(self, key: Gate[T, F]) -> bool:
         """Whether the key's coordinator is asked soon."""
         return key in self._to_ask
 
-    def ask(self, key: ThrottleKey[T, F]) -> None:
+    def ask(self, key: Gate[T, F]) -> None:
         """Ask the key's coordinator soon."""
         if key not in self._to_ask:
             self._to_ask.add(key)
             self._fresh.append(key)
             self._turn_wanted()
 
-    def asked(self, key: ThrottleKey[T, F]) -> None:
+    def asked(self, key: Gate[T, F]) -> None:
         """Note that the coordinator is asked now, or needs not be."""
         self._to_ask.discard(key)
 
-    def ask_again(self, key: ThrottleKey[T, F]) -> None:
+    def ask_again(self, key: Gate[T, F]) -> None:
         """Ask in another turn: its coordinator may be another host by then."""
         self.asked(key)
         self.ask(key)
 
-    def settle_soon(self, key: ThrottleKey[T, F]) -> None:
+    def settle_soon(self, key: Gate[T, F]) -> None:
         """Look at the key in the next turn."""
         self._unsettled[key] = None
         self._turn_wanted()
 
-    def settle_at(self, key: ThrottleKey[T, F], due_ms: int) -> None:
+    def settle_at(self, key: Gate[T, F], due_ms: int) -> None:
         """Look at the key then, or earlier."""
         if not key.timer_ms or due_ms < key.timer_ms:
             key.timer_ms = due_ms
@@ -63,14 +63,14 @@ class Agenda(Generic[T, F]):
             if self._timers[0][2] is key:
                 self._turn_wanted()
 
-    def schedule(self, key: ThrottleKey[T, F], at_ms: int) -> None:
+    def schedule(self, key: Gate[T, F], at_ms: int) -> None:
         """Ask when there is something to ask for, unless a question is open."""
-        if key.allowance.asked is None and key not in self._to_ask:
+        if not key.asking and key not in self._to_ask:
             due_ms = key.next_ms(at_ms)
             if due_ms is not None:
                 self.settle_at(key, due_ms) if due_ms > at_ms else self.ask(key)
 
-    def due(self, at_ms: int) -> list[ThrottleKey[T, F]]:
+    def due(self, at_ms: int) -> list[Gate[T, F]]:
         """Take keys to look at now."""
         found = list(islice(self._unsettled, AT_ONCE))
         for key in found:
@@ -89,7 +89,7 @@ class Agenda(Generic[T, F]):
         """Return when keys are due by their time; it may be past. None if there is none."""
         return self._timers[0][0] if self._timers else None
 
-    def fresh(self) -> list[ThrottleKey[T, F]]:
+    def fresh(self) -> list[Gate[T, F]]:
         """Take keys whose coordinators are asked now."""
         found = [self._fresh.popleft() for _ in range(min(AT_ONCE, len(self._fresh)))]
         if self._fresh:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Generic, TypeVar
 
 F = TypeVar("F")
@@ -58,6 +59,10 @@ class Parking(Generic[F]):
 
     def __iter__(self) -> Iterator[F]:
         return iter(list(self._parked))
+
+    def longest(self, count: int) -> list[F]:
+        """Return the `count` flows that have been parked for the longest time."""
+        return list(islice(self._parked, count))
 
     def since_ms(self) -> int | None:
         """Return since when the flow has been parked that was parked first."""

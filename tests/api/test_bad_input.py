@@ -92,7 +92,14 @@ def requests() -> list[bytes]:
         "WatchTopics": idl.WatchTopicsRequest(7, 0, context),
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, "topic", context),
-        "Lend": idl.LendRequest("holder", [idl.TokenAsk("ns", "key", 1, 5, 0, 0)] * 2, context),
+        "Lend": idl.LendRequest(
+            "holder",
+            [idl.TokenAsk("ns", "key", 1, 5, 0, 0)] * 2,
+            [idl.SlotAsk("ns", "key", 1, 1, 1, 2, 1, 3, 0, 5)],
+            context,
+        ),
+        "CountSlots": idl.CountSlotsRequest([idl.SlotKey("ns", "key")] * 2, [1, 2], context),
+        "TellSlots": idl.TellSlotsRequest([idl.SlotNews("ns", "key", 1)] * 2, context),
         "CountItems": idl.CountItemsRequest("ns", "topic", context),
         "TellShares": idl.TellSharesRequest(
             "a",

@@ -157,7 +157,7 @@ def test_questions_for_tokens_of_keys_are_checked(ask: tuple[Any, ...], why: str
     host = OneHost(1)
     assert refused(host, "Lend", holder="h", tokens=[idl.TokenAsk(*ask)]) == why
     assert refused(host, "Lend", tokens=[idl.TokenAsk("n", "api", 1, 5, 0, 0)]) == "holder is missing"
-    assert refused(host, "Lend", holder="h", tokens=[]) == "tokens: 1 to 10000 are needed, not 0"
+    assert refused(host, "Lend", holder="h", tokens=[]) == "tokens and slots: 1 to 10000 are needed, not 0"
 
 
 # ------------------------------------------------------------------------------------------ CountItems

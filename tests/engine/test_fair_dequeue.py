@@ -318,7 +318,7 @@ class Tokens:
         self.left = left
         self.moment = 0
 
-    def take(self, flow: object) -> str | None:
+    def take(self, flow: object, item: object) -> str | None:
         self.left -= 1
         return None if self.left >= 0 else "key"
 

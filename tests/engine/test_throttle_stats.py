@@ -11,7 +11,7 @@ from tests.peers.throttled_hosts import NS, Host
 
 def coordinated(tokens: dict[str, float]) -> Coordinated:
     keys = {(ns, THROTTLE + name): left for name, left in tokens.items() for ns in (NS, "other")}
-    return Coordinated(list(keys), keys.get)
+    return Coordinated(list(keys), keys.get, lambda _: None)
 
 
 def listed(
@@ -52,5 +52,5 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
 def test_a_key_forgotten_in_between_has_no_figures() -> None:
     host = host_with()
     found: list[dict[str, KeyStats]] = []
-    of_namespace(host.engine, Coordinated([(NS, "\1a")], lambda _: None), NS, "", "", 3, found.append)
+    of_namespace(host.engine, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append)
     assert found == [{"a": KeyStats()}]

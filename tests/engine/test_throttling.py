@@ -12,8 +12,9 @@ from foqs.item import Given
 from foqs.policies.settings import Settings
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Ask, Grant
+from foqs.throttles.gate import AWAKE_MS
 from foqs.throttles.throttle import Throttle
-from foqs.throttles.throttle_key import AWAKE_MS, ThrottleKey
+from foqs.throttles.throttle_key import ThrottleKey
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host, worst
 
 SLOW = '{"per_second": 0.01, "burst": 3}'
@@ -32,7 +33,7 @@ def put(host: Host, *throttles: str, topic: str = "sync", ready: int = 10) -> Fa
 
 
 def take(host: Host, flow: Any) -> Any:
-    return host.throttling.take(flow)
+    return host.throttling.take(flow, None)
 
 
 def park(host: Host, flow: Any, key: Any) -> bool:
@@ -48,7 +49,7 @@ def hint_of(host: Host, *topics: str, elsewhere: Hint | None = None) -> Any:
 def filled(host: Host, flow: FakeFlow) -> None:
     """Let the flow have all tokens that its keys have."""
     park(host, flow, take(host, flow))
-    host.throttling._lacked[flow.topic] = (host.cluster.now, 100)
+    host.throttling.demand.lacked[flow.topic] = (host.cluster.now, 100)
     host.cluster.run(1)
     assert flow.parked is None
 

@@ -18,7 +18,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "ListItems", "DeleteItems",
-    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountItems", "TellShares",
+    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountSlots",
+    "TellSlots", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
     "ReleaseLeases", "GetThrottles", "ExplainItem",
 ]  # fmt: skip

@@ -35,6 +35,8 @@ BETWEEN_HOSTS: dict[str, dict[str, Any]] = {
     "GiveSlot": {"shard": 1, "slot": 1, "stamp": 1},
     "TakeTokens": {"ns": "shop"},
     "Lend": {"holder": "h", "tokens": []},
+    "CountSlots": {"keys": []},
+    "TellSlots": {"news": []},
     "CountItems": {"ns": "shop"},
     "TellShares": {"host": "a", "topics": []},
     "AwaitSettings": {"ns": "shop", "version": 1},

@@ -17,7 +17,9 @@ SLOW = {"throttle.c:*": '{"per_second": 0.5, "burst": 3}'}
 
 
 def stats(key: str, flows: int, items: int, wait_ms: int, held: int, tokens: float | None = None) -> Any:
-    return idl.ThrottleStats(key, "", None, None, tokens, flows, items, wait_ms, held, "b:1")
+    return idl.ThrottleStats(
+        key, "", None, None, tokens, None, None, None, 0, 0, flows, items, wait_ms, held, "b:1"
+    )  # fmt: skip
 
 
 def test_the_answers_of_all_hosts_are_added_up() -> None:

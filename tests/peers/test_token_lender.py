@@ -156,7 +156,7 @@ def test_items_with_tokens_do_not_wait() -> None:
     cluster.run(1_000)
     asked = []
     take = host.throttling.take
-    host.throttling.take = lambda flow: asked.append(flow) or take(flow)  # type: ignore[method-assign]
+    host.throttling.take = lambda flow, item: asked.append(flow) or take(flow, item)  # type: ignore[method-assign]
     free, limited = host.put("sync", ready=100), host.put("sync", "api", ready=5)
     cluster.run(5)
     assert (free.ready, limited.ready) == (0, 0)

@@ -15,6 +15,7 @@ from foqs.dedup import SLOTS
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.peers.quota_coordinator import QuotaCoordinator
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.peers.token_lender import TokenLender
 from foqs.policies.layers import Policies
@@ -75,9 +76,11 @@ class Host:
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
         self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, clock, clock, later)
+        slots = SlotCoordinator(self.engine, forwarder, owners, lambda: None, clock, later)
         made: Any = PeerMethods
-        self.methods = made(self.engine, lambda: None, lambda: 0, lambda: None, self.coordinator, None).handlers()
-        self.lender = TokenLender(self.engine, forwarder, self.coordinator, lambda: None, clock, later)
+        methods = made(self.engine, lambda: None, lambda: 0, lambda: None, self.coordinator, slots, None)
+        self.methods = methods.handlers()
+        self.lender = TokenLender(self.engine, forwarder, self.coordinator, slots, lambda: None, clock, later)
 
     def _run(self, work: Any) -> None:
         for _ in work:
@@ -112,7 +115,7 @@ class Host:
         """Deliver what may be delivered to consumers that take all."""
         while wanted := [flow for flow in self.awake if flow.ready and self._consumed(flow.topic)]:
             flow = min(wanted, key=lambda one: one.tenant.start)
-            dry = self.throttling.take(flow)  # type: ignore[arg-type]
+            dry = self.throttling.take(flow, None)  # type: ignore[arg-type]
             if dry is not None:
                 del self.awake[flow]
                 self.throttling.park(flow, dry, 100)  # type: ignore[arg-type]

@@ -23,6 +23,9 @@ from foqs.throttles.throttle import Throttle
         ({"per_second": 2.5, "burst": None}, Throttle(2.5, 3, False, "throttle.api")),
         ({"per_second": 0.001}, Throttle(0.001, 1, False, "throttle.api")),
         ({"per_second": 1e9, "burst": 10**9}, Throttle(1e9, 10**9, False, "throttle.api")),
+        ({"concurrency": 4}, Throttle(None, 0, False, "throttle.api", 4, 60_000)),
+        ({"concurrency": 1, "timeout_ms": 0, "shadow": True}, Throttle(None, 0, True, "throttle.api", 1, 0)),
+        ({"per_second": 2, "concurrency": 10**6}, Throttle(2.0, 2, False, "throttle.api", 10**6, 60_000)),
     ],
 )
 def test_an_entry_makes_a_limit(value: Any, limit: Throttle) -> None:
@@ -32,8 +35,10 @@ def test_an_entry_makes_a_limit(value: Any, limit: Throttle) -> None:
 @pytest.mark.parametrize(
     ("value", "messages"),
     [
-        ({}, ["per_second: it is missing"]),
-        ({"per_second": None}, ["per_second: it must be a number, not null"]),
+        ({}, ["per_second or concurrency is needed"]),
+        ({"per_second": None}, ["per_second or concurrency is needed"]),
+        ({"concurrency": 1, "burst": 2}, ["burst needs per_second"]),
+        ({"per_second": 1, "timeout_ms": 2}, ["timeout_ms needs concurrency"]),
         ({"per_second": True}, ["per_second: it must be a number, not true"]),
         ({"per_second": "10"}, ['per_second: it must be a number, not "10"']),
         ({"per_second": float("nan")}, ["per_second: it must be a number, not NaN"]),
@@ -45,14 +50,15 @@ def test_an_entry_makes_a_limit(value: Any, limit: Throttle) -> None:
         ({"per_second": 1, "burst": 1.5}, ["burst: it must be a whole number, not 1.5"]),
         ({"per_second": 1, "burst": 10**9 + 1}, ["burst: it must be 1000000000 or less, not 1000000001"]),
         ({"per_second": 1, "shadow": "yes"}, ['shadow: it must be true or false, not "yes"']),
-        ({"per_second": 1, "concurrency": 4}, ["concurrency: this version of foqs does not have it"]),
+        ({"concurrency": 0}, ["concurrency: it must be 1 or more, not 0"]),
+        ({"concurrency": 10**6 + 1}, ["concurrency: it must be 1000000 or less, not 1000001"]),
+        ({"concurrency": 1, "timeout_ms": -1}, ["timeout_ms: it must be 0 or more, not -1"]),
         (
-            {"burst": 0, "shadow": 1, "timeout_ms": 1, "concurrency": 1, "rate": 1},
+            {"burst": 0, "shadow": 1, "timeout_ms": 1.5, "concurrency": "1", "rate": 1},
             [
-                "concurrency: this version of foqs does not have it",
-                "timeout_ms: this version of foqs does not have it",
-                "per_second: it is missing",
                 "burst: it must be 1 or more, not 0",
+                'concurrency: it must be a whole number, not "1"',
+                "timeout_ms: it must be a whole number, not 1.5",
                 "shadow: it must be true or false, not 1",
                 'there is no field "rate"',
             ],
@@ -78,8 +84,10 @@ def test_any_json_is_a_limit_or_has_errors(value: Any) -> None:
     except Invalid as invalid:
         assert all(line.isprintable() for line in invalid.message.split("\n"))
     else:
-        assert 0.001 <= limit.per_second == value["per_second"] <= 1e9
-        assert 1 <= limit.burst <= 10**9
+        assert limit.per_second == value.get("per_second")
+        assert limit.concurrency == value.get("concurrency")
+        assert limit.per_second is None or (0.001 <= limit.per_second <= 1e9 and 1 <= limit.burst <= 10**9)
+        assert limit.per_second or limit.concurrency
 
 
 @given(st.floats(0.001, 1e9))

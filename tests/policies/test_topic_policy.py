@@ -89,7 +89,7 @@ def test_errors_of_a_wrong_entry(value: Any, message: str) -> None:
     assert errors(json.dumps(value)) == [message]
 
 
-@pytest.mark.parametrize("field", ["per_worker", "refuse_late", "keep", "hooks"])
+@pytest.mark.parametrize("field", ["refuse_late", "keep", "hooks"])
 def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
     assert errors(json.dumps({field: {}})) == [f"{field}: this version of foqs does not have it"]
 

@@ -288,6 +288,8 @@ class Clients:
                 item, self.sim.now_ms, current=member.current(number), confirm_ms=config.confirm_ms
             )
             self.told.append((item.id, item.lease))
+            if member.current(number):
+                self.sim.concurrency.delivered(item)
         at_once: list[tuple[int, int]] = []
         for item in items:
             what = (item.id, item.lease)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from foqs.api.peer_methods import PeerMethods
 from foqs.errors import FoqsError
 from foqs.peers.quota_client import QuotaClient
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lender import TokenLender
 
@@ -25,19 +26,20 @@ class Lending:
         forwarder: Any = SimpleNamespace(routing=neighbour.routing, ask=neighbour.ask, slots=lambda: None)
         owners = SlotOwners(engine, lambda: member.now_ms, self.monotonic_ms, neighbour.moves.adopt)
         quotas = QuotaClient(engine, forwarder, owners, lambda: member.now_ms, self.monotonic_ms, neighbour.later)
+        slots = SlotCoordinator(engine, forwarder, owners, quotas.begin, self.monotonic_ms, neighbour.later)
         self.lender = TokenLender(
-            engine, forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, neighbour.later
+            engine, forwarder, quotas.coordinator, slots, quotas.begin, self.monotonic_ms, neighbour.later
         )
-        methods = PeerMethods(engine, None, None, None, quotas.coordinator, None)  # type: ignore[arg-type]
-        self._lend = methods.handlers()["Lend"]
+        methods = PeerMethods(engine, None, None, None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
+        self._methods = methods.handlers()
 
     def monotonic_ms(self) -> int:
         return self._member.sim.time + self._begun_ms
 
-    def lend(self, request: Any, reply: Any) -> None:
+    def answer(self, method: str, request: Any, reply: Any) -> None:
         """Answer another host, by `reply(response or error)`."""
         call: Any = SimpleNamespace(request=request, reply=reply, fail=reply)
         try:
-            self._lend(call)
+            self._methods[method](call)
         except FoqsError as error:
             reply(error)

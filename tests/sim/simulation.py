@@ -18,12 +18,14 @@ from foqs.shardmgr.lifecycle import ShardState
 from tests.sim.audit import audit, audit_bounds, audit_budget, audit_topics
 from tests.sim.audit_turns import audit_parked
 from tests.sim.clients import Clients
+from tests.sim.concurrency import Concurrent
 from tests.sim.faults import NONE, RandomFaults
 from tests.sim.ledger import Ledger
 from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
 from tests.sim.records import MemoryWrong, PromiseBroken, broken
+from tests.sim.slot_profile import with_slots
 from tests.sim.slots import Record
 from tests.sim.throttle_profile import with_throttles
 from tests.sim.throttles import Throttles
@@ -44,7 +46,8 @@ class Simulation:
     def __init__(self, seed: int, trouble: str = "") -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.profile = with_throttles(self.rng) if trouble == "throttles" else random_profile(self.rng, trouble)
+        special = {"throttles": with_throttles, "slots": with_slots}.get(trouble)
+        self.profile = special(self.rng) if special is not None else random_profile(self.rng, trouble)
         self.time = 0
         self.step_ms = START_MS
         self.events = 0
@@ -63,10 +66,13 @@ class Simulation:
         self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}
         self.ledger = Ledger(self.dbs)
         self.throttles = Throttles(self)
+        self.concurrency = Concurrent(self)
         for number, db in self.dbs.items():
             db.observers.append(
                 lambda epoch, batch, number=number: self.ledger.committing(number, epoch, batch, self.now_ms)
             )
+            if self.profile.throttled:
+                db.observers.append(lambda _, batch: self.concurrency.committing(batch))
         self.versions = 0
         self.members: list[Member] = []
         self.set_policies(self.profile.policies[0])
@@ -163,6 +169,7 @@ class Simulation:
             for member in self.members:
                 member.engine.apply_settings(settings)
         self.throttles.changed()
+        self.concurrency.changed()
 
     def _trouble(self) -> None:
         profile, rng = self.profile, self.rng
@@ -255,7 +262,7 @@ class Simulation:
         self.clients.drain()
         # A clock that was set back delays everything that waits for a time of day.
         exact = self.profile.throttled and not self.profile.clock_steps
-        most_ms = self.throttles.drain_ms() if exact else _DRAIN_MS
+        most_ms = max(self.throttles.drain_ms(), self.concurrency.drain_ms()) if exact else _DRAIN_MS
         self._until(self.time + most_ms, lambda: not any(db.items for db in self.dbs.values()))
         left = [body for db in self.dbs.values() for body in db.items.values()]
         if left:
@@ -303,6 +310,7 @@ class Simulation:
             if member.lending is not None:
                 audit_parked(member.engine)
                 self.throttles.look(member)
+        self.concurrency.audit()
 
 
 def _shown(part: object) -> str:

@@ -96,7 +96,7 @@ class Neighbour:
 
     def routing(self) -> Routing:
         owners = {number: Route(owner.name, 1, owner.name) for number, owner in self.sim.owners.items()}
-        return Routing(owners=owners, slots=self.view)
+        return Routing(owners=owners, shards=frozenset(owners), slots=self.view)
 
     def later(self, after_ms: int, do: Any) -> None:
         self.sim.soon(after_ms, lambda: do() if self.member.alive else None)
@@ -104,7 +104,7 @@ class Neighbour:
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         sim, rng = self.sim, self.sim.rng
         # Late tokens are lost, and without failures all of them are spent.
-        calm = sim.healing and method == "Lend"
+        calm = sim.healing and method != "GiveSlot"
         open_ = [done]
 
         def answer(response: Any) -> None:
@@ -123,12 +123,11 @@ class Neighbour:
             owner = next(member for member in sim.members if member.name == address)
             if not owner.alive:
                 reply(Unavailable("the host does not answer"))
-            elif method == "Lend":
-                assert owner.lending is not None
-                owner.lending.lend(request, reply)
-            else:
-                assert method == "GiveSlot"
+            elif method == "GiveSlot":
                 _give(owner, request, reply)
+            else:
+                assert owner.lending is not None
+                owner.lending.answer(method, request, reply)
 
         sim.soon(0 if calm else rng.choice([0, 5, 500]), arrive)
         self.later(timeout_ms, lambda: answer(Unavailable("no answer in time")))

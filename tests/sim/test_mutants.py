@@ -37,6 +37,7 @@ from tests.sim import (
     fair_mutants,
     fence_mutants,  # noqa: F401 - it adds its mutants
     key_mutants,  # noqa: F401
+    slot_mutants,
     tail_mutants,  # noqa: F401
     tenant_mutants,
     throttle_mutants,
@@ -364,6 +365,7 @@ OF_MODULE = {
     tenant_mutants.__name__: "tenants",
     fair_mutants.__name__: "fair",
     throttle_mutants.__name__: "throttles",
+    slot_mutants.__name__: "slots",
 }
 
 

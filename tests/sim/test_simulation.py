@@ -95,6 +95,16 @@ def test_runs_with_throttles_do_check_something() -> None:
     assert checks["given back"] > 0, checks
 
 
+@pytest.mark.parametrize("batch", seeds.batches("FOQS_SIM_SEED", share=5))
+def test_slots(batch: Iterable[int]) -> None:
+    seeds.run(lambda seed: simulate(seed, "slots"), batch)
+
+
+def test_runs_with_slots_do_check_something() -> None:
+    checks = sum((simulate(seed, "slots").ledger.checks for seed in range(8)), Counter[str]())
+    assert min(checks["limited"], checks["at the limit"]) > 50, checks
+
+
 def test_runs_with_tenants_do_check_something() -> None:
     redriven = orders = 0
     tenants: set[str] = set()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine.throttling import Key, Parked, Throttling
+from foqs.engine.demand import AnyGate, Parked
+from foqs.engine.throttling import Throttling
 from foqs.fairness.flow import PARKED, Tenant
 from foqs.fairness.turns import Turns
+from foqs.item import Item
 from foqs.quota import NANO, Quota
 from foqs.quotas.bucket import Bucket
 from foqs.throttles.throttle_key import ThrottleKey
@@ -43,10 +45,10 @@ def a_flow_that_parks_on_another_key_keeps_its_wake(patch: Patch) -> None:
 def tokens_are_taken_before_all_keys_were_looked_at(patch: Patch) -> None:
     """Those of the first keys are lost when a later key is dry."""
 
-    def take(throttling: Throttling, flow: Parked) -> Key | None:
-        dry = original(throttling, flow)
+    def take(throttling: Throttling, flow: Parked, item: Item) -> AnyGate | None:
+        dry = original(throttling, flow, item)
         at_ms = throttling.monotonic_ms()
-        if dry is not None:
+        if isinstance(dry, ThrottleKey):
             for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
                 key.settled(flow)
                 key.spend(at_ms)

@@ -26,10 +26,10 @@ D, E = sorted(islice(_in_few_slots("many:"), 2))
 _SETS = ((A,), (B,), (A, B), (A, B, C), (B, D), (D,), (D, E), (A, E))
 
 
-def with_throttles(rng: random.Random) -> Profile:
+def with_throttles(rng: random.Random, kinds: Sequence[str] = ("shares", "calm", "", "")) -> Profile:
     """Half of the runs have no failures, and are exact. In half of these, the shares of tenants are compared while
     throttles hold one of them. Everything fails in the other half."""
-    kind = rng.choice(["shares", "calm", "", ""])
+    kind = rng.choice(kinds)
     if kind:
         profile = random_profile(rng, "fair")
         profile = replace(profile, tenants=tuple(dict.fromkeys(profile.tenants))[: rng.choice([3, 5])])

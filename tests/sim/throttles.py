@@ -19,6 +19,7 @@ from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.quota import NANO
 from foqs.quotas.bucket import TTL_MS
+from foqs.throttles.shard_slots import ShardSlots
 from foqs.throttles.throttle import Throttle
 from tests.sim.records import broken, lane_of
 
@@ -48,6 +49,7 @@ class Limit:
     def left(self, key: Key, now_ms: int) -> int:
         """Return how many tokens hosts may have now, after a look at each interval until now."""
         quota, room, last_ms = self.throttle.quota, self.room, self.since_ms
+        assert quota is not None
         nano_per_ms = quota.nano_per_ms
         assert nano_per_ms is not None
         for at_ms in (*self.leases.values(), now_ms):
@@ -89,7 +91,7 @@ class Throttles:
     def leased(self, calls: list[DequeueCall]) -> None:
         for call in calls:
             for _, item, lease in call.found:
-                keys = [key for key in self._keys(item.lane.key) if self._holds(key)]
+                keys = [key for key in self._keys(item.lane.key) if self._paces(key)]
                 self._leases[item.id, lease] = keys
                 for key in keys:
                     self._follow(key).leases[item.id, lease] = self._sim.time
@@ -107,6 +109,8 @@ class Throttles:
 
     def _follow(self, key: Key) -> Limit:
         limit, throttle = self._limits.get(key), self._throttle(key)
+        if throttle is not None and throttle.per_second is None:
+            throttle = None
         if limit is not None and limit.throttle == throttle:
             return limit
         if limit is not None:
@@ -127,6 +131,10 @@ class Throttles:
     def _holds(self, key: Key) -> bool:
         throttle = self._throttle(key)
         return throttle is not None and not throttle.shadow
+
+    def _paces(self, key: Key) -> bool:
+        throttle = self._throttle(key)
+        return throttle is not None and throttle.per_second is not None and not throttle.shadow
 
     def _keys(self, lane: LaneKey) -> list[Key]:
         topic = topic_key(lane)
@@ -170,6 +178,8 @@ class Throttles:
         at_ms = host.throttling.monotonic_ms()
         for topic, waiting in host.waiting.items() if self._sim.profile.prompt and not host.long_work else ():
             for flow in _parked(host.topics.get(topic)):
+                if isinstance(flow.parked, ShardSlots):
+                    continue
                 keys = flow.rules.keys
                 kept = [other for key in keys for other in key._awake if other.lanes]
                 if any(other.lanes[0].topic.key not in host.waiting for other in kept):
@@ -188,11 +198,11 @@ class Throttles:
         stored: Counter[Key] = Counter()
         for db in self._sim.dbs.values():
             for body in db.items.values():
-                stored.update(key for key in self._keys(lane_of(db.lanes[body.lane])) if self._holds(key))
+                stored.update(key for key in self._keys(lane_of(db.lanes[body.lane])) if self._paces(key))
         need_ms = 0
         for key, items in stored.items():
             throttle = self._throttle(key)
-            assert throttle is not None
+            assert throttle is not None and throttle.per_second is not None
             need_ms = max(need_ms, int(1_000 * items / throttle.per_second))
         return int(_DRAIN_MS + TTL_MS + _DRAIN_SHARE * need_ms)
 

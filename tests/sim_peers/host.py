@@ -28,6 +28,7 @@ from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lender import TokenLender
 from foqs.quota import Bounded, Quota
@@ -167,8 +168,9 @@ class Host:
         quotas.host = self
         quotas.watch()
         state = rng.getstate()
+        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, self.monotonic_ms, self.later)
         self.lender = TokenLender(
-            self.engine, self.forwarder, quotas.coordinator, quotas.begin, self.monotonic_ms, self.later
+            self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self.monotonic_ms, self.later
         )
         rng.setstate(state)  # runs without throttles go on as they did before there were any
         _HOSTS[self.engine.throttling] = self
@@ -179,7 +181,7 @@ class Host:
         limits = Limits(**config.limits.model_dump())
         self.settings = HostSettings(self.engine)
         self._handlers = Handlers(
-            self.engine, limits, now_ms, lambda: self.address, news, quotas, shares, self.forwarder,
+            self.engine, limits, now_ms, lambda: self.address, news, quotas, slots, shares, self.forwarder,
             self.settings, HostStore(sim.settings, self),
         )  # fmt: skip
         self._methods = self._handlers.handlers()

@@ -23,6 +23,7 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.ready_subscriber import Done
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
+from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lender import TokenLender
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -140,8 +141,11 @@ class OneHost(Laboratory):
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
         if self.routing is not None:
             self.quotas.watch()
+        slots = SlotCoordinator(
+            self.engine, self.forwarder, owners, self.quotas.begin, lambda: self.monotonic_ms, self._later
+        )
         self.lender = TokenLender(
-            self.engine, self.forwarder, self.quotas.coordinator, self.quotas.begin, lambda: self.monotonic_ms,
+            self.engine, self.forwarder, self.quotas.coordinator, slots, self.quotas.begin, lambda: self.monotonic_ms,
             self._later,
         )  # fmt: skip
         self.shares = ShareExchange(
@@ -150,8 +154,8 @@ class OneHost(Laboratory):
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
-            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, self.shares, self.forwarder,
-            self.settings, self.settings_store,
+            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, slots, self.shares,
+            self.forwarder, self.settings, self.settings_store,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

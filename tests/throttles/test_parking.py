@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
+from foqs.throttles.gate import AWAKE_MS
 from foqs.throttles.parking import Parking
 from foqs.throttles.throttle import Throttle
-from foqs.throttles.throttle_key import AWAKE_MS, ThrottleKey
+from foqs.throttles.throttle_key import ThrottleKey
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 9), st.integers(0, 4))), st.randoms())

@@ -1,0 +1,359 @@
+"""Limits on live leases on one host: the slots that its shards have, and the leases that take them.
+
+`foqs.throttles.slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in the
+item's shard, and is committed before it is delivered. So the rows of a shard say how many slots are taken: they are
+counted, by lane, when the shard is opened, and again when other keys are limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+
+from foqs.dedup import digest_of, slot_of
+from foqs.engine.demand import Demand, Parked, lives
+from foqs.engine.shard import Shard
+from foqs.engine.slot_book import Book, Gate, LaneSlots
+from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.item import Item
+from foqs.policies.layers import NamespacePolicies, Policies
+from foqs.prefetch.lane import Lane
+from foqs.quota import THROTTLE, Bounded
+from foqs.throttles.agenda import Agenda
+from foqs.throttles.slots import SlotAsk, SlotGrant
+
+_SLICE = 500
+_LANES = 5_000
+"""Lanes whose leases are counted in one turn of the event loop."""
+_URGENT = 20
+"""Parked flows whose items are looked at for how urgent they are."""
+_MOST_PAST = 10_000
+
+
+class Past:
+    """Counts of a key since the host's start, of shards that are closed."""
+
+    __slots__ = ("overage", "reclaimed", "shadow_held")
+
+    def __init__(self) -> None:
+        self.overage = self.reclaimed = self.shadow_held = 0
+
+
+class Concurrency:
+    """`unpark(topic, flow)`: a flow waits no more. `serving`: the open shards."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        agenda: Agenda[TopicKey, Parked],
+        demand: Demand,
+        unpark: Callable[[TopicKey, Parked], None],
+        long_work: Callable[[Iterator[None]], None],
+        monotonic_ms: Callable[[], int],
+        serving: Callable[[], Sequence[Shard]],
+    ) -> None:
+        self._policies = policies
+        self._agenda = agenda
+        self._demand = demand
+        self._unpark = unpark
+        self._long_work = long_work
+        self._monotonic_ms = monotonic_ms
+        self._serving = serving
+        self._numbers = count(1)
+        self._lent: dict[Gate, None] = {}  # gates with slots
+        self._beating: set[Gate] = set()
+        self._reporting = False
+        self._past: dict[Bounded, Past] = {}
+
+    # ------------------------------------------------------------------------------------- leases
+
+    def lacking(self, flow: Parked, lane: Lane[Item], at_ms: int) -> Gate | None:
+        """Return where an item of the lane has to wait for a slot, None if it may be leased."""
+        slots = lane.slots
+        if slots is None or slots.stale:
+            slots = self._resolve(lane)
+        for gate in slots.gates:
+            if not (gate.has_room(flow, at_ms) or gate.throttle.shadow):
+                return gate  # type: ignore[no-any-return]
+        return None
+
+    def lease(self, flow: Parked, item: Item, at_ms: int) -> None:
+        """An item for which `lacking` found nothing is leased."""
+        for gate in item.lane.slots.gates:
+            gate.settled(flow)
+            gate.lease(item.id, at_ms)
+            self._lent[gate] = None
+
+    def before_parking(self, flow: Parked, gate: Gate, items: int, at_ms: int) -> int:
+        """The flow, of which consumers want so many items, waits at this gate. Return how many slots of this shard they
+        could use. The flow keeps its claims on slots of keys that come before this one by name, for a moment, and gives
+        up those of keys behind it: the order is the same in all shards, so no two wait for each other."""
+        ready = 0
+        for lane in flow.lanes:
+            slots, here = lane.slots, lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard
+            ready += lane.ready if here else 0
+            for other in slots.gates if slots is not None else ():
+                if here and other.bounded < gate.bounded:
+                    other.claim(flow, at_ms)
+                elif other is not gate and other.claims(flow):
+                    other.settled(flow)
+                    self._agenda.settle_soon(other)
+        return max(1, -(-items * ready // max(1, flow.ready)))
+
+    def full_gate(self, flow: Parked, at_ms: int) -> Gate | None:
+        """Return where the flow's first item would wait, as far as this host knows."""
+        heads = [lane for lane in flow.lanes if lane.window is not None and lane.window.entries]
+        lane = min(heads, key=lambda one: one.window.entries[0], default=None)
+        if lane is None or lane.slots is None or lane.slots.stale:
+            return None
+        full = (gate for gate in lane.slots.gates if gate.due_ms > at_ms and not gate.here(at_ms))
+        return next((gate for gate in full if not gate.throttle.shadow), None)
+
+    # ------------------------------------------------------------------------------------- shards
+
+    def opened(self, shard: Shard) -> None:
+        """Count the leases of a shard that was opened, where their keys are limited."""
+        for ns in self._policies.limiting:
+            self._book(shard, ns)
+
+    def closed(self, shard: Shard) -> None:
+        """The shard is served here no more: its next owner counts."""
+        for book in shard.limited.values():
+            self._close(book)
+        shard.limited = {}
+
+    def changed(self, ns: str) -> None:
+        """Other limits may be in force in the namespace. Where keys are limited that were not, or are not any more,
+        leases are counted again."""
+        policies = self._policies.limiting.get(ns)
+        for shard in self._serving():
+            book = shard.limited.get(ns)
+            if book is not None and (policies is None or book.limits != policies.limits):
+                self._close(book)
+                del shard.limited[ns]
+                book = None
+            if policies is None:
+                continue
+            if book is None:
+                self._book(shard, ns)
+            else:
+                self._long_work(self._follow(book, policies))
+
+    def _follow(self, book: Book, policies: NamespacePolicies) -> Iterator[None]:
+        for done, gate in enumerate(list(book.gates.values()), 1):
+            throttle = policies.throttle(gate.name)
+            if throttle is not None and throttle != gate.throttle:
+                gate.throttle = throttle
+                if gate.counted:
+                    gate.counts()
+                gate.due_ms = self._monotonic_ms()
+                self._agenda.settle_soon(gate)
+                if throttle.shadow:
+                    yield from self._free(gate)
+            if done % _SLICE == 0:
+                yield
+
+    def _book(self, shard: Shard, ns: str) -> Book:
+        book: Book | None = shard.limited.get(ns)
+        if book is None:
+            book = shard.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits)
+            self._long_work(self._count(book))
+        return book
+
+    def _count(self, book: Book) -> Iterator[None]:
+        for done, lane in enumerate(list(book.shard.lanes.values()), 1):
+            if lane.leased and lane.topic.key[0] == book.ns and not (lane.slots and lane.slots.book is book):
+                self._resolve(lane)
+            if done % _LANES == 0:
+                yield
+                if book.closed:
+                    return
+        book.counted = True
+        for gate in list(book.gates.values()):
+            gate.counts()
+            self._agenda.ask(gate)
+            if gate.has:
+                self._lent[gate] = None
+
+    def _resolve(self, lane: Lane[Item]) -> LaneSlots:
+        """Count the leases of the lane at the gates of its limited keys."""
+        (ns, topic), old = lane.topic.key, lane.slots
+        book, policies = self._book(lane.tenure.shard, ns), self._policies.namespaces[ns]
+        names = {*tenancy_of(lane.key)[1], *policies.of(topic).throttles}
+        gates = [self._gate(book, name, policies) for name in sorted(names) if policies.concurrency(name)]
+        slots = lane.slots = LaneSlots(book, tuple(gates), self._agenda)
+        if old is None or old.book is not book:
+            for gate in gates:
+                gate.leased += lane.leased
+        return slots
+
+    def _gate(self, book: Book, name: str, policies: NamespacePolicies) -> Gate:
+        gate = book.gates.get(name)
+        if gate is None:
+            throttle = policies.throttle(name)
+            assert throttle is not None, "the key is limited"
+            slot = slot_of(digest_of(book.ns, THROTTLE + name))
+            gate = Gate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
+            gate.counted = book.counted
+            book.gates[name] = gate
+        return gate
+
+    def _close(self, book: Book) -> None:
+        book.closed = True
+        self._long_work(self._drop(list(book.gates.values())))
+
+    def _drop(self, gates: list[Gate]) -> Iterator[None]:
+        for done, gate in enumerate(gates, 1):
+            self._forget(gate)
+            yield from self._free(gate)
+            if done % _SLICE == 0:
+                yield
+
+    def _free(self, gate: Gate) -> Iterator[None]:
+        """Have all flows that are parked at the gate tried again."""
+        done = 0
+        for topic, parking in list(gate.parked()):
+            for flow in parking:
+                gate.remove(topic, flow)
+                if lives(flow):
+                    self._unpark(topic, flow)
+                done += 1
+                if done % _SLICE == 0:
+                    yield
+
+    def _forget(self, gate: Gate) -> None:
+        gate.closed = True
+        self._lent.pop(gate, None)
+        if gate.overage or gate.reclaimed or gate.shadow_held:
+            past = self._past.pop(gate.bounded, None) or Past()
+            self._past[gate.bounded] = past
+            past.overage += gate.overage
+            past.reclaimed += gate.reclaimed
+            past.shadow_held += gate.shadow_held
+            if len(self._past) > _MOST_PAST:
+                del self._past[next(iter(self._past))]
+
+    # ------------------------------------------------------------------------------------- coordinators
+
+    def settle(self, gate: Gate, at_ms: int) -> None:
+        """Wake flows for the free slots, and ask for more if they lack some."""
+        if not gate.closed:
+            for topic, flow in gate.wake(self._demand.of, lives, at_ms):
+                self._unpark(topic, flow)
+            self._agenda.schedule(gate, at_ms)
+            gate.end_claims(at_ms)
+            if gate.awake:
+                self._agenda.settle_at(gate, gate.claims_end_ms(at_ms))
+
+    def ask(self, gate: Gate) -> SlotAsk | None:
+        """Return the question for the gate's coordinator, None if it needs none now."""
+        self._agenda.asked(gate)
+        beat = gate in self._beating
+        self._beating.discard(gate)
+        if gate.closed or gate.asking:
+            return None
+        at_ms = self._monotonic_ms()
+        for topic, flow in gate.wake(self._demand.of, lives, at_ms):
+            self._unpark(topic, flow)
+        need = gate.wanted_of(self._demand.wanted, gate.throttle.concurrency or 1)
+        if gate.active and not need:
+            for topic, flow in gate.doze(self._demand.of, lives):
+                self._unpark(topic, flow)
+        if gate.contended:
+            need = min(need, sum([len(parking) for parking in gate.active.values()]))
+        asked = gate.ask(need, at_ms, *_urgency(gate, at_ms), beat=beat)
+        if not gate.has:
+            self._lent.pop(gate, None)
+        return asked
+
+    def answered(self, gate: Gate, ask: SlotAsk, grant: SlotGrant | None) -> None:
+        """Take the coordinator's answer, None if there is none."""
+        at_ms = self._monotonic_ms()
+        gate.answered(ask, grant, at_ms)
+        if gate.has:
+            self._lent[gate] = None
+        self.settle(gate, at_ms)
+
+    def hear(self, key: Bounded, shard: Shard) -> None:
+        """The key's coordinator wants a report of this shard at once."""
+        book = shard.limited.get(key[0])
+        gate = book.gates.get(key[1][len(THROTTLE) :]) if book is not None else None
+        if gate is not None:
+            gate.hear(self._monotonic_ms())
+            self._agenda.ask(gate)
+
+    def count(self, shard: Shard, keys: Sequence[Bounded]) -> tuple[int, list[int]]:
+        """Return the number of this report, and how many leases with each key the shard has, -1 where that is not known
+        yet. Call it after the shard's database confirmed this host. Free slots of these keys are given up."""
+        at_ms, found = self._monotonic_ms(), []
+        number = next(self._numbers)
+        for ns, name in keys:
+            policies, key = self._policies.limiting.get(ns), name[len(THROTTLE) :]
+            book = self._book(shard, ns) if policies is not None and policies.concurrency(key) else None
+            if book is None or not book.counted:
+                found.append(-1)
+                continue
+            gate = book.gates.get(key)
+            found.append(0 if gate is None else gate.count(at_ms))
+            if gate is not None:
+                self._agenda.settle_soon(gate)
+        return number, found
+
+    def beat(self, at_ms: int) -> bool:
+        """Report the slots held here. Call it twice a second or so. Return whether keys are limited."""
+        if self._lent and not self._reporting:
+            self._reporting = True
+            self._long_work(self._report())
+        limited = False
+        for shard in self._serving():
+            for book in shard.limited.values():
+                limited = True
+                for name, gate in list(islice(book.gates.items(), _SLICE)):
+                    del book.gates[name]
+                    if gate.unused and gate not in self._agenda and book.counted:
+                        self._forget(gate)
+                    else:
+                        book.gates[name] = gate  # at the end
+        return limited
+
+    def _report(self) -> Iterator[None]:
+        for done, gate in enumerate(list(self._lent), 1):
+            gate.look_after(self._monotonic_ms())
+            if not gate.closed:
+                self._beating.add(gate)
+                self._agenda.ask(gate)
+            if done % _SLICE == 0:
+                yield
+        self._reporting = False
+
+    # ------------------------------------------------------------------------------------- numbers
+
+    def gates(self, key: Bounded) -> list[Gate]:
+        """Return the gates of a throttle key on this host."""
+        books = [book for shard in self._serving() if (book := shard.limited.get(key[0])) is not None]
+        return [gate for book in books if (gate := book.gates.get(key[1][len(THROTTLE) :])) is not None]
+
+    def keys(self, ns: str) -> list[Bounded]:
+        """Return the throttle keys of a namespace that have gates on this host, or had some since its start."""
+        books = [book for shard in self._serving() if (book := shard.limited.get(ns)) is not None]
+        return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(self._past)]
+
+    def all_gates(self) -> list[Gate]:
+        return [gate for shard in self._serving() for book in shard.limited.values() for gate in book.gates.values()]
+
+    def all_past(self) -> list[tuple[Bounded, Past]]:
+        return list(self._past.items())
+
+    def past(self, key: Bounded) -> Past:
+        return self._past.get(key) or Past()
+
+
+def _urgency(gate: Gate, at_ms: int) -> tuple[int, int]:
+    """Return the lowest priority of the items that wait at the gate, and since when the first flow waits (ms)."""
+    priorities: list[int] = []
+    since_ms = at_ms
+    for parking in islice(gate.active.values(), _URGENT):
+        since_ms = min(since_ms, parking.since_ms() or at_ms)
+        lanes = [lane for flow in parking.longest(_URGENT) for lane in flow.lanes if lane.window is not None]
+        priorities += [lane.window.entries[0][0] for lane in lanes if lane.window.entries]
+    return min(priorities, default=0), at_ms - since_ms

@@ -1,0 +1,204 @@
+"""What flows wait for: tokens of a throttle key, or slots of one in a shard. Pure.
+
+A flow that finds none is parked here. When n of them arrive, n flows wake: the fairest of a topic first, and topics in
+turn. A woken flow may have no use for its unit: another key of it is dry, its items ended, or their shard is away. So
+its claim on the unit ends after `AWAKE_MS`, or when it is parked again, and the next flow wakes. Invariant: while flows
+of wanted topics are parked, there are no more units than claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from foqs.quota import THROTTLE, Bounded
+from foqs.throttles.parking import Parking
+from foqs.throttles.throttle import Throttle
+
+F = TypeVar("F")
+T = TypeVar("T")
+
+AWAKE_MS = 100
+_TOPICS = 100
+"""Topics that are looked at for what their consumers want."""
+
+
+class Gate(Generic[T, F]):
+    """`active`: the topics whose flows are parked here, those in which a flow wakes next first. `asleep`: topics that
+    no consumer asked for when units could be had; one flow of each is awake to find out when one asks.
+
+    `due_ms`: when the coordinator may have units. `behind`: throttle keys with tokens here, and the flows that need
+    those and are parked on this gate."""
+
+    __slots__ = ("_awake", "active", "asleep", "behind", "bounded", "due_ms", "slot", "throttle", "timer_ms")
+
+    def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
+        """`slot`: where its coordinator is."""
+        self.bounded: Bounded = (ns, THROTTLE + key)
+        self.throttle = throttle
+        self.slot = slot
+        self.active: dict[T, Parking[F]] = {}
+        self.asleep: dict[T, Parking[F]] = {}
+        self.behind: dict[Any, list[F]] = {}
+        self.due_ms = 0
+        self.timer_ms = 0  # when its due time is looked at; 0 if it is not
+        self._awake: dict[F, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self.bounded[1][len(THROTTLE) :]
+
+    # ------------------------------------------------------------------------------------- units
+
+    @property
+    def why(self) -> str:
+        """Why its flows wait, as a consumer reads it."""
+        raise NotImplementedError
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question to the coordinator is open."""
+        raise NotImplementedError
+
+    @property
+    def answers_soon(self) -> bool:
+        """Whether an answer of the coordinator that may bring units is some milliseconds away."""
+        return self.asking
+
+    def here(self, now_ms: int) -> int:
+        """Return how many units are here."""
+        raise NotImplementedError
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """Return when there is something to ask, None if there is nothing."""
+        raise NotImplementedError
+
+    def has_room(self, flow: F, now_ms: int) -> bool:
+        """Whether there is a unit that no other flow has a claim on."""
+        awake = self._awake
+        if not awake:
+            return self.here(now_ms) > 0
+        return self._room(now_ms) + (flow in awake) > 0
+
+    def wanted_of(self, wanted: Callable[[T], int], most: int, begin: int = 0) -> int:
+        """Return how many units the consumers of its parked flows could use beside `begin`, at most `most`."""
+        need = begin
+        for looked, (topic, parking) in enumerate(self.active.items()):
+            if need >= most or looked == _TOPICS:
+                break
+            need += min(parking.items, wanted(topic))
+        return min(need, most)
+
+    # ------------------------------------------------------------------------------------- flows
+
+    def park(self, topic: T, flow: F, start: float, items: int, now_ms: int) -> None:
+        """Park a flow that found no unit. Its topic is wanted now."""
+        self._awake.pop(flow, None)
+        parking = self.active.get(topic)
+        if parking is None:
+            parking = self.asleep.pop(topic, None) or Parking()
+            self.active[topic] = parking
+        parking.add(flow, start, items, now_ms)
+
+    def remove(self, topic: T, flow: F) -> None:
+        """Forget a parked or woken flow."""
+        self._awake.pop(flow, None)
+        for topics in (self.active, self.asleep):
+            parking = topics.get(topic)
+            if parking is not None and parking.remove(flow) and not parking:
+                del topics[topic]
+
+    def holds_up(self, flow: F, keys: Sequence[Gate[T, F]], now_ms: int) -> list[Gate[T, F]]:
+        """The flow, which needs tokens of all `keys`, is parked on this gate. Return the later ones that it had a claim
+        on: it gives these up, or a flow that waits for it could have a claim on this key, and both would wait."""
+        given_up, later = [], False
+        for other in keys:
+            if other is self:
+                later = True
+            elif other.here(now_ms):
+                self.behind.setdefault(other, []).append(flow)
+                if later and other._awake.pop(flow, None) is not None:
+                    given_up.append(other)
+        return given_up
+
+    def settled(self, flow: F) -> None:
+        """A woken flow took its unit, or has no use for it."""
+        self._awake.pop(flow, None)
+
+    def claims(self, flow: F) -> bool:
+        """Whether a woken flow has a claim on a unit."""
+        return flow in self._awake
+
+    def wake(self, demanded: Callable[[T], bool], lives: Callable[[F], bool], now_ms: int) -> list[tuple[T, F]]:
+        """Return the flows that wake for the units which are here."""
+        if not self.here(now_ms):
+            return []
+        room = self._room(now_ms)
+        woken: list[tuple[T, F]] = []
+        while room > 0 and self.active:
+            topic, parking = next(iter(self.active.items()))
+            del self.active[topic]
+            if not demanded(topic):
+                self.asleep[topic] = parking
+                woken += self.scout(topic, lives)
+                continue
+            flow = _next(parking, lives)
+            if parking:
+                self.active[topic] = parking  # behind the other topics
+            if flow is not None:
+                self._awake[flow] = now_ms
+                woken.append((topic, flow))
+                room -= 1
+        return woken
+
+    def doze(self, demanded: Callable[[T], bool], lives: Callable[[F], bool]) -> list[tuple[T, F]]:
+        """Put topics that no consumer wants to sleep, some at a time. Return a flow of each, which wakes without a
+        unit: when a consumer asks for it, it is parked again, and units are asked for."""
+        woken: list[tuple[T, F]] = []
+        for topic in [topic for topic in islice(self.active, _TOPICS) if not demanded(topic)]:
+            self.asleep[topic] = self.active.pop(topic)
+            woken += self.scout(topic, lives)
+        return woken
+
+    def scout(self, topic: T, lives: Callable[[F], bool]) -> list[tuple[T, F]]:
+        """Wake a flow of a topic that is asleep, if there is one."""
+        parking = self.asleep[topic]
+        flow = parking.scout = _next(parking, lives)
+        if not parking:
+            del self.asleep[topic]
+        return [] if flow is None else [(topic, flow)]
+
+    def claims_end_ms(self, now_ms: int) -> int:
+        """Return when the oldest claim of a woken flow ends, or would end if it began now."""
+        return next(iter(self._awake.values()), now_ms) + AWAKE_MS
+
+    @property
+    def awake(self) -> int:
+        """Number of woken flows that have not used their unit yet."""
+        return len(self._awake)
+
+    def parked(self) -> Iterator[tuple[T, Parking[F]]]:
+        yield from self.active.items()
+        yield from self.asleep.items()
+
+    def _room(self, now_ms: int) -> int:
+        self.end_claims(now_ms)
+        return self.here(now_ms) - len(self._awake)
+
+    def end_claims(self, now_ms: int) -> None:
+        """Forget the claims of flows that did not use them in time."""
+        awake = self._awake
+        while awake:
+            flow, at_ms = next(iter(awake.items()))
+            if now_ms - at_ms < AWAKE_MS:
+                break
+            del awake[flow]
+
+
+def _next(parking: Parking[F], lives: Callable[[F], bool]) -> F | None:
+    """Remove the fairest flow that has items, and forget those before it."""
+    while (flow := parking.pop()) is not None:
+        if lives(flow):
+            return flow
+    return None

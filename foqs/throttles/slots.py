@@ -1,0 +1,214 @@
+"""The slots of one throttle key at its coordinator: a limit on the leases that live at the same time. Pure.
+
+Slots are lent to shards. The owner of a shard leases items while it has a free slot, and its leases are rows of the
+shard's database. So what a shard holds survives its owner: the next one counts the rows, and reports that number under
+a higher epoch. A shard's report replaces those with a lower (epoch, number), so late and repeated messages do no harm.
+
+A new coordinator knows nothing. It lends once each shard was counted by an owner that its database confirmed after the
+question (`counted`), or has had no owner for the throttle's `timeout_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+AGAIN_MS = 500
+"""When a shard that got less than it wants asks again, if it hears nothing."""
+COUNTING_MS = 20
+"""When a shard asks again whose key is being counted."""
+SILENT_MS = 1_200
+"""A shard that holds slots reports twice a second. One that does not is counted again."""
+_OFFER_MS = 250
+"""So long a freed slot is kept for the shard to which it was offered."""
+_FORGET_MS = 10_000
+
+
+class SlotAsk(NamedTuple):
+    """A report of a shard's owner, and its question for `wanted` more slots. `has`: slots of the shard, of which
+    `leased` have a lease. `priority`: the lowest of the items that wait; `waiting_ms`: since when they do."""
+
+    shard: int
+    epoch: int
+    number: int
+    has: int
+    leased: int
+    wanted: int = 0
+    priority: int = 0
+    waiting_ms: int = 0
+
+
+class SlotGrant(NamedTuple):
+    """`contended`: other shards wait for slots, so one that is freed goes back. Ask again after `retry_after_ms` if
+    less was granted than wanted."""
+
+    granted: int
+    contended: bool
+    retry_after_ms: int
+
+
+class _Loan:
+    """What one shard has, by its last report, under (`epoch`, `number`). `warned`: its owner knows that shards wait."""
+
+    __slots__ = ("epoch", "has", "heard_ms", "leased", "number", "warned")
+
+    def __init__(self, epoch: int, number: int, has: int, leased: int, heard_ms: int) -> None:
+        self.epoch = epoch
+        self.number = number
+        self.has = has
+        self.leased = leased
+        self.heard_ms = heard_ms
+        self.warned = False
+
+
+class _Waiter:
+    """A shard that wants more slots than it got. `offered_ms`: when one was offered to it, None if none is."""
+
+    __slots__ = ("heard_ms", "offered_ms", "priority", "since_ms", "wanted")
+
+    def __init__(self, wanted: int, priority: int, since_ms: int, heard_ms: int) -> None:
+        self.wanted = wanted
+        self.priority = priority
+        self.since_ms = since_ms
+        self.heard_ms = heard_ms
+        self.offered_ms: int | None = None
+
+
+class Slots:
+    """`shards`: all shards that may have leases. `reclaimed` counts shards that were given up (promise 13)."""
+
+    __slots__ = ("_loans", "_waiters", "begun_ms", "limit", "reclaimed", "timeout_ms", "unknown", "used_ms")
+
+    def __init__(self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
+        self.limit = limit
+        self.timeout_ms = timeout_ms
+        self.unknown = set(shards)
+        self.begun_ms = self.used_ms = now_ms
+        self.reclaimed = 0
+        self._loans: dict[int, _Loan] = {}
+        self._waiters: dict[int, _Waiter] = {}
+
+    # ------------------------------------------------------------------------------------- reports
+
+    def report(self, ask: SlotAsk, now_ms: int) -> SlotGrant | None:
+        """Take a shard's report, and lend it slots. None: a later report of the shard is known."""
+        if not self._take(ask.shard, ask.epoch, ask.number, ask.has, ask.leased, now_ms):
+            return None
+        self.used_ms = now_ms
+        self._forget(now_ms)
+        if not ask.wanted:
+            self._waiters.pop(ask.shard, None)
+            return SlotGrant(0, self._warn(ask.shard), 0)
+        if self.unknown:
+            return SlotGrant(0, False, COUNTING_MS)
+        granted = self._lend(ask, now_ms)
+        return SlotGrant(granted, self._warn(ask.shard), 0 if granted == ask.wanted else AGAIN_MS)
+
+    def counted(self, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
+        """An owner that its database confirmed says how many leases its shard has. It has no other slot."""
+        taken = self._take(shard, epoch, number, leased, leased, now_ms)
+        if taken or self._loans[shard].epoch == epoch:  # else a later owner reported, and is counted next
+            self.unknown.discard(shard)
+
+    def give_up(self, unowned: Iterable[int], now_ms: int) -> None:
+        """Shards without an owner hold no slots any more, once they have been waited for."""
+        if self.timeout_ms and now_ms - self.begun_ms >= self.timeout_ms:
+            for shard in self.unknown & set(unowned):
+                self.unknown.remove(shard)
+                self.reclaimed += 1
+
+    def _take(self, shard: int, epoch: int, number: int, has: int, leased: int, now_ms: int) -> bool:
+        loan = self._loans.get(shard)
+        if loan is not None and (loan.epoch, loan.number) >= (epoch, number):
+            return False
+        warned = loan is not None and loan.epoch == epoch and loan.warned
+        loan = self._loans[shard] = _Loan(epoch, number, has, leased, now_ms)
+        loan.warned = warned
+        return True
+
+    def _lend(self, ask: SlotAsk, now_ms: int) -> int:
+        waiter = self._waiters.pop(ask.shard, None)
+        own = _Waiter(ask.wanted, ask.priority, now_ms - ask.waiting_ms, now_ms)
+        kept = sum([_kept(one, now_ms) for one in self._waiters.values()])
+        if waiter is None or not _kept(waiter, now_ms):  # then those before it come first
+            before = [one for one in self._waiters.values() if not _kept(one, now_ms) and _order(one) < _order(own)]
+            kept += sum([one.wanted for one in before])
+        granted = max(0, min(ask.wanted, self.free - kept))
+        self._loans[ask.shard].has += granted
+        if granted < ask.wanted:
+            own.wanted -= granted
+            self._waiters[ask.shard] = own
+        return granted
+
+    # ------------------------------------------------------------------------------------- news
+
+    def news(self, now_ms: int) -> list[int]:
+        """Return the shards whose owners report at once: a freed slot is kept for them, the most urgent item first and
+        then the one that waited longest, or they have slots that other shards wait for."""
+        if not self._waiters or self.unknown:
+            return []
+        self._forget(now_ms)
+        found: dict[int, None] = {}
+        free = self.free - sum([_kept(one, now_ms) for one in self._waiters.values()])
+        for shard, waiter in sorted(self._waiters.items(), key=lambda one: _order(one[1])):
+            if free <= 0:
+                break
+            if not _kept(waiter, now_ms):
+                waiter.offered_ms = now_ms
+                free -= 1
+                found[shard] = None
+        for shard, loan in self._loans.items():
+            if loan.has and not loan.warned and self._contended(shard):
+                loan.warned = True
+                found[shard] = None
+        return list(found)
+
+    def to_count(self, now_ms: int) -> set[int]:
+        """Return the shards to count: all at the start, and later those that have slots and do not report."""
+        loans = self._loans.items()
+        return self.unknown | {shard for shard, loan in loans if loan.has and now_ms - loan.heard_ms >= SILENT_MS}
+
+    def _warn(self, shard: int) -> bool:
+        loan = self._loans[shard]
+        loan.warned = self._contended(shard)
+        return loan.warned
+
+    def _contended(self, shard: int) -> bool:
+        return len(self._waiters) > (shard in self._waiters)
+
+    def _forget(self, now_ms: int) -> None:
+        for shard, waiter in list(self._waiters.items()):
+            if now_ms - waiter.heard_ms > 2 * AGAIN_MS + _OFFER_MS:
+                del self._waiters[shard]
+
+    # ------------------------------------------------------------------------------------- numbers
+
+    @property
+    def lent(self) -> int:
+        return sum([loan.has for loan in self._loans.values()])
+
+    @property
+    def taken(self) -> int:
+        """Slots with a lease, by the last reports."""
+        return sum([loan.leased for loan in self._loans.values()])
+
+    @property
+    def free(self) -> int:
+        """Slots that no shard has; below 0 after the limit was lowered."""
+        return self.limit - self.lent
+
+    def unused(self, now_ms: int) -> bool:
+        """Whether it can be forgotten: a new one counts again."""
+        return not (self.lent or self._waiters or self.unknown) and now_ms - self.used_ms > _FORGET_MS
+
+    def __repr__(self) -> str:
+        return f"Slots({self.lent} of {self.limit} lent, {len(self._waiters)} wait, {len(self.unknown)} unknown)"
+
+
+def _order(waiter: _Waiter) -> tuple[int, int]:
+    return waiter.priority, waiter.since_ms
+
+
+def _kept(waiter: _Waiter, now_ms: int) -> int:
+    """Return how many slots are kept for a shard to which one was offered."""
+    return int(waiter.offered_ms is not None and now_ms - waiter.offered_ms < _OFFER_MS)

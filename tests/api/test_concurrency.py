@@ -1,0 +1,288 @@
+"""Limits on live leases on one host: what a dequeue delivers, and what consumers, operators and other hosts see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.errors import Invalid
+from foqs.idl import idl
+from tests.api.test_throttles import Throttled
+
+pytestmark = pytest.mark.memory
+
+GPU = {"throttle.gpu": '{"concurrency": 2, "timeout_ms": 1000}'}
+R = idl.Reason
+
+
+class Limited(Throttled):
+    """Leases are committed before the reply, so each call needs some time."""
+
+    def take(self, count: int = 100, topic: str = "t", **how: Any) -> list[Any]:
+        call = self.dequeue(count, topic, **how)
+        self.pass_ms(60)
+        return call.answer.items
+
+    def ack(self, *items: Any) -> None:
+        entries = [idl.AckItem(item.id, item.lease) for item in items]
+        assert all(outcome.error is None for outcome in self.ask("Ack", items=entries).outcomes)
+
+    def stats(self, key: str = "gpu") -> Any:
+        (found,) = self.ask("GetThrottles", ns="n", prefix=key).throttles
+        return found
+
+
+def test_no_more_items_are_leased_than_the_limit() -> None:
+    host = Limited(GPU)
+    host.put(6, "gpu")
+    first = host.take()
+    assert len(first) == 2
+    empty = host.dequeue().answer
+    assert (empty.items, empty.reason) == ([], "concurrency: gpu")
+    host.ack(first[0])
+    assert len(host.take()) == 1
+    host.ack(first[1])
+    assert len(host.take()) == 1
+
+
+def test_a_lease_is_in_the_database_before_its_item_is_delivered() -> None:
+    host = Limited(GPU)
+    host.put(2, "gpu")
+    items = host.take()
+    rows = {row.id: row.lease for shard in host.engine.shards for row in host.dbs[shard].timer.values()}
+    assert {item.id: item.lease for item in items} == rows
+
+
+def test_the_end_of_a_lease_wakes_a_waiting_consumer() -> None:
+    host = Limited(GPU)
+    host.put(3, "gpu")
+    first = host.take()
+    call = host.dequeue(1, wait_ms=5_000)
+    host.pass_ms(200)
+    assert not call.answers
+    host.ack(first[0])
+    host.pass_ms(50)
+    assert len(call.answer.items) == 1
+
+
+def test_items_without_the_key_do_not_wait() -> None:
+    host = Limited(GPU)
+    host.put(4, "gpu")
+    assert len(host.take()) == 2
+    host.put(3)
+    assert len(host.take()) == 3
+
+
+def test_consumers_that_waited_together_get_limited_items() -> None:
+    """Each reply waits for its own commits alone."""
+    host = Limited(GPU)
+    host.put(1, tenant="a")
+    assert len(host.take()) == 1
+    calls = [host.dequeue(1, wait_ms=5_000) for _ in range(4)]
+    specs = [idl.ItemSpec("t", b"x", fairness_key="a", throttle_keys=keys) for keys in (["gpu"], None, ["gpu"], None)]
+    host.ask("Enqueue", ns="n", items=specs)
+    host.pass_ms(100)
+    assert [len(call.answer.items) for call in calls] == [1] * 4
+
+
+def test_a_topic_may_limit_all_its_items() -> None:
+    host = Limited({**GPU, "topic.t": '{"throttles": ["gpu"]}'})
+    host.put(5)
+    assert len(host.take()) == 2
+
+
+def test_a_key_may_have_a_rate_and_a_limit() -> None:
+    host = Limited({"throttle.gpu": '{"per_second": 100, "burst": 3, "concurrency": 2}'})
+    host.put(9, "gpu")
+    for _ in range(3):
+        items = host.take()
+        assert len(items) <= 2
+        host.ack(*items)
+        host.pass_ms(1_000)
+
+
+def test_limits_that_change() -> None:
+    host = Limited(GPU)
+    host.put(9, "gpu")
+    first = host.take()
+    assert len(first) == 2
+    host.apply({"throttle.gpu": '{"concurrency": 4}'})
+    host.pass_ms(600)
+    second = host.take()
+    assert len(second) == 2
+    host.apply({"throttle.gpu": '{"concurrency": 1}'})
+    host.ack(*first, second[0])
+    host.pass_ms(600)
+    assert host.take() == []  # one lease lives
+    host.ack(second[1])
+    host.pass_ms(600)
+    assert len(host.take()) == 1
+    host.apply({})
+    assert len(host.take()) == 4
+
+
+def test_a_limit_that_is_set_counts_the_leases_that_live() -> None:
+    host = Limited({})
+    host.put(6, "gpu")
+    before = host.take(3)
+    host.apply(GPU)
+    host.pass_ms(600)
+    assert host.take() == []
+    host.ack(*before[:2])
+    host.pass_ms(600)
+    assert len(host.take()) == 1
+
+
+def test_a_shadow_counts_and_holds_nothing() -> None:
+    host = Limited({"throttle.gpu": '{"concurrency": 2, "shadow": true}'})
+    host.put(6, "gpu")
+    assert len(host.take()) == 6
+    assert 1 <= host.stats().shadow_held <= 6
+
+
+def test_overage_and_reclaimed() -> None:
+    host = Limited(GPU)
+    host.put(3, "gpu")
+    call = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 9)], lease_ms=3_000)
+    host.pass_ms(60)
+    assert len(call.answer.items) == 2
+    for _ in range(5):
+        host.wait(500)
+    stats = host.stats()
+    assert (stats.taken, stats.free, stats.overage, stats.reclaimed) == (2, 0, 2, 0)
+    assert (stats.concurrency, stats.per_second, stats.burst) == (2, None, None)
+    for _ in range(5):
+        host.wait(500)
+    stats = host.stats()
+    assert (stats.taken, stats.free, stats.reclaimed) == (0, 2, 2)
+    assert len(host.take()) == 2
+
+
+def test_why_an_item_waits_for_a_slot() -> None:
+    host = Limited(GPU)
+    host.put(3, "gpu")
+    held = sorted(item.id for item in host.take())
+    host.dequeue()
+    (topic,) = [one for one in host.ask("ExplainItem", ns="n", topic="t").reasons if one.code == R.CONCURRENCY]
+    assert (topic.key, sorted(topic.item_ids)) == ("gpu", held)
+    (left,) = [item.id for item in host.ask("ListItems", ns="n", topic="t", state=idl.ItemState.READY).items]
+    reason = host.ask("ExplainItem", id=left).reasons[0]
+    assert reason.code == R.CONCURRENCY
+    assert reason.text == (
+        f"Throttle key 'gpu' has no free slot for the item's shard; items {', '.join(map(str, reason.item_ids))} hold "
+        "some; foqs throttle set gpu --ns n changes the limit (2 leases at a time)."
+    )
+
+
+# ------------------------------------------------------------------------------------------ questions of other hosts
+
+
+def test_a_coordinator_counts_before_it_lends() -> None:
+    host = Limited(GPU)
+    asked = idl.SlotAsk("n", "gpu", 1, host.engine.shards[1].epoch, 1, 0, 0, 1)
+    (first,) = host.ask("Lend", holder="h", tokens=[], slots=[asked]).slots
+    assert (first.granted, first.retry_after_ms) == (0, 20)
+    host.pass_ms(50)
+    asked.number = 100
+    (second,) = host.ask("Lend", holder="h", tokens=[], slots=[asked]).slots
+    assert (second.granted, second.contended) == (1, False)
+
+
+def test_leases_are_counted_for_another_coordinator() -> None:
+    host = Limited(GPU, 1)
+    host.put(3, "gpu")
+    assert len(host.take()) == 2
+    keys = [idl.SlotKey("n", "gpu"), idl.SlotKey("n", "none")]
+    call = host.call("CountSlots", keys=keys, shards=[1, 7])
+    host.pass_ms(50)
+    (one,) = call.answer.shards
+    assert (one.shard, one.epoch, one.leased) == (1, host.engine.shards[1].epoch, [2, -1])
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "why"),
+    [
+        ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "gpu")]}, "shard, epoch, number, has, leased, wanted or"),
+        ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "g*", 1, 1, 1, 0, 0, 1)]}, "a throttle key does not end"),
+        ("CountSlots", {"keys": []}, "keys: 1 to 1000 are needed, not 0"),
+        ("TellSlots", {"news": []}, "news: 1 to 10000 are needed, not 0"),
+        ("Dequeue", {"ns": "n", "wants": [idl.TopicCount("t", 1, -1)]}, "holding is negative"),
+    ],
+)
+def test_questions_are_checked(method: str, fields: dict[str, Any], why: str) -> None:
+    error = Limited(GPU).ask(method, **fields)
+    assert type(error) is Invalid
+    assert error.message.startswith(why)
+
+
+# ------------------------------------------------------------------------------------------ per_worker
+
+EACH = {"topic.t": '{"per_worker": 2}'}
+
+
+def wanted(
+    host: Limited, count: int = 5, worker: str | None = "w", holding: int | None = None, wait_ms: int = 0
+) -> Any:
+    wants = [idl.TopicCount("t", count, holding)]
+    call = host.call("Dequeue", ns="n", wants=wants, worker=worker, wait_ms=wait_ms, lease_ms=2_000)
+    host.wait(1)
+    return call
+
+
+def test_a_worker_gets_so_many_items_at_a_time() -> None:
+    host = Limited(EACH)
+    host.put(9)
+    first = wanted(host).answer.items
+    assert len(first) == 2
+    empty = wanted(host).answer
+    assert (empty.items, empty.reason, empty.retry_after_ms) == ([], "per_worker", 100)
+    assert len(wanted(host, worker="other").answer.items) == 2
+    host.ack(first[0])
+    assert len(wanted(host).answer.items) == 1
+
+
+def test_a_worker_that_holds_enough_waits_for_a_moment() -> None:
+    host = Limited(EACH)
+    host.put(9)
+    wanted(host)
+    call = wanted(host, wait_ms=30_000)
+    host.wait(90)
+    assert not call.answers
+    host.wait(20)
+    assert (call.answer.items, call.answer.reason) == ([], "per_worker")
+
+
+def test_a_worker_reports_its_items() -> None:
+    host = Limited(EACH)
+    host.put(9)
+    assert len(wanted(host, holding=1).answer.items) == 1
+    assert wanted(host, holding=2).answer.items == []
+    assert len(wanted(host, worker=None, holding=0).answer.items) == 2
+
+
+def test_consumers_without_a_name_get_so_many_in_an_answer() -> None:
+    host = Limited(EACH)
+    host.put(9)
+    assert [len(wanted(host, worker=None).answer.items) for _ in range(2)] == [2, 2]
+
+
+def test_leases_that_end_make_room() -> None:
+    host = Limited({"topic.t": '{"per_worker": 2, "retry": {"kind": "constant", "first_ms": 60000}}'})
+    host.put(9)
+    first = wanted(host).answer.items
+    host.ask("Nack", items=[idl.NackItem(first[0].id, first[0].lease, failed=True)])
+    assert len(wanted(host).answer.items) == 1
+    for _ in range(5):
+        host.wait(500)
+    assert len(wanted(host).answer.items) == 2  # the leases are over
+
+
+def test_workers_that_hold_nothing_are_forgotten() -> None:
+    host = Limited(EACH)
+    host.put(5)
+    host.ack(*wanted(host).answer.items)
+    assert host.engine.holdings._held
+    for _ in range(3):
+        host.wait(1_000)
+    assert not host.engine.holdings._held

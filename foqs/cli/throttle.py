@@ -1,4 +1,4 @@
-"""`foqs throttle`: limit the deliveries of items with a throttle key."""
+"""`foqs throttle`: limit the deliveries and the leases of items with a throttle key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from foqs.throttles.throttle import Throttle
 
 _PREFIX = "throttle."
 _TABLE_ROWS = 100
-_LIVE = ("tokens", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "coordinator")
+_LIMITS = ("per_second", "burst", "concurrency", "timeout_ms", "shadow")
+_LIVE = (
+    "tokens", "taken", "free", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "overage", "reclaimed",
+    "coordinator",
+)  # fmt: skip
 Key = Annotated[
     str,
     typer.Argument(metavar="KEY", help="The throttle is for this throttle key, or as PREFIX* for each key of many."),
@@ -32,7 +36,7 @@ Key = Annotated[
 
 app = commands(
     "throttle",
-    "Limit how often items with a throttle key are delivered.",
+    "Limit how often, and how many at a time, items with a throttle key are delivered.",
     "foqs throttle set api --per-second 10 --burst 20 --ns shop",
 )
 
@@ -45,6 +49,7 @@ def register(parent: typer.Typer) -> None:
     app,
     "foqs throttle set api --per-second 10 --burst 20 --ns shop",
     "foqs throttle set 'customer:*' --per-second 0.1",
+    "foqs throttle set gpu --concurrency 4",
     "foqs throttle set api --shadow",
     name="set",
 )
@@ -57,6 +62,16 @@ def set_(
         int | None,
         typer.Option(help="So many deliveries are possible at once after a pause. Default: --per-second, rounded up."),
     ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="So many items with the key are leased at a time, at most.")
+    ] = None,
+    timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            help="A lease that is older counts as overage, and a shard that has no owner for so long frees its slots "
+            "(ms); 0: never. Default: 60000."
+        ),
+    ] = None,
     shadow: Annotated[
         bool | None, typer.Option(help="The throttle counts the deliveries over its limit, and holds none back.")
     ] = None,
@@ -65,22 +80,24 @@ def set_(
 ) -> None:
     """Make a throttle, or change the fields of one that are given.
 
-    In any T seconds at most burst + per_second * T items with the key are delivered, on all hosts together. Every key
-    under a PREFIX* has this limit for itself.
+    In any T seconds at most burst + per_second * T items with the key are delivered, and at most --concurrency of them
+    are leased at a time, on all hosts together. Every key under a PREFIX* has these limits for itself.
     """
     rate = int(per_second) if per_second is not None and per_second.is_integer() else per_second
-    given = {"per_second": rate, "burst": burst, "shadow": shadow}
+    given = {
+        "per_second": rate, "burst": burst, "concurrency": concurrency, "timeout_ms": timeout_ms, "shadow": shadow
+    }  # fmt: skip
     given = {field: value for field, value in given.items() if value is not None}
     if not given:
-        fail("nothing to set: give --per-second, --burst, --shadow or --no-shadow", 2)
+        fail("nothing to set: give --per-second, --burst, --concurrency, --timeout-ms, --shadow or --no-shadow", 2)
 
     made: Mapping[str, str] = {}
 
     def decide(entries: Mapping[str, str]) -> settings.Changes:
         nonlocal made
-        if _PREFIX + key not in entries and per_second is None:
+        if _PREFIX + key not in entries and per_second is None and concurrency is None:
             way_out = throttle_command("set", connection.namespace, key, "--per-second N")
-            fail(f"there is no throttle {name(key)} yet, and a new one needs a rate: {way_out}")
+            fail(f"there is no throttle {name(key)} yet; a new one needs a rate or --concurrency N: {way_out}")
         made, removed = settings.with_fields(entries, _PREFIX + key, given)
         return made, removed
 
@@ -132,9 +149,9 @@ def list_(
 ) -> None:
     """List the throttles, and each key that is in use: a table on a terminal, else JSON lines.
 
-    A key in use has the tokens in its bucket, the items that wait for more, how long one of them has waited, the
-    deliveries over a throttle in shadow, and the host that makes the tokens. Hosts that did not answer are named on
-    stderr: the figures lack theirs.
+    A key in use has the tokens in its bucket, its live leases, the items that wait for more, how long one of them has
+    waited, the deliveries over a throttle in shadow, and the host that makes the tokens and lends the slots. Hosts that
+    did not answer are named on stderr: the figures lack theirs.
     """
     in_table = sys.stdout.isatty() and not as_json
     most = limit or (_TABLE_ROWS if in_table else None)
@@ -166,7 +183,13 @@ class Row(NamedTuple):
         """Return the row for scripts: the same fields in each, null where they are not known."""
         limit, live = self.limit, self.live
         row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(_PREFIX)}
-        row |= {field: limit and getattr(limit, field) for field in ("per_second", "burst", "shadow")}
+        row |= dict.fromkeys(_LIMITS)
+        if limit is not None:
+            row["shadow"] = limit.shadow
+            if limit.per_second is not None:
+                row |= {"per_second": limit.per_second, "burst": limit.burst}
+            if limit.concurrency is not None:
+                row |= {"concurrency": limit.concurrency, "timeout_ms": limit.timeout_ms}
         return row | {field: live and getattr(live, field) for field in _LIVE}
 
 
@@ -183,20 +206,36 @@ def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str
 
 
 def throttles_table(rows: Sequence[Row]) -> Table:
-    """Return a row for each throttle and each key in use; "waiting" are its parked items."""
-    numbers = ("per second", "burst", "tokens", "waiting", "longest")
-    headers = ("key", "per second", "burst", "shadow", "tokens", "waiting", "longest", "made by")
+    """Return a row for each throttle and each key in use; "waiting" are its parked items. Where a throttle limits
+    leases, "leased" has the live ones of each key."""
+    limited = any(row.limit is not None and row.limit.concurrency is not None for row in rows)
+    leased = ("leased",) if limited else ()
+    numbers = ("per second", "burst", *leased, "tokens", "waiting", "longest")
+    headers = ("key", "per second", "burst", *leased, "shadow", "tokens", "waiting", "longest", "made by")
     table = plain_table(*headers, numbers=numbers, folded=("key", "made by"))
-    for key, limit, live in rows:
+    for row in rows:
+        key, limit, live = row
         shadow = "no"
         if limit is not None and limit.shadow:
             shadow = "yes" if live is None else f"{live.shadow_held:,} over"
+        rate = ("-", "-")
+        if limit is not None and limit.per_second is not None:
+            rate = (_rate(limit.per_second), f"{limit.burst:,}")
         table.add_row(
             name(key),
-            *(("-", "-", "-") if limit is None else (_rate(limit.per_second), f"{limit.burst:,}", shadow)),
+            *rate,
+            *((_leased(row),) if limited else ()),
+            shadow if limit is not None else "-",
             *(("-", "-", "-", "-") if live is None else _figures(live)),
         )
     return table
+
+
+def _leased(row: Row) -> str:
+    if row.limit is None or row.limit.concurrency is None:
+        return "-"
+    most = f"{row.limit.concurrency:,}"
+    return most if row.live is None or row.live.taken is None else f"{row.live.taken:,} of {most}"
 
 
 def _figures(live: ThrottleStats) -> tuple[str, str, str, str]:
@@ -211,7 +250,10 @@ def _said(key: str, text: str) -> str:
     limit = parse_throttle(text).throttle(_PREFIX + key)
     each = " for each key" if key.endswith("*") else ""
     shadow = ", but in shadow: it holds nothing back" if limit.shadow else ""
-    return f"{_rate(limit.per_second)} a second, burst {limit.burst:,}{each}{shadow}"
+    said = [] if limit.per_second is None else [f"{_rate(limit.per_second)} a second, burst {limit.burst:,}"]
+    if limit.concurrency is not None:
+        said.append(f"at most {limit.concurrency:,} leased at a time")
+    return f"{', '.join(said)}{each}{shadow}"
 
 
 def _rate(per_second: float) -> str:

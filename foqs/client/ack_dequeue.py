@@ -85,11 +85,12 @@ class AckDequeue:
     def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
         lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
+        holding: Mapping[str, int] | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
         as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
         entries = [idl.AckItem(id=acks[at].id, lease=acks[at].lease) for at in part.asked]
-        counts = [idl.TopicCount(topic=topic, count=count) for topic, count in wants.items()]
+        counts = topic_counts(wants, holding)
         request = idl.AckAndDequeueRequest(
             ns=self._namespace, acks=entries, wants=counts, lease_ms=lease_ms, max_bytes=max_bytes, worker=worker,
             begins=begins,
@@ -107,6 +108,13 @@ class AckDequeue:
         errors = [None if one.error is None else named(item_error(one.error), asked.request_id) for one in outcomes]
         refused = None if response.error is None else named(item_error(response.error), asked.request_id)
         return Taken(errors, leased_items(response), refused)
+
+
+def topic_counts(counts: Mapping[str, int], holding: Mapping[str, int] | None) -> list[Any]:
+    """Return TopicCounts. `holding`: how many items of each topic the process holds, None if that is not known."""
+    if holding is None:
+        return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
+    return [idl.TopicCount(topic, count, holding.get(topic, 0)) for topic, count in counts.items()]
 
 
 def leased_items(response: Any) -> Items:

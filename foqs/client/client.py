@@ -11,7 +11,7 @@ from weakref import finalize
 
 from foqs import second_answer
 from foqs.client import methods
-from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items
+from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, topic_counts
 from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
@@ -177,6 +177,7 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         max_bytes: int | None = None,
         worker: str | None = None,
         begins: int | None = None,
+        holding: Mapping[str, int] | None = None,
         ledger: bool = False,
         timeout_ms: int | None = None,
     ) -> Items:
@@ -187,7 +188,8 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         example "paused". `lease_ms`: how long the leases last; default each item's own, else the server's. `max_bytes`
         bounds payloads, metadata and headers together. `worker` names the caller to operators. `begins`: how many of
         the items, the first ones, are begun at once; the rest counts as not begun (see `begun_many`). Default: all.
-        `ledger`: the items come with their `Ledger`.
+        `holding`: how many items of each topic the caller's process holds, for topics with the policy `per_worker`.
+        Default: hosts count the leases of `worker`. `ledger`: the items come with their `Ledger`.
         """
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
@@ -196,10 +198,10 @@ class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
         def attempt(request_id: str) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request: Any = None
-            if worker is None and begins is None and not ledger:
+            if worker is None and begins is None and holding is None and not ledger:
                 request = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
-                wants = [idl.TopicCount(topic=topic, count=n) for topic, n in counts.items()]
+                wants = topic_counts(counts, holding)
                 request = idl.DequeueRequest(
                     self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins
                 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 from time import monotonic
@@ -48,6 +49,11 @@ class Leases:
         """Return how many of the items wait for a handler, or are at work."""
         with self.change:
             return sum(not held.settling for held in self._held.values())
+
+    def holding(self) -> Counter[str]:
+        """Return how many of the items of each topic wait for a handler, or are at work."""
+        with self.change:
+            return Counter(held.item.topic for held in self._held.values() if not held.settling)
 
     def add(self, items: Sequence[Item], *, overdue: bool = False) -> list[Held]:
         """Takes charge of items that were just received; `overdue`: some time ago, so they are extended at once."""

@@ -56,10 +56,12 @@ class TopicStats(NamedTuple):
 
 
 class ThrottleStats(NamedTuple):
-    """A throttle key in use. `setting` is the settings key of its throttle, with `per_second` and `burst`; they are ""
-    and None if it has none any more. `tokens` are those that no host holds, None if they are not known.
-    `parked_flows` and `parked_items` wait for tokens, the first since `longest_wait_ms`. `shadow_held`: deliveries
-    that a shadow throttle would have held back. `coordinator` is the `host:port` that makes the tokens."""
+    """A throttle key in use. `setting` is the settings key of its throttle, with `per_second`, `burst` and
+    `concurrency`; they are "" and None where it has none. `tokens` are those that no host holds; `taken` leases live,
+    and `free` more may begin: None if they are not known. `parked_flows` and `parked_items` wait, the first since
+    `longest_wait_ms`. `shadow_held`: deliveries that a shadow throttle would have held back. `coordinator` is the
+    `host:port` that makes the tokens and lends the slots. `overage`: leases that lived longer than the throttle's
+    timeout_ms; `reclaimed`: leases that ended by time."""
 
     key: str
     setting: str
@@ -71,6 +73,11 @@ class ThrottleStats(NamedTuple):
     longest_wait_ms: int
     shadow_held: int
     coordinator: str
+    concurrency: int | None = None
+    taken: int | None = None
+    free: int | None = None
+    overage: int = 0
+    reclaimed: int = 0
 
 
 class Throttles(NamedTuple):

@@ -277,6 +277,7 @@ class Worker:
             lease_ms=self._leases.lease_ms,
             worker=self.name,
             begins=begins,
+            holding=self._leases.holding(),
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
 
@@ -287,7 +288,7 @@ class Worker:
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
         ask = partial(
             self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
-            begins=begins,
+            begins=begins, holding=self._leases.holding(),
         )  # fmt: skip
         try:
             taken = ask() if tracing is None else tracing.dequeue(wants, ask)

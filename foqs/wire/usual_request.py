@@ -34,6 +34,7 @@ _SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIS
 _NS_OF_ACKS = field_head(STRING, 2)
 _TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
 _DELIVERY, _COUNT, _CONTEXT = field_head(I32, 10), field_head(I32, 2), field_head(STRUCT, 15)
+_HOLDING = field_head(I32, 3)
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
@@ -277,10 +278,15 @@ def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[byte
         want = _TopicCount()
         want.topic = frame[at + 7 : count_at].decode()
         count_, want.count, stop = _last_i32(frame, count_at)
+        at = count_at + 8
+        if stop == I32:
+            holding_, want.holding, stop = _last_i32(frame, at - 1)
+            at += 7
+            if holding_ != _HOLDING:
+                raise ValueError("a field that is not expected")
         if topic_ != _TOPIC or count_ != _COUNT or stop != STOP:
             raise ValueError("a topic of another form")
         request.wants.append(want)
-        at = count_at + 8
     for _ in options:
         if frame[at] != I64:
             break

@@ -59,7 +59,10 @@ def test_other_settings_and_other_keys_stay(client: Client, run: Run) -> None:
     assert client.settings().entries == {"weight.api": "4", "throttle.ap": '{"per_second": 1}'}
 
 
-UNUSED = dict.fromkeys(("tokens", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "coordinator"))
+UNUSED = dict.fromkeys(
+    ("concurrency", "timeout_ms", "tokens", "taken", "free", "parked_items", "parked_flows", "longest_wait_ms",
+     "shadow_held", "overage", "reclaimed", "coordinator")
+)  # fmt: skip
 
 
 def test_throttles_are_listed(client: Client, run: Run) -> None:
@@ -81,6 +84,8 @@ def test_throttles_are_listed(client: Client, run: Run) -> None:
             ["customer:*", "0.5", "1", "no", *"----"],
         ],
     )
+    client.put_settings({"throttle.gpu": '{"concurrency": 4}'})
+    assert in_terminal(client, "throttle", "list")[1].splitlines()[3].split() == ["gpu", "-", "-", "4", "no", *"----"]
     status, shown = in_terminal(client, "throttle", "list", "none")
     assert shown == f"namespace {client.namespace} has no throttle none*\n"
     shown = in_terminal(client, "throttle", "list", "--limit", "1")[1]
@@ -211,10 +216,18 @@ def test_a_field_that_changed_in_between_is_kept(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("args", "status", "why"),
     [
-        (["set", "api"], 2, "nothing to set: give --per-second, --burst, --shadow or --no-shadow"),
+        (
+            ["set", "api"],
+            2,
+            "nothing to set: give --per-second, --burst, --concurrency, --timeout-ms, --shadow or --no-shadow",
+        ),
         (["set", "api", "--per-second", "fast"], 2, "--per-second"),
         (["set", "api", "--per-second", "1", "--burst", "1.5"], 2, "--burst"),
-        (["set", "api", "--burst", "5"], 1, "there is no throttle api yet, and a new one needs a rate"),
+        (
+            ["set", "api", "--burst", "5"],
+            1,
+            "there is no throttle api yet; a new one needs a rate or --concurrency N: foqs",
+        ),
         (["set", "api", "--per-second", "0"], 1, "throttle.api: per_second: it must be 0.001 or more, not 0"),
         (["set", "api", "--per-second", "nan"], 1, "throttle.api: per_second: it must be a number, not NaN"),
         (["set", "api", "--per-second", "inf"], 1, "throttle.api: per_second: it must be a number, not Infinity"),
@@ -249,9 +262,29 @@ def test_the_errors_name_commands_that_work(client: Client, run: Run, key: str) 
 def test_the_commands_of_the_page_work_as_written(client: Client) -> None:
     page = (ROOT / "docs" / "operations.md").read_text().partition("## Throttles\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^    foqs (throttle .*?)(?: +#.*)?$", page, re.MULTILINE)
-    assert [words.split()[1] for words in commands] == ["set", "set", "set", "list", "remove"]
+    assert [words.split()[1] for words in commands] == ["set", "set", "set", "set", "list", "remove"]
     for words in commands:
         done = foqs(*shlex.split(words), env={"FOQS_ADDRESS": client.address})
         assert (done.returncode, done.stderr) == (0, ""), words
     left = foqs("settings", "get", "--ns", "shop", env={"FOQS_ADDRESS": client.address}).stdout
-    assert [json.loads(line)["key"] for line in left.splitlines()] == ["throttle.customer:*"]
+    assert [json.loads(line)["key"] for line in left.splitlines()] == ["throttle.customer:*", "throttle.gpu"]
+
+
+def test_a_limit_on_leases_holds_and_is_listed(client: Client, run: Run) -> None:
+    done = run("throttle", "set", "gpu", "--concurrency", 2, "--timeout-ms", 5_000)
+    assert done.stdout.splitlines()[0] == "throttle gpu: at most 2 leased at a time"
+    assert entry(client, "gpu") == {"concurrency": 2, "timeout_ms": 5_000}
+    for _ in range(5):
+        client.enqueue("train", b"x", throttle_keys=["gpu"])
+    held: list[Any] = []
+    wait_until(lambda: held.extend(client.dequeue("train", 5, wait_ms=500)) or len(held) == 2, "two leases", 30)
+    empty = client.dequeue("train", 5)
+    assert (list(empty), empty.reason) == ([], "concurrency: gpu")
+    (row,) = lines(run("throttle", "list", "gpu"))
+    assert (row["concurrency"], row["taken"], row["free"], row["per_second"], row["burst"]) == (2, 2, 0, None, None)
+    shown = in_terminal(client, "throttle", "list")[1].splitlines()
+    assert (shown[0].split()[4], shown[1].split()[:6]) == ("leased", ["gpu", "-", "-", "2", "of", "2"])
+    client.ack(held[0])
+    assert len(client.dequeue("train", 5, wait_ms=10_000)) == 1
+    done = run("throttle", "set", "gpu", "--per-second", 50)
+    assert done.stdout.splitlines()[0] == "throttle gpu: 50 a second, burst 50, at most 2 leased at a time"

@@ -368,3 +368,18 @@ def test_items_of_several_topics(peer, client_of, work):
     client.enqueue_many([ItemSpec(f"t{n % 3}", b"x") for n in range(30)])
     worker = work(client, lambda item: None, topics=["t0", "t1", "t2"], concurrency=1, prefetch=0)
     eventually(lambda: worker.counts.done == 30)
+
+
+def test_each_request_has_the_number_of_items_held(peer, client_of, work):
+    client = client_of(peer)
+    enqueue(client, 3)
+    go = threading.Event()
+    worker = work(client, lambda item: go.wait(LATER), concurrency=5)
+
+    def held():
+        return [want.holding for request in peer.named("Dequeue") for want in request.wants]
+
+    eventually(lambda: held()[-1:] == [3])
+    assert held()[0] == 0
+    go.set()
+    eventually(lambda: worker.counts.done == 3 and held()[-1] == 0)

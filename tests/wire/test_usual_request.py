@@ -60,7 +60,7 @@ def like_items(draw: st.DrawFn) -> list[Any]:
 
 
 whole_acks = st.lists(st.builds(idl.AckItem, id=i64s, lease=i64s), max_size=8)
-wants = st.lists(st.builds(idl.TopicCount, topic=texts, count=i32s), max_size=8)
+wants = st.lists(st.builds(idl.TopicCount, topic=texts, count=i32s, holding=st.none() | i32s), max_size=8)
 times = st.none() | i64s
 usual_requests = st.one_of(
     st.builds(idl.EnqueueRequest, ns=texts, items=like_items(), context=whole_contexts),

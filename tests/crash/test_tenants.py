@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from foqs.lab.crash.history import Answer, Delivery, Enqueue
-from foqs.lab.crash.tenants import THROTTLES, Rate, exceeded, lies, starved, tenant_of, throttles_of
+from foqs.lab.crash.history import Ack, Answer, Delivery, Enqueue
+from foqs.lab.crash.tenants import LIMITS, THROTTLES, Rate, exceeded, lies, starved, tenant_of, throttles_of
 
 S = 1_000_000_000
 RATE = Rate(10, 20)
@@ -61,7 +61,7 @@ def test_keys_say_what_an_item_is() -> None:
     free, throttled = "producer-0/free:{}", "producer-1/throttled:{}"
     assert {tenant_of(free.format(n)) for n in range(3)} == {"red", "green", "blue"}
     assert {throttles_of(free.format(n)) for n in range(100)} == {()}
-    assert {key for n in range(100) for key in throttles_of(throttled.format(n))} == THROTTLES.keys()
+    assert {key for n in range(200) for key in throttles_of(throttled.format(n))} == {*THROTTLES, *LIMITS}
     assert throttles_of("producer-1:7") == ()
 
 
@@ -70,6 +70,22 @@ def test_a_rate_is_looked_at_while_there_are_throttles() -> None:
     events = [delivery(key, 1.0) for _ in range(12)]
     assert any("throttle slow: 2.0 items more than 10 + 10 a second" in lie for lie in lies(events, 2 * S))
     assert lies(events, S // 2) == []
+
+
+def test_more_leases_than_the_limit() -> None:
+    """A lease is certain from its answer on, until its ack is sent or its time is over."""
+    keys = [key for n in range(200) if "few" in throttles_of(key := f"producer-1/throttled:{n}")]
+
+    def few(at: int, at_s: float) -> Delivery:
+        return Delivery(*span(at_s), keys[at], at, 7, 1, 1_500)
+
+    held = [few(at, 1.0 + at / 10) for at in range(4)]
+    (lie,) = lies(held, 9 * S)
+    assert lie == "throttle few: 4 leases lived at one time, the limit is 3"
+    acks = [Ack(*span(1.25), 1, 7, Answer.UNKNOWN)]
+    assert lies([*held, *acks], 9 * S) == []
+    assert lies([*held[:3], few(3, 2.6)], 9 * S) == []
+    assert lies(held, S) == []
 
 
 def test_a_tenant_that_gets_nothing() -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foqs.client.items import Item
-from foqs.lab.policies import fair, picture, run
+from foqs.lab.policies import fair, limited, picture, run
 from foqs.lab.policies.stage import Delivered, exceeded_by
 
 
@@ -30,8 +30,18 @@ def test_how_far_shares_are_from_their_due() -> None:
 
 
 def test_each_scenario_of_one_host_and_of_three() -> None:
-    assert list(range(1, 15)) == run.NUMBERS
+    assert list(range(1, 19)) == run.NUMBERS
     assert {len(one.hosts) for one in run.SCENARIOS} == {1, 3}
+
+
+def test_how_many_leases_live_at_one_time() -> None:
+    ms = 1_000_000
+    lines = [f"got 1 7 {0 * ms} {5 * ms}", f"got 2 8 {0 * ms} {6 * ms}", f"acked 1 7 {9 * ms}", f"got 3 9 0 {9 * ms}"]
+    leases = limited.leases_of(lines, 100)
+    assert [(one.from_ns // ms, one.to_ns // ms) for one in leases] == [(5, 9), (6, 100), (9, 100)]
+    assert limited.most_at_once(leases) == 2
+    assert limited.most_at_once([*leases, limited.Lease(4, 1, 8 * ms, 10 * ms)]) == 3
+    assert limited.busy_share(leases, 0, 10 * ms, 2) == pytest.approx(9 / 20)
 
 
 def test_the_picture_has_a_line_for_each_tenant() -> None:

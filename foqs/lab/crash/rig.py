@@ -30,15 +30,17 @@ _FAULTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard's database. `server` is where it lives."""
+    """One shard's database. `server` is where it lives; `way`: the port of a relay through which hosts connect."""
 
     number: int
     server: SqlEndpoint
     database: str
+    way: int | None = None
 
     @property
     def url(self) -> str:
-        return self.server.url(self.database)
+        url = self.server.url(self.database)
+        return url if self.way is None else url.replace(f":{self.server.port}/", f":{self.way}/")
 
     def rows(self) -> int:
         """Rows in all tables that hold items."""

@@ -1,11 +1,12 @@
-"""Clients of three tenants and four throttles, and what their history must not show: a rate that was exceeded, a tenant
-that was starved.
+"""Clients of three tenants, four throttles with a rate and one that limits leases, and what their history must not
+show: a rate or a limit that was exceeded, a tenant that was starved.
 
 What an item's tenant and throttle keys are follows from its key: the checker needs no more than the history.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from foqs.client.items import ItemSpec
 from foqs.lab.crash.clients import Consumer, Producer, put
-from foqs.lab.crash.history import Answer, Delivery, Enqueue, Event
+from foqs.lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Enqueue, Event, Nack
 from foqs.lab.crash.payload import pack
 
 TOPIC = "shared"
@@ -27,7 +28,12 @@ class Rate(NamedTuple):
 
 
 THROTTLES = {"slow": Rate(10, 10), "quick": Rate(30, 30), "wide": Rate(50, 100), "other": Rate(80, 40)}
-_SETS = {("slow",): 6, ("quick", "slow"): 6, ("quick",): 28, ("wide",): 30, ("other", "wide"): 30}
+LIMITS = {"few": 3}
+"""Leases that live at a time."""
+_SETS = {
+    ("slow",): 6, ("quick", "slow"): 6, ("quick",): 28, ("wide",): 30, ("other", "wide"): 30, ("few",): 8,
+    ("few", "other"): 2,
+}  # fmt: skip
 """Throttle sets, with how many items of each a producer makes at a time: two producers use nine tenths of each rate."""
 _PAUSE_S = 3.0
 _WAITING, _OTHERS = 100, 2_000
@@ -88,10 +94,10 @@ def _spec(key: str, priority: int) -> ItemSpec:
 
 
 def settings() -> dict[str, str]:
-    return {
-        f"throttle.{key}": f'{{"per_second": {rate.per_second}, "burst": {rate.burst}}}'
-        for key, rate in THROTTLES.items()
-    }
+    """Return the throttles. Slots of a shard without an owner stay taken."""
+    rates = {key: {"per_second": rate.per_second, "burst": rate.burst} for key, rate in THROTTLES.items()}
+    limits = {key: {"concurrency": most, "timeout_ms": 0} for key, most in LIMITS.items()}
+    return {f"throttle.{key}": json.dumps(entry) for key, entry in (rates | limits).items()}
 
 
 # ---------------------------------------------------------------------------------------------- the checks
@@ -107,6 +113,11 @@ def lies(events: Iterable[Event], until_ns: int) -> list[str]:
         over = exceeded(spans, rate)
         if over > 0:
             found.append(f"throttle {key}: {over:.1f} items more than {rate.burst} + {rate.per_second} a second")
+    endings = [event for event in seen if isinstance(event, Ack | Nack)]
+    for key, limit in LIMITS.items():
+        most = most_at_once([event for event in deliveries if key in throttles_of(event.key)], endings)
+        if most > limit:
+            found.append(f"throttle {key}: {most} leases lived at one time, the limit is {limit}")
     stored = [event for event in seen if isinstance(event, Enqueue) and "/" in event.key]
     return found + list(starved(stored, deliveries))
 
@@ -126,6 +137,24 @@ def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
         most = excess.most_up_to(bisect_right(begins, ended) - 1)
         worst = max(worst, most - rate.per_second * (ended - begins[0]) / _NS_PER_S - rate.burst)
     return worst
+
+
+def most_at_once(deliveries: Iterable[Delivery], endings: Iterable[Ack | Nack]) -> int:
+    """Return how many leases lived at one time for certain: each from its answer until its first ack or nack was sent,
+    or its time was over."""
+    sent: dict[tuple[int, int], int] = {}
+    for ending in endings:
+        lease = (ending.id, ending.lease)
+        sent[lease] = min(ending.began, sent.get(lease, ending.began))
+    changes: list[tuple[int, int]] = []
+    for one in deliveries:
+        end = min(one.began + one.lease_ms * NS_PER_MS, sent.get((one.id, one.lease), 1 << 62))
+        changes += [(one.ended, 1), (max(end, one.ended), -1)]
+    live = most = 0
+    for _, change in sorted(changes):  # ends come first
+        live += change
+        most = max(most, live)
+    return most
 
 
 class _Prefixes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from foqs.lab.policies import fair, picture, scale, throttled
+from foqs.lab.policies import fair, limited, picture, scale, throttled
 from foqs.lab.policies.stage import HOSTS, Outcome, Stage, stage
 from foqs.lab.servers import Kind
 
@@ -17,13 +17,14 @@ _ONE = HOSTS[:1]
 
 
 class Scenario(NamedTuple):
-    """`host`: settings of the hosts' section of that name."""
+    """`host`: settings of the hosts' section of that name. `relayed`: as for `stage`."""
 
     number: int
     run: Callable[[Stage], Outcome]
     hosts: tuple[str, ...] = _ONE
     shards: int = 4
     host: Mapping[str, object] = {}
+    relayed: bool = False
 
 
 SCENARIOS = (
@@ -43,6 +44,10 @@ SCENARIOS = (
     Scenario(12, throttled.crossed_keys, HOSTS, 6),
     Scenario(13, throttled.killed_coordinator, HOSTS, 6),
     Scenario(14, throttled.many_keys, HOSTS, 6),
+    Scenario(15, limited.kills, HOSTS, 8),
+    Scenario(16, limited.ends_of_jobs),
+    Scenario(17, limited.workers, HOSTS, 6),
+    Scenario(18, limited.database_away, HOSTS, 6, relayed=True),
 )
 NUMBERS = sorted({one.number for one in SCENARIOS})
 
@@ -54,7 +59,7 @@ def measure(
     for at, one in enumerate(SCENARIOS):
         if one.number in numbers:
             say(f"scenario {one.number}: {one.run.__name__.replace('_', ' ')}")
-            with stage(kind, folder / f"{at}", one.hosts, one.shards, share, one.host) as made:
+            with stage(kind, folder / f"{at}", one.hosts, one.shards, share, one.host, relayed=one.relayed) as made:
                 yield one.run(made)
 
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from foqs.client.items import Item, ItemSpec
 from foqs.lab.cluster import LocalCluster, local_cluster
 from foqs.lab.crash.rig import HostProcess, make_shards
 from foqs.lab.crash.tenants import Rate, exceeded
+from foqs.lab.relay import Relay
 from foqs.lab.servers import Kind, ServerSettings, start_database_server
 
 SESSION_MS = 4_000
@@ -48,11 +49,14 @@ class Delivered(NamedTuple):
 
 @dataclass
 class Stage:
-    """`clients`: one for each host, which calls that host alone. `share`: the part of the full size of a scenario."""
+    """`clients`: one for each host, which calls that host alone. `share`: the part of the full size of a scenario.
+    `relay`, if there is one, leads to the database of the last shard."""
 
     hosts: Mapping[str, HostProcess]
     share: float
     cluster: LocalCluster
+    folder: Path
+    relay: Relay | None
     clients: list[Client] = field(default_factory=list)
 
     @property
@@ -167,9 +171,11 @@ def exceeded_by(delivered: Iterable[Delivered], per_second: float, burst: int) -
 
 @contextmanager
 def stage(
-    kind: Kind, folder: Path, hosts: Sequence[str], shards: int, share: float, host: Mapping[str, object] | None = None
-) -> Iterator[Stage]:
-    """Hosts with `shards` shards in all, spread evenly; `host` are settings of their section of that name."""
+    kind: Kind, folder: Path, hosts: Sequence[str], shards: int, share: float,
+    host: Mapping[str, object] | None = None, *, relayed: bool = False,
+) -> Iterator[Stage]:  # fmt: skip
+    """Hosts with `shards` shards in all, spread evenly; `host` are settings of their section of that name. `relayed`:
+    the last shard's database is behind a relay."""
     settings: dict[str, Mapping[str, object]] = {
         "zookeeper": {"session_timeout_ms": SESSION_MS, "balance_every_ms": 3_600_000},
         "host": dict(host or {}),
@@ -177,10 +183,15 @@ def stage(
     with ExitStack() as stack:
         server = stack.enter_context(start_database_server(kind, ServerSettings(buffer_pool_bytes=512 << 20)))
         folder.mkdir()
-        cluster = stack.enter_context(local_cluster(make_shards([server], shards, "bench"), folder, settings))
+        made_shards = make_shards([server], shards, "bench")
+        relay = None
+        if relayed:
+            relay = stack.enter_context(closing(Relay(server.port)))
+            made_shards[-1] = replace(made_shards[-1], way=relay.port)
+        cluster = stack.enter_context(local_cluster(made_shards, folder, settings))
         cluster.start(*hosts)
         cluster.place({shard.number: hosts[at % len(hosts)] for at, shard in enumerate(cluster.shards)})
-        made = Stage(cluster.hosts, share, cluster)
+        made = Stage(cluster.hosts, share, cluster, folder, relay)
         for name in hosts:
             address = f"127.0.0.1:{cluster.hosts[name].port}"
             made.clients.append(stack.enter_context(Client(address, _NAMESPACE, routing=False)))

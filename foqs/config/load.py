@@ -21,6 +21,7 @@ from foqs.config.schema import (
     AdminSection,
     AuthSection,
     BreakerSection,
+    HooksSection,
     HostSection,
     LimitsSection,
     LogSection,
@@ -57,6 +58,7 @@ class Config(BaseSettings):
     zookeeper: ZookeeperSection | None = None
     shards: tuple[ShardSection, ...] = ()
     quotas: QuotasSection = QuotasSection()
+    hooks: HooksSection = HooksSection()
     tls: TlsSection | None = None
     auth: AuthSection | None = None
 

@@ -353,3 +353,20 @@ class QuotasSection(QuotaKeys):
 
     namespaces: dict[str, QuotaKeys] = Field(default={})
     """Quotas by name of the namespace. A namespace named here has none of the quotas above."""
+
+
+class HooksSection(Section):
+    """Scripts of hooks (docs/hooks.md). They run in processes of their own; the first call starts these."""
+
+    processes: int = Field(default=1, ge=1, le=16)
+    """Processes for scripts. One more runs the scripts that are new, or slow."""
+    timeout_ms: Live[int] = Field(default=10, ge=1, le=1_000)
+    """A call of a script may take this much processor time."""
+    memory_bytes: int = Field(default=1 * MiB, ge=65_536, le=64 * MiB)
+    """A script may hold this much memory, beyond that of an empty script."""
+    request_ms: Live[int] = Field(default=1_000, ge=10, le=60_000)
+    """The hooks of a request may take this much time together."""
+    queue_calls: Live[int] = Field(default=20_000, ge=256)
+    """Most calls that wait for a process; further ones fail."""
+    queue_bytes: Live[int] = Field(default=16 * MiB, ge=65_536)
+    """Most bytes of the items in calls that wait; further calls fail."""

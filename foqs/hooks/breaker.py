@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
-from foqs.hooks.protocol import Failed, Hook, HookKey, Kind, Outcome
+from foqs.hooks.protocol import Failed, Kind
 
 FAILURES_IN_A_ROW = 3
 OPEN_MS = 10_000
 MOST_ERRORS = 5
+UNBOUNDED = 1 << 30
 _ERROR_CHARACTERS = 300
 
 
 class HookError(NamedTuple):
-    """A failure of a script. `at_ms`: by the host's clock."""
+    """A failure of a script. `at_ms`: epoch milliseconds."""
 
     at_ms: int
     kind: Kind
@@ -45,5 +45,44 @@ class Breaker:
         return self._open_until_ms is not None
 
     def retry_after_ms(self, now_ms: int) -> int:
-        """Return the time until a call is tried; 0 where the breaker is closed."""
-        raise NotImplementedError
+        """Return the time until a call is tried; 0 where calls run, or where one is tried now."""
+        return 0 if self._open_until_ms is None else max(0, self._open_until_ms - now_ms)
+
+    def room(self, now_ms: int) -> int:
+        """Return the number of calls that may begin now. None may while one is tried: they wait for its outcome."""
+        if self._open_until_ms is None:
+            return UNBOUNDED
+        return int(not self._trying and now_ms >= self._open_until_ms)
+
+    def begin(self) -> None:
+        """Note that a call begins."""
+        self._trying = self._open_until_ms is not None
+
+    def abandon(self) -> None:
+        """Note that a call that began has no outcome."""
+        self._trying = False
+
+    def succeeded(self, script: str) -> None:
+        self.script = script
+        self.calls += 1
+        self._failed = 0
+        if self._trying:
+            self._trying = False
+            self._open_until_ms = None
+
+    def failed(self, script: str, failure: Failed, now_ms: int, at_ms: int) -> bool:
+        """Count a failure that blames the script. `now_ms`: by the clock of `room`; `at_ms`: by the host's clock.
+
+        Return whether the failure opened the breaker."""
+        self.script = script
+        self.calls += 1
+        self.failures += 1
+        self._failed += 1
+        self.last_errors.append(HookError(at_ms, failure.kind, failure.text[:_ERROR_CHARACTERS]))
+        closed = self._open_until_ms is None
+        if self._trying or (closed and self._failed >= FAILURES_IN_A_ROW):
+            self._trying = False
+            self._failed = 0
+            self._open_until_ms = now_ms + OPEN_MS
+            return True
+        return False

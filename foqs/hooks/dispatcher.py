@@ -1,0 +1,242 @@
+"""Decides which calls a process runs next, and what their replies mean. Pure: the caller's clock is passed in."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foqs.hooks.breaker import Breaker
+from foqs.hooks.call_queues import CALL_US, CallQueue, Portion, Turns, Waiting
+from foqs.hooks.frames import SLICE_MS
+from foqs.hooks.protocol import Answered, Failed, HookCall, HookKey, Kind, Outcome
+from foqs.hooks.replies import outcome_of
+from foqs.limits import Limits
+
+MOST_QUEUES = 10_000
+"""Hooks of topics whose averages and breakers are remembered; those without calls are forgotten first."""
+_REPEATS = 2
+_FORGOTTEN_AT_ONCE = 100
+
+Resolve = Callable[[Waiting, Outcome], None]
+Opened = Callable[[HookKey, str, Failed], None]
+
+
+class Dispatcher:
+    """`resolve` gets the outcome of each call, once. `opened` hears of each breaker that opens: its hook, the name of
+    the script and the failure.
+
+    `calls` are those that a script ended, `failures` counts by kind. `queued` and `queued_bytes`: calls that no process
+    has."""
+
+    def __init__(self, limits: Limits, resolve: Resolve, opened: Opened) -> None:
+        self.limits = limits
+        self.calls = 0
+        self.failures: Counter[Kind] = Counter()
+        self.queued = 0
+        self.queued_bytes = 0
+        self._give = resolve
+        self._opened = opened
+        self._quick, self._suspects = Turns(), Turns()
+        self._queues: OrderedDict[tuple[HookKey, bool], CallQueue] = OrderedDict()
+
+    def breaker(self, key: HookKey) -> Breaker | None:
+        """Return the breaker of a hook; None if no call of it is remembered."""
+        queue = self._queues.get((key, True))
+        return None if queue is None else queue.breaker
+
+    # ------------------------------------------------------------------------------------- queues
+
+    def add(self, waiting: Waiting, now_ms: int) -> None:
+        call = waiting.call
+        queue = self._queue(call)
+        if failure := _stopped(queue, now_ms):
+            self.resolve(waiting, failure)
+            return
+        queue.begin(call.script.digest)
+        queue.calls.append(waiting)
+        self._count(waiting, 1)
+        self._list(queue)
+
+    def resolve(self, waiting: Waiting, outcome: Outcome) -> None:
+        """Give a call its outcome if it has none."""
+        if waiting.over:
+            return
+        if waiting.queued:
+            self._count(waiting, -1)
+        waiting.over = True
+        if isinstance(outcome, Failed) and not outcome.kind.blames_script:
+            self.failures[outcome.kind] += 1
+        self._give(waiting, outcome)
+
+    def resolve_all(self, outcome: Outcome) -> None:
+        """Give all calls in the queues the same outcome."""
+        for queue in self._queues.values():
+            self._empty(queue, outcome)
+
+    def _queue(self, call: HookCall) -> CallQueue:
+        name = (call.key, call.guarded)
+        queue = self._queues.get(name)
+        if queue is not None:
+            return queue
+        if len(self._queues) >= MOST_QUEUES:
+            self._forget()
+        queue = self._queues[name] = CallQueue(call.key, Breaker() if call.guarded else None)
+        return queue
+
+    def _forget(self) -> None:
+        """Forget some idle queues, those of the longest-known hooks first. A queue with calls becomes a young one."""
+        for _ in range(_FORGOTTEN_AT_ONCE):
+            name, queue = next(iter(self._queues.items()))
+            if queue.idle:
+                del self._queues[name]
+            else:
+                self._queues.move_to_end(name)
+
+    def _count(self, waiting: Waiting, by: int) -> None:
+        waiting.queued = by > 0
+        self.queued += by
+        self.queued_bytes += by * len(waiting.text)
+
+    def _list(self, queue: CallQueue) -> None:
+        if queue.listed or not queue.calls or (queue.in_flight and queue.alone):
+            return
+        (self._suspects if queue.suspect else self._quick).list(queue)
+
+    def _empty(self, queue: CallQueue, outcome: Outcome) -> None:
+        calls, queue.calls = queue.calls, deque()
+        for waiting in calls:
+            self.resolve(waiting, outcome)
+
+    # ------------------------------------------------------------------------------------- messages
+
+    def portion(self, timeout_ms: int, now_ms: int, *, suspects: bool) -> Portion | None:
+        """Take the calls of the next message of proven scripts, or of suspects."""
+        turns = self._suspects if suspects else self._quick
+        while (queue := turns.next()) is not None:
+            calls = self._taken(queue, now_ms) if queue.suspect is suspects else []
+            if calls:
+                made = Portion(queue, calls, timeout_ms)
+                queue.in_flight += 1
+                queue.spent_us += made.expected_us
+            self._list(queue)
+            if calls:
+                return made
+        return None
+
+    def _taken(self, queue: CallQueue, now_ms: int) -> list[Waiting]:
+        """Take calls of one script and one version of the settings out of the queue."""
+        if failure := _stopped(queue, now_ms):
+            self._empty(queue, failure)
+            return []
+        breaker = queue.breaker
+        room = queue.portion if breaker is None else min(queue.portion, breaker.room(now_ms))
+        taken: list[Waiting] = []
+        while queue.calls and len(taken) < room:
+            waiting = queue.calls[0]
+            if not waiting.over:
+                if taken and not _together(taken[0].call, waiting.call):
+                    break
+                taken.append(waiting)
+                self._count(waiting, -1)
+            queue.calls.popleft()
+        if taken and breaker is not None:
+            breaker.begin()
+        return taken
+
+    # ------------------------------------------------------------------------------------- outcomes
+
+    def replied(
+        self,
+        portion: Portion,
+        calls: Sequence[Waiting],
+        replies: Sequence[Any],
+        left: Sequence[Waiting],
+        now_ms: int,
+        at_ms: int,
+    ) -> None:
+        """Take replies of a process. `left`: calls that it did not run. `at_ms`: epoch milliseconds."""
+        queue = portion.queue
+        for waiting, reply in zip(calls, replies, strict=True):
+            outcome = outcome_of(waiting.call, reply, self.limits)
+            queue.spent_us += outcome.elapsed_us + CALL_US - portion.each_us
+            if isinstance(outcome, Failed) and outcome.kind in (Kind.TIMEOUT, Kind.MEMORY):
+                queue.ended(outcome.elapsed_us)
+            else:
+                queue.took(outcome.elapsed_us)
+            self._judge(queue, waiting, outcome, now_ms, at_ms)
+        queue.spent_us -= len(left) * portion.each_us
+        if not portion.calls:
+            queue.in_flight -= 1
+        self._again(queue, left, now_ms)
+
+    def ended(self, portions: Sequence[Portion], now_ms: int, at_ms: int, *, killed: bool) -> HookCall | None:
+        """Take the end of a process with these messages. Return the call of the script that is to blame, if any.
+
+        If the message had several calls, it is not known which of them was stuck: each runs alone the next time."""
+        if not portions:
+            return None
+        blamed = portions[0].calls[0].call
+        self._blame(portions[0], now_ms, at_ms, killed)
+        for portion in portions:
+            queue = portion.queue
+            queue.in_flight -= 1
+            if queue.breaker is not None:
+                queue.breaker.abandon()
+            self._again(queue, portion.calls, now_ms)
+        return blamed
+
+    def _blame(self, portion: Portion, now_ms: int, at_ms: int, killed: bool) -> None:
+        queue, first = portion.queue, portion.calls[0]
+        elapsed_us = 1_000 * (SLICE_MS + portion.timeout_ms)
+        queue.ended(elapsed_us)
+        for waiting in portion.calls:
+            waiting.repeats += 1
+        if len(portion.calls) > 1 and first.repeats <= _REPEATS:
+            return
+        del portion.calls[0]
+        text = "the process of the script ended in the call"
+        if killed:
+            text = (
+                f"the script held its process for more than {portion.timeout_ms} ms inside a function of Lua's "
+                "library, and the host ended the process"
+            )
+        self._judge(queue, first, Failed(Kind.KILLED, text, elapsed_us), now_ms, at_ms)
+
+    def _judge(self, queue: CallQueue, waiting: Waiting, outcome: Answered | Failed, now_ms: int, at_ms: int) -> None:
+        """Count the outcome of a call that ran, in its breaker too."""
+        self.calls += 1
+        script, breaker = waiting.call.script, queue.breaker
+        if isinstance(outcome, Answered):
+            if breaker is not None:
+                breaker.succeeded(script.name)
+        else:
+            self.failures[outcome.kind] += 1
+            if breaker is not None and breaker.failed(script.name, outcome, now_ms, at_ms):
+                self._opened(queue.key, script.name, outcome)
+        self.resolve(waiting, outcome)
+
+    def _again(self, queue: CallQueue, calls: Sequence[Waiting], now_ms: int) -> None:
+        """Put calls that did not run before the queue's next ones. No call waits for a breaker that is open."""
+        for waiting in reversed(calls):
+            if not waiting.over:
+                queue.calls.appendleft(waiting)
+                self._count(waiting, 1)
+        if failure := _stopped(queue, now_ms):
+            self._empty(queue, failure)
+        self._list(queue)
+
+
+def _together(one: HookCall, other: HookCall) -> bool:
+    """Whether one message can run both."""
+    return one.entries is other.entries and (one.script is other.script or one.script == other.script)
+
+
+def _stopped(queue: CallQueue, now_ms: int) -> Failed | None:
+    """Return the failure of calls while the breaker is open."""
+    breaker = queue.breaker
+    if breaker is None or not (retry_after_ms := breaker.retry_after_ms(now_ms)):
+        return None
+    last = f"; the last error: {breaker.last_errors[-1].text}" if breaker.last_errors else ""
+    text = f"the script {breaker.script} failed several times in a row and is not called now{last}"
+    return Failed(Kind.OPEN, text, retry_after_ms=retry_after_ms)

@@ -368,5 +368,3 @@ class HooksSection(Section):
     """The hooks of a request may take this much time together."""
     queue_calls: Live[int] = Field(default=20_000, ge=256)
     """Most calls that wait for a process; further ones fail."""
-    queue_bytes: Live[int] = Field(default=16 * MiB, ge=65_536)
-    """Most bytes of the items in calls that wait; further calls fail."""

@@ -24,16 +24,15 @@ CALL_US = 10
 
 
 class Waiting:
-    """A call that has no outcome yet. `text` is its item as it is sent. `request` and `at` say where its outcome goes.
+    """A call that has no outcome yet. `request` and `at` say where its outcome goes.
 
     `queued`: it is in a queue, and no process has it. `repeats`: how often a process ended that had it in flight.
     `over`: it has its outcome."""
 
-    __slots__ = ("at", "call", "over", "queued", "repeats", "request", "text")
+    __slots__ = ("at", "call", "over", "queued", "repeats", "request")
 
-    def __init__(self, call: HookCall, text: str, request: object, at: int) -> None:
+    def __init__(self, call: HookCall, request: object, at: int) -> None:
         self.call = call
-        self.text = text
         self.request = request
         self.at = at
         self.repeats = 0

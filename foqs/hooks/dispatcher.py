@@ -26,15 +26,14 @@ class Dispatcher:
     """`resolve` gets the outcome of each call, once. `opened` hears of each breaker that opens: its hook, the name of
     the script and the failure.
 
-    `calls` are those that a script ended, `failures` counts by kind. `queued` and `queued_bytes`: calls that no process
-    has."""
+    `calls` are those that a script ended, `failures` counts by kind. `queued`: calls that no process has. Items are
+    those of their requests, whose bytes the budget bounds."""
 
     def __init__(self, limits: Limits, resolve: Resolve, opened: Opened) -> None:
         self.limits = limits
         self.calls = 0
         self.failures: Counter[Kind] = Counter()
         self.queued = 0
-        self.queued_bytes = 0
         self._give = resolve
         self._opened = opened
         self._quick, self._suspects = Turns(), Turns()
@@ -55,7 +54,8 @@ class Dispatcher:
             return
         queue.begin(call.script.digest)
         queue.calls.append(waiting)
-        self._count(waiting, 1)
+        waiting.queued = True
+        self.queued += 1
         self._list(queue)
 
     def resolve(self, waiting: Waiting, outcome: Outcome) -> None:
@@ -63,7 +63,8 @@ class Dispatcher:
         if waiting.over:
             return
         if waiting.queued:
-            self._count(waiting, -1)
+            waiting.queued = False
+            self.queued -= 1
         waiting.over = True
         if isinstance(outcome, Failed) and not outcome.kind.blames_script:
             self.failures[outcome.kind] += 1
@@ -92,11 +93,6 @@ class Dispatcher:
                 del self._queues[name]
             else:
                 self._queues.move_to_end(name)
-
-    def _count(self, waiting: Waiting, by: int) -> None:
-        waiting.queued = by > 0
-        self.queued += by
-        self.queued_bytes += by * len(waiting.text)
 
     def _list(self, queue: CallQueue) -> None:
         if queue.listed or not queue.calls or (queue.in_flight and queue.alone):
@@ -138,7 +134,8 @@ class Dispatcher:
                 if taken and not _together(taken[0].call, waiting.call):
                     break
                 taken.append(waiting)
-                self._count(waiting, -1)
+                waiting.queued = False
+                self.queued -= 1
             queue.calls.popleft()
         if taken and breaker is not None:
             breaker.begin()
@@ -221,7 +218,8 @@ class Dispatcher:
         for waiting in reversed(calls):
             if not waiting.over:
                 queue.calls.appendleft(waiting)
-                self._count(waiting, 1)
+                waiting.queued = True
+                self.queued += 1
         if failure := _stopped(queue, now_ms):
             self._empty(queue, failure)
         self._list(queue)

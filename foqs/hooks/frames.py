@@ -29,7 +29,7 @@ _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
 def text_of(value: Any) -> str:
-    """Return a part of a message. A host encodes a call once, also if it is sent again."""
+    """Return a message as text."""
     return _encode(value)
 
 

@@ -30,15 +30,13 @@ class Script:
     name: str
     source: str
     digest: bytes = field(init=False, repr=False)
+    sets_throttle_keys: bool = field(init=False, repr=False)
+    """Whether the script may return throttle keys."""
 
     def __post_init__(self) -> None:
         digest = sha256(self.source.encode("utf-8", "surrogatepass")).digest()
         object.__setattr__(self, "digest", digest)
-
-    @property
-    def sets_throttle_keys(self) -> bool:
-        """Whether the script may return throttle keys."""
-        return "throttle_keys" in self.source
+        object.__setattr__(self, "sets_throttle_keys", "throttle_keys" in self.source)
 
 
 def source_error(source: str) -> str | None:
@@ -112,8 +110,7 @@ class Kind(StrEnum):
         return self not in (Kind.OPEN, Kind.UNAVAILABLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """`result` is checked. `memory_bytes`: what the script's data takes after the call, beyond an empty script."""
 
     result: EnqueueResult | FailureResult
@@ -121,8 +118,7 @@ class Answered:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """`text` is for the owner of the script. `retry_after_ms` is given where the breaker is open."""
 
     kind: Kind

@@ -8,18 +8,20 @@ from foqs.hooks.protocol import Answered, Failed, Hook, HookCall, Kind
 from foqs.hooks.results import InvalidResult, enqueue_result, failure_result
 from foqs.limits import Limits
 
-_BY_SCRIPT = (Kind.ERROR, Kind.TIMEOUT, Kind.MEMORY, Kind.INVALID)
+_BY_SCRIPT = {str(kind): kind for kind in (Kind.ERROR, Kind.TIMEOUT, Kind.MEMORY, Kind.INVALID)}
+_NO_REPLY = Failed(Kind.INVALID, "the process of the script sent no result")
 
 
 def outcome_of(call: HookCall, reply: Any, limits: Limits) -> Answered | Failed:
     """Return the outcome, with its result checked."""
-    match reply:
-        case [int(elapsed_us), int(memory_bytes), dict(fields)]:
-            pass
-        case [int(elapsed_us), int(memory_bytes), str(kind), str(text)] if kind in _BY_SCRIPT:
-            return Failed(Kind(kind), text, elapsed_us, memory_bytes)
-        case _:
-            return Failed(Kind.INVALID, "the process of the script sent no result")
+    if reply.__class__ is not list or len(reply) < 3:
+        return _NO_REPLY
+    elapsed_us, memory_bytes, fields = reply[:3]
+    if elapsed_us.__class__ is not int or memory_bytes.__class__ is not int:
+        return _NO_REPLY
+    if fields.__class__ is not dict:
+        known = len(reply) == 4 and isinstance(fields, str) and fields in _BY_SCRIPT and isinstance(reply[3], str)
+        return Failed(_BY_SCRIPT[fields], reply[3], elapsed_us, memory_bytes) if known else _NO_REPLY
     try:
         if call.key.hook is Hook.ON_ENQUEUE:
             result: Any = enqueue_result(fields, limits, may_throttle=call.script.sets_throttle_keys)

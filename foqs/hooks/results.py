@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from foqs.limits import MOST_WEIGHT, Limits
 from foqs.policies.names import name_error, throttle_key_error, throttles_error
 
-REFUSE_BYTES = 1_024
 _LEAST_PRIORITY, _MOST_PRIORITY = -(1 << 31), (1 << 31) - 1
 _VALUE_CHARACTERS = 60
 
@@ -23,8 +21,7 @@ class Action(StrEnum):
     DROP = "drop"
 
 
-@dataclass(frozen=True, slots=True)
-class EnqueueResult:
+class EnqueueResult(NamedTuple):
     """The fields that `on_enqueue` sets; None where it sets none. `refuse`: the item is INVALID with this text, and the
     result has no other field. `throttle_keys` are sorted; an empty set means none."""
 
@@ -37,8 +34,7 @@ class EnqueueResult:
     ttl_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FailureResult:
+class FailureResult(NamedTuple):
     """What `on_failure` decides. `action` None: as the policy says. `delay_ms` None: the policy's delay."""
 
     action: Action | None = None
@@ -53,75 +49,71 @@ def enqueue_result(fields: Mapping[str, Any], limits: Limits, *, may_throttle: b
     """Return what `on_enqueue` returned, checked. `may_throttle`: the source has the text `throttle_keys`.
 
     Raises InvalidResult."""
-    _refuse_unknown(fields, EnqueueResult)
-    if "refuse" in fields:
-        if len(fields) > 1:
-            raise InvalidResult("refuse stands beside other fields: return one or the other")
-        return EnqueueResult(refuse=_refusal(fields["refuse"]))
-    throttle_keys = None
-    if "throttle_keys" in fields:
-        if not may_throttle:
-            raise InvalidResult(
-                "throttle_keys: the source of the script does not have this name; write it out, so that foqs knows "
-                "that the script sets throttle keys"
-            )
-        throttle_keys = _throttle_keys(fields["throttle_keys"], limits)
-    return EnqueueResult(
-        None,
-        _fairness_key(fields),
-        _whole(fields, "weight", 1, MOST_WEIGHT),
-        throttle_keys,
-        _whole(fields, "priority", _LEAST_PRIORITY, _MOST_PRIORITY),
-        _whole(fields, "delay_ms", 0, limits.delay_max_ms),
-        _whole(fields, "ttl_ms", 1, limits.ttl_max_ms),
-    )
+    checked: dict[str, Any] = {}
+    for name, given in fields.items():
+        check = _CHECKS.get(name)
+        if check is None:
+            raise _unknown(name, EnqueueResult)
+        checked[name] = check(name, given, limits)
+    if "refuse" in checked and len(checked) > 1:
+        raise InvalidResult("refuse stands beside other fields: return one or the other")
+    if "throttle_keys" in checked and not may_throttle:
+        raise InvalidResult(
+            "throttle_keys: the source of the script does not have this name; write it out: then foqs knows that the "
+            "script sets throttle keys"
+        )
+    return EnqueueResult(**checked)
 
 
 def failure_result(fields: Mapping[str, Any], limits: Limits) -> FailureResult:
     """Return what `on_failure` returned, checked. Raises InvalidResult."""
-    _refuse_unknown(fields, FailureResult)
-    action = None
-    if "action" in fields:
-        try:
-            action = Action(fields["action"])
-        except ValueError:
-            raise InvalidResult(f"action is {_shown(fields['action'])}, not retry, dead or drop") from None
-    delay_ms = _whole(fields, "delay_ms", 0, limits.delay_max_ms)
+    action, delay_ms = None, None
+    for name, given in fields.items():
+        if name == "action":
+            action = _action(given)
+        elif name == "delay_ms":
+            delay_ms = _delay_ms(name, given, limits)
+        else:
+            raise _unknown(name, FailureResult)
     if delay_ms is not None and action in (Action.DEAD, Action.DROP):
         raise InvalidResult(f"delay_ms stands beside action {action}: only an item that is tried again has a delay")
     return FailureResult(action, delay_ms)
 
 
-def _refuse_unknown(fields: Mapping[str, Any], kind: type[EnqueueResult] | type[FailureResult]) -> None:
-    known = kind.__dataclass_fields__.keys()
-    if unknown := sorted(fields.keys() - known):
-        raise InvalidResult(f"there is no field {_shown(unknown[0])}: a result has {', '.join(known)}")
+def _unknown(name: str, kind: type[EnqueueResult] | type[FailureResult]) -> InvalidResult:
+    return InvalidResult(f"there is no field {_shown(name)}: a result has {', '.join(kind._fields)}")
 
 
-def _refusal(given: object) -> str:
+def _action(given: object) -> Action:
+    try:
+        return Action(str(given))
+    except ValueError:
+        raise InvalidResult(f"action is {_shown(given)}, not retry, dead or drop") from None
+
+
+def _refusal(_: str, given: object, limits: Limits) -> str:
     if not isinstance(given, str) or not given:
         raise InvalidResult(f"refuse is {_shown(given)}, not a text that says why")
-    if len(given.encode()) > REFUSE_BYTES:
-        raise InvalidResult(f"refuse has {len(given.encode())} bytes, more than {REFUSE_BYTES}")
+    if len(given.encode()) > limits.reason_bytes:
+        raise InvalidResult(f"refuse has {len(given.encode())} bytes, more than {limits.reason_bytes}")
     return given
 
 
-def _fairness_key(fields: Mapping[str, Any]) -> str | None:
+def _fairness_key(_: str, given: object, __: Limits) -> str:
     """The empty text is the tenant of items without a key."""
-    given = fields.get("fairness_key")
-    if given is None or given == "":
-        return given
     if not isinstance(given, str):
         raise InvalidResult(f"fairness_key is {_shown(given)}, not a text")
-    if error := name_error(given):
+    if given and (error := name_error(given)):
         raise InvalidResult(f"fairness_key {_shown(given)}: {error}")
     return given
 
 
-def _throttle_keys(given: object, limits: Limits) -> tuple[str, ...]:
+def _throttle_keys(_: str, given: object, limits: Limits) -> tuple[str, ...]:
     if not isinstance(given, list):
         raise InvalidResult(f"throttle_keys is {_shown(given)}, not a list of texts")
     for key in given:
+        if key.__class__ is not str:
+            raise InvalidResult(f"throttle_keys holds {_shown(key)}, not a text")
         if error := throttle_key_error(key):
             raise InvalidResult(f"throttle_keys: {_shown(key)}: {error}")
     if error := throttles_error(given, limits.throttle_keys, limits.throttle_keys_bytes):
@@ -129,17 +121,42 @@ def _throttle_keys(given: object, limits: Limits) -> tuple[str, ...]:
     return tuple(sorted(given))
 
 
-def _whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    given = fields.get(name)
-    if given is None:
-        return None
-    if given.__class__ is float and given.is_integer():  # in Lua 8 / 2 is 4.0
-        given = int(given)
+def _whole(name: str, given: object, low: int, high: int) -> int:
     if given.__class__ is not int:
-        raise InvalidResult(f"{name} is {_shown(given)}, not a whole number")
+        if not isinstance(given, float) or not given.is_integer():  # in Lua 8 / 2 is 4.0
+            raise InvalidResult(f"{name} is {_shown(given)}, not a whole number")
+        given = int(given)
+    assert isinstance(given, int)
     if not low <= given <= high:
         raise InvalidResult(f"{name} is {given}, not in {low}..{high}")
-    return int(given)
+    return given
+
+
+def _weight(name: str, given: object, _: Limits) -> int:
+    return _whole(name, given, 1, MOST_WEIGHT)
+
+
+def _priority(name: str, given: object, _: Limits) -> int:
+    return _whole(name, given, _LEAST_PRIORITY, _MOST_PRIORITY)
+
+
+def _delay_ms(name: str, given: object, limits: Limits) -> int:
+    return _whole(name, given, 0, limits.delay_max_ms)
+
+
+def _ttl_ms(name: str, given: object, limits: Limits) -> int:
+    return _whole(name, given, 1, limits.ttl_max_ms)
+
+
+_CHECKS: Mapping[str, Callable[[str, object, Limits], object]] = {
+    "refuse": _refusal,
+    "fairness_key": _fairness_key,
+    "weight": _weight,
+    "throttle_keys": _throttle_keys,
+    "priority": _priority,
+    "delay_ms": _delay_ms,
+    "ttl_ms": _ttl_ms,
+}
 
 
 def _shown(value: object) -> str:

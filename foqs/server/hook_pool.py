@@ -17,7 +17,7 @@ from foqs.config.schema import HooksSection
 from foqs.hooks.breaker import Breaker
 from foqs.hooks.call_queues import Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
-from foqs.hooks.frames import IN_FLIGHT_CALLS, text_of
+from foqs.hooks.frames import IN_FLIGHT_CALLS
 from foqs.hooks.known import Known
 from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
 from foqs.limits import Limits
@@ -34,7 +34,7 @@ _AHEAD_US = 1_500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
 _REAPED_S = 2.0
 _TOO_LATE = "the call did not run in {} ms: repeat the request later, or make the scripts of hooks quicker"
-_FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls and hooks.queue_bytes"
+_FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls"
 _STOPPING = "the host stops: repeat the request on another host"
 _NO_LUPA = "this host cannot run scripts: install foqs[hooks]"
 
@@ -70,8 +70,8 @@ class _Place:
 class HookPool:
     """All methods run on the event loop, and none of them waits. The first call starts the processes.
 
-    Public for /metrics: `calls` (those that a script ended), `failures` (by kind), `kills`, `queued` and `queued_bytes`
-    (calls that no process has), `children` (processes that are ready)."""
+    Public for /metrics: `calls` (those that a script ended), `failures` (by kind), `kills`, `queued` (calls that no
+    process has), `children` (processes that are ready)."""
 
     def __init__(
         self,
@@ -114,10 +114,6 @@ class HookPool:
         return self._dispatcher.queued
 
     @property
-    def queued_bytes(self) -> int:
-        return self._dispatcher.queued_bytes
-
-    @property
     def children(self) -> int:
         return sum(place.ready for place in self._places)
 
@@ -141,14 +137,11 @@ class HookPool:
         request = _Request(len(calls), done)
         request.timer = self._loop.call_later(within_ms / 1000, self._expire, request, within_ms)
         refusal = self.missing or (_STOPPING if self._closed else None)
-        now_ms, dispatcher, hooks = self._monotonic_ms(), self._dispatcher, self._hooks
+        now_ms, dispatcher, most = self._monotonic_ms(), self._dispatcher, self._hooks.queue_calls
         for at, call in enumerate(calls):
-            text = text_of(call.item)
-            if refusal is None and (
-                dispatcher.queued >= hooks.queue_calls or dispatcher.queued_bytes + len(text) > hooks.queue_bytes
-            ):
+            if refusal is None and dispatcher.queued >= most:
                 refusal = _FULL
-            waiting = Waiting(call, text, request, at)
+            waiting = Waiting(call, request, at)
             request.calls.append(waiting)
             if refusal is None:
                 dispatcher.add(waiting, now_ms)

@@ -80,6 +80,9 @@ _PROCESS_TESTS = (
     "tests/client/test_end_to_end.py",
     "tests/client/test_failing_work.py",
     "tests/client/test_settings.py",
+    "tests/hooks/test_lockdown.py",
+    "tests/hooks/test_misbehaving.py",
+    "tests/hooks/test_pool.py",
 )
 # Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
 _THREAD_TESTS = (

@@ -1,6 +1,6 @@
 """Messages between a host and a process with scripts: JSON after its length, over one socket.
 
-The process is not trusted, so a host never unpickles what it sends, and bounds its length.
+The process is not trusted, so a host reads JSON alone, of a bounded length.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Known:
 
     def messages(self, calls: Sequence[Waiting], timeout_ms: int) -> tuple[list[str], int]:
         """Return the messages that run calls of one script, with one version of the settings; and the milliseconds that
-        the process may take for what is new in them."""
+        the process may take for new scripts and settings."""
         call = calls[0].call
         sent: list[str] = []
         entries = self._entries_of(call.entries, sent)

@@ -63,7 +63,7 @@ class Entries:
 
 
 class HookKey(NamedTuple):
-    """What has a breaker and a queue of its own."""
+    """Names a hook of a topic, which has a breaker and a queue of its own."""
 
     ns: str
     topic: str

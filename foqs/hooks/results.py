@@ -14,7 +14,7 @@ _VALUE_CHARACTERS = 60
 
 
 class Action(StrEnum):
-    """What becomes of an item that failed."""
+    """The decision about an item that failed."""
 
     RETRY = "retry"
     DEAD = "dead"

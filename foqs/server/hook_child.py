@@ -43,7 +43,7 @@ def lupa_folder() -> str | None:
 class HookChild:
     """`on_results` gets a portion with the calls and their replies; the portion has ended when no calls are in flight
     for it. `left`: calls that the process did not run. `on_end` is called once, and says whether the host killed the
-    process for a stuck call; `in_flight` has what it did not answer.
+    process for a stuck call; `in_flight` has the calls without a reply.
 
     The process inherits nothing but its end of the socket, and no environment."""
 
@@ -99,7 +99,8 @@ class HookChild:
         return self._process.pid
 
     def send(self, portion: Portion, messages: list[str], extra_ms: int) -> None:
-        """Send messages, the last of which runs the calls of `portion`. `extra_ms`: time for what is new in them."""
+        """Send messages, the last of which runs the calls of `portion`. `extra_ms`: time for new scripts and
+        settings."""
         self.in_flight.append(portion)
         self._extra_ms.append(extra_ms)
         self.calls += len(portion.calls)

@@ -1,0 +1,83 @@
+"""A pool with real processes, on a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from foqs.clock import monotonic_ms
+from foqs.config.schema import HooksSection
+from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Outcome, Script
+from foqs.hooks.results import EnqueueResult
+from foqs.limits import Limits
+from foqs.server.hook_pool import HookPool
+
+GOOD = """
+function on_enqueue(item)
+  return {fairness_key = item.headers.customer, weight = foqs.get("plans/" .. item.headers.customer) == "gold" and 4 or 1}
+end
+"""
+ITEM: Mapping[str, Any] = {"topic": "jobs", "priority": 0, "payload_size": 3, "headers": {"customer": "acme"}}
+ENTRIES = Entries("shop", 1, {"plans/acme": "gold"})
+NONE = Entries("shop", 2, {})
+
+
+def call_of(
+    source: str,
+    topic: str = "jobs",
+    hook: Hook = Hook.ON_ENQUEUE,
+    item: Mapping[str, Any] = ITEM,
+    entries: Entries = ENTRIES,
+    *,
+    guarded: bool = True,
+) -> HookCall:
+    return HookCall(Script("shop", "route", source), HookKey("shop", topic, hook), item, entries, guarded)
+
+
+def on_enqueue(body: str) -> str:
+    return f"function on_enqueue(item)\n{body}\nend"
+
+
+class Hooks:
+    """A pool whose calls can be awaited."""
+
+    def __init__(self, pool: HookPool) -> None:
+        self.pool = pool
+
+    async def run(self, *calls: HookCall, within_ms: int = 30_000) -> list[Outcome]:
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self.pool.run(calls, within_ms, future.set_result)
+        return await future
+
+    async def one(self, source: str, **given: Any) -> Outcome:
+        [outcome] = await self.run(call_of(source, **given))
+        return outcome
+
+    async def answered(self, source: str, **given: Any) -> EnqueueResult:
+        outcome = await self.one(source, **given)
+        assert isinstance(outcome, Answered), outcome
+        assert isinstance(outcome.result, EnqueueResult)
+        return outcome.result
+
+    async def failed(self, source: str, **given: Any) -> Failed:
+        outcome = await self.one(source, **given)
+        assert isinstance(outcome, Failed), outcome
+        return outcome
+
+    async def still_good(self) -> None:
+        """Another script answers, in the same process as the calls before."""
+        assert await self.answered(GOOD, topic="good") == EnqueueResult(fairness_key="acme", weight=4)
+
+
+@asynccontextmanager
+async def hooks(**settings: Any) -> AsyncIterator[Hooks]:
+    pool = HookPool(
+        HooksSection(**settings), Limits(), asyncio.get_running_loop(), monotonic_ms, lambda: int(time.time() * 1000)
+    )
+    try:
+        yield Hooks(pool)
+    finally:
+        await pool.close()

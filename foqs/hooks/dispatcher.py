@@ -29,13 +29,14 @@ class Dispatcher:
     `calls` are those that a script ended, `failures` counts by kind. `queued`: calls that no process has. Items are
     those of their requests, whose bytes the budget bounds."""
 
-    def __init__(self, limits: Limits, resolve: Resolve, opened: Opened) -> None:
+    def __init__(self, limits: Limits, resolve: Resolve, opened: Opened, processes: int = 1) -> None:
         self.limits = limits
         self.calls = 0
         self.failures: Counter[Kind] = Counter()
         self.queued = 0
         self._give = resolve
         self._opened = opened
+        self._most_messages = processes + 1  # in flight of one queue: one waits while one runs
         self._quick, self._suspects = Turns(), Turns()
         self._queues: OrderedDict[tuple[HookKey, bool], CallQueue] = OrderedDict()
 
@@ -95,7 +96,7 @@ class Dispatcher:
                 self._queues.move_to_end(name)
 
     def _list(self, queue: CallQueue) -> None:
-        if queue.listed or not queue.calls or (queue.in_flight and queue.alone):
+        if queue.listed or not queue.calls or queue.in_flight >= (1 if queue.alone else self._most_messages):
             return
         (self._suspects if queue.suspect else self._quick).list(queue)
 
@@ -121,7 +122,7 @@ class Dispatcher:
         return None
 
     def _taken(self, queue: CallQueue, now_ms: int) -> list[Waiting]:
-        """Take calls of one script and one version of the settings out of the queue."""
+        """Take calls of one script and one version of the settings out of the queue. A repeated call is alone."""
         if failure := _stopped(queue, now_ms):
             self._empty(queue, failure)
             return []
@@ -131,7 +132,7 @@ class Dispatcher:
         while queue.calls and len(taken) < room:
             waiting = queue.calls[0]
             if not waiting.over:
-                if taken and not _together(taken[0].call, waiting.call):
+                if taken and (taken[0].repeats or waiting.repeats or not _together(taken[0].call, waiting.call)):
                     break
                 taken.append(waiting)
                 waiting.queued = False
@@ -170,7 +171,8 @@ class Dispatcher:
     def ended(self, portions: Sequence[Portion], now_ms: int, at_ms: int, *, killed: bool) -> HookCall | None:
         """Take the end of a process with these messages. Return the call of the script that is to blame, if any.
 
-        If the message had several calls, it is not known which of them was stuck: each runs alone the next time."""
+        If the message had several calls, it is not known which of them was stuck: each runs alone the next time. If the
+        process ended by itself, the call may not be the cause, and is repeated once."""
         if not portions:
             return None
         blamed = portions[0].calls[0].call
@@ -189,7 +191,7 @@ class Dispatcher:
         queue.ended(elapsed_us)
         for waiting in portion.calls:
             waiting.repeats += 1
-        if len(portion.calls) > 1 and first.repeats <= _REPEATS:
+        if (len(portion.calls) > 1 and first.repeats <= _REPEATS) or (not killed and first.repeats == 1):
             return
         del portion.calls[0]
         text = "the process of the script ended in the call"

@@ -41,6 +41,7 @@ class Vm:
         (
             self._start, self._clear_entries, self._give_entries, self._give_item, self._run, self._late
         ) = self._lua.execute(sandbox)  # fmt: skip
+        self._clear_entries()  # collects garbage of the start
         self._empty_bytes: int = self._lua.get_memory_used()
         self._base_bytes = self._empty_bytes
         self._entries = 0

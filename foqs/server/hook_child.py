@@ -71,7 +71,7 @@ class HookChild:
         command = [sys.executable, "-I", "-S", "-c", _BOOT, str(memory_bytes), foqs, lupa]
         try:
             self._process = subprocess.Popen(
-                command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/"
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/"
             )
         except OSError:
             self._socket.close()
@@ -96,7 +96,7 @@ class HookChild:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return int(self._process.pid)
 
     def send(self, portion: Portion, messages: list[str], extra_ms: int) -> None:
         """Send messages, the last of which runs the calls of `portion`. `extra_ms`: time for new scripts and

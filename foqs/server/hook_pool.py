@@ -83,7 +83,7 @@ class HookPool:
     ) -> None:
         """`limits` bounds results. `now_ms`: the host's clock, for the times of errors."""
         self.kills = 0
-        self._dispatcher = Dispatcher(limits, _resolve(loop), self._log_open)
+        self._dispatcher = Dispatcher(limits, _resolve(loop), self._log_open, hooks.processes)
         self._hooks = hooks
         self._loop = loop
         self._monotonic_ms = monotonic_ms

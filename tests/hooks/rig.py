@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,8 @@ from foqs.server.hook_pool import HookPool
 
 GOOD = """
 function on_enqueue(item)
-  return {fairness_key = item.headers.customer, weight = foqs.get("plans/" .. item.headers.customer) == "gold" and 4 or 1}
+  local customer = item.headers.customer
+  return {fairness_key = customer, weight = foqs.get("plans/" .. customer) == "gold" and 4 or 1}
 end
 """
 ITEM: Mapping[str, Any] = {"topic": "jobs", "priority": 0, "payload_size": 3, "headers": {"customer": "acme"}}
@@ -73,9 +74,10 @@ class Hooks:
 
 
 @asynccontextmanager
-async def hooks(**settings: Any) -> AsyncIterator[Hooks]:
+async def hooks(now_ms: Callable[[], int] = monotonic_ms, **settings: Any) -> AsyncIterator[Hooks]:
+    """`now_ms`: the clock of breakers."""
     pool = HookPool(
-        HooksSection(**settings), Limits(), asyncio.get_running_loop(), monotonic_ms, lambda: int(time.time() * 1000)
+        HooksSection(**settings), Limits(), asyncio.get_running_loop(), now_ms, lambda: int(time.time() * 1000)
     )
     try:
         yield Hooks(pool)

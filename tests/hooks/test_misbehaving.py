@@ -10,6 +10,7 @@ from foqs.hooks.protocol import Kind
 from tests.hooks.rig import GOOD, Hooks, hooks, on_enqueue
 
 FOR_EVER = "while true do end"
+WITH = f"setmetatable({{{{}}}}, {{{{{{}} = function() {FOR_EVER} end}}}})"
 RECURSION = "local function deeper(n) return 1 + deeper(n + 1) end return {weight = deeper(1)}"
 
 SPENT = {
@@ -19,11 +20,11 @@ SPENT = {
     "loop in pcall": f"while true do pcall(function() {FOR_EVER} end) end",
     "nested pcall": f"local function f() pcall(f) {FOR_EVER} end f()",
     "error caught and ignored": f"pcall(function() {FOR_EVER} end) return {{weight = 1}}",
-    "metamethod __index": f"local t = setmetatable({{}}, {{__index = function() {FOR_EVER} end}}) return {{weight = t.x}}",
-    "metamethod __tostring": f"return {{fairness_key = tostring(setmetatable({{}}, {{__tostring = function() {FOR_EVER} end}}))}}",
-    "coercion in a loop": "local t = setmetatable({}, {__tostring = function() return 'x' end}) while true do tostring(t) end",
-    "__close": f"local x <close> = setmetatable({{}}, {{__close = function() {FOR_EVER} end}}) error('x')",
-    "__close after the time": f"local x <close> = setmetatable({{}}, {{__close = function() {FOR_EVER} end}}) {FOR_EVER}",
+    "metamethod __index": f"return {{weight = {WITH.format('__index')}.x}}",
+    "metamethod __tostring": f"return {{fairness_key = tostring({WITH.format('__tostring')})}}",
+    "coercion in a loop": f"while true do tostring({WITH.format('__name')}) end",
+    "__close": f"local x <close> = {WITH.format('__close')} error('x')",
+    "__close after the time": f"local x <close> = {WITH.format('__close')} {FOR_EVER}",
     "gsub with a function": f"(('x'):rep(9)):gsub('x', function() {FOR_EVER} end)",
     "sort": f"table.sort({{3, 2, 1}}, function() {FOR_EVER} end)",
     "iterator": "for _ in function() return 1 end do end",
@@ -35,21 +36,22 @@ MEMORY = {
     "huge table": "local t = {} for i = 1, 1e9 do t[i] = i end",
     "huge texts": "local t = 'x' while true do t = t .. t end",
     "deep recursion": RECURSION,
-    "table.concat": "local t = {} for i = 1, 5000 do t[i] = ('x'):rep(1000) end return {fairness_key = table.concat(t)}",
+    "table.concat": "local t = {} for i = 1, 5000 do t[i] = ('x'):rep(1000) end return {refuse = table.concat(t)}",
     "a leak over calls": "kept = kept or {} kept[#kept + 1] = ('x'):rep(2000000)",
 }
+NOTHING = "setmetatable({}, {__index = function() return '' end})"
 STUCK = {
     "pattern with lazy stars": "return {weight = string.find(('a'):rep(60), ('.-'):rep(12) .. 'b')}",
     "gsub with a slow pattern": "(('a'):rep(20000)):gsub(('a*'):rep(8) .. 'b', '')",
     "table.move": "table.move({}, 1, 1 << 40, 2)",
-    "text of nothing": "return {weight = #table.concat(setmetatable({}, {__index = function() return '' end}), '', 1, 1 << 40)}",
+    "text of nothing": f"table.concat({NOTHING}, '', 1, 1 << 40)",
 }
 ERRORS = {
     "raised text": ("error('no customer')", "no customer"),
     "raised table": ("error({code = 1})", "the script raised a table, not a text"),
     "raised function": ("error(function() end)", "the script raised a function, not a text"),
     "raised nil": ("error()", "the script raised a nil, not a text"),
-    "raised table with __tostring": (f"error(setmetatable({{}}, {{__tostring = function() {FOR_EVER} end}}))", "table"),
+    "raised table with __tostring": (f"error({WITH.format('__tostring')})", "the script raised a table"),
     "raised long text": ("error(('x'):rep(100000))", "xxx"),
     "raised bytes": ("error('\\xff\\xfe', 0)", "??"),
     "__gc": ("setmetatable({}, {__gc = function() end})", "a script has no finalizers"),
@@ -68,7 +70,7 @@ ERRORS = {
     "print": ("print('x')", "nil value (global 'print')"),
     "metatable of texts": ("getmetatable('').__index = nil", "index a boolean value"),
     "bytecode": (None, "attempt to load a binary chunk"),
-    "syntax": (None, "syntax error near 'item'"),
+    "syntax": (None, "syntax error near 'on_enqueue'"),
     "endless coercion": (
         "local t = {} setmetatable(t, {__concat = function(a, b) return a .. b end}) return t .. t",
         "overflow",
@@ -206,7 +208,7 @@ def test_a_redefined_library_is_the_scripts_own() -> None:
 
 
 def test_a_broken_state_is_not_used_again() -> None:
-    once = "count = 0 function on_enqueue(item) count = count + 1 if count == 2 then while true do end end return {weight = count} end"
+    once = "count = 0\n" + on_enqueue(f"count = count + 1 if count == 2 then {FOR_EVER} end return {{weight = count}}")
 
     async def main() -> None:
         async with hooks() as of:

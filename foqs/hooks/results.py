@@ -122,14 +122,12 @@ def _throttle_keys(_: str, given: object, limits: Limits) -> tuple[str, ...]:
 
 
 def _whole(name: str, given: object, low: int, high: int) -> int:
-    if given.__class__ is not int:
-        if not isinstance(given, float) or not given.is_integer():  # in Lua 8 / 2 is 4.0
-            raise InvalidResult(f"{name} is {_shown(given)}, not a whole number")
-        given = int(given)
-    assert isinstance(given, int)
-    if not low <= given <= high:
-        raise InvalidResult(f"{name} is {given}, not in {low}..{high}")
-    return given
+    if given.__class__ is int or (isinstance(given, float) and given.is_integer()):  # in Lua 8 / 2 is 4.0
+        assert isinstance(given, int | float)
+        if low <= given <= high:
+            return int(given)
+        raise InvalidResult(f"{name} is {_shown(given)}, not in {low}..{high}")
+    raise InvalidResult(f"{name} is {_shown(given)}, not a whole number")
 
 
 def _weight(name: str, given: object, _: Limits) -> int:

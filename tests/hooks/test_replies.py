@@ -1,0 +1,38 @@
+"""The reply of a process is not trusted: one of a wrong shape is an invalid result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foqs.hooks.protocol import Answered, Failed, Hook, Kind
+from foqs.hooks.replies import outcome_of
+from foqs.hooks.results import EnqueueResult, FailureResult
+from foqs.limits import Limits
+from tests.hooks.rig import GOOD, call_of
+
+LIMITS = Limits()
+
+
+def test_replies_become_outcomes() -> None:
+    call = call_of(GOOD)
+    assert outcome_of(call, [7, 90, {"weight": 4}], LIMITS) == Answered(EnqueueResult(weight=4), 7, 90)
+    assert outcome_of(call, [7, 90, "timeout", "late"], LIMITS) == Failed(Kind.TIMEOUT, "late", 7, 90)
+    failed = outcome_of(call, [7, 90, {"action": "dead"}], LIMITS)
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.elapsed_us, failed.memory_bytes) == (Kind.INVALID, 7, 90)
+    on_failure = call_of(GOOD, hook=Hook.ON_FAILURE)
+    assert outcome_of(on_failure, [1, 2, {"delay_ms": 5}], LIMITS) == Answered(FailureResult(None, 5), 1, 2)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None, 7, "x", {}, [], [1, 2], [1, 2, 3], [1, 2, []], ["1", 2, {}], [1, 2.0, {}], [True, 2, {}], [1, 2, "error"],
+        [1, 2, "error", 3], [1, 2, "killed", "x"], [1, 2, "open", "x"], [1, 2, ["error"], "x"], [1, 2, "error", "x", 3],
+    ],
+)  # fmt: skip
+def test_a_reply_of_a_wrong_shape_is_invalid(reply: Any) -> None:
+    failed = outcome_of(call_of(GOOD), reply, LIMITS)
+    assert failed == Failed(Kind.INVALID, "the process of the script sent no result")

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foqs.hooks.breaker import OPEN_MS
@@ -159,12 +159,13 @@ def test_a_message_has_one_script_and_one_version() -> None:
 def test_the_killed_call_is_found_among_its_neighbours() -> None:
     rig = Rig()
     rig.prove("jobs")
-    stuck = rig.add(count=FLUSH_CALLS)[20]
+    stuck = rig.add(count=FLUSH_CALLS)[-1]
     kills = 0
     while (portion := rig.portion(suspects=False) or rig.portion(suspects=True)) is not None:
         if stuck in portion.calls:
             kills += 1
             rig.dispatcher.ended([portion], 0, 0, killed=True)
+            assert rig.portion(suspects=False) is None, "its script is a suspect"
         else:
             rig.reply(portion, [[10, 0, {}]] * len(portion.calls))
     assert kills == 2
@@ -205,6 +206,20 @@ def test_an_opening_breaker_ends_the_calls_that_wait() -> None:
     assert rig.portion(suspects=True) is None, "the other calls wait for the one that is tried"
     rig.reply(portion, [[10, 0, {}]])
     assert rig.serve(10, suspects=True) == "jobs"
+
+
+def test_a_tried_call_is_repeated_when_its_process_ends() -> None:
+    rig = Rig()
+    rig.add(count=3)
+    while (portion := rig.portion(suspects=True)) is not None:
+        rig.reply(portion, [[10, 0, "error", "x"]] * len(portion.calls))
+    rig.now_ms += OPEN_MS
+    rig.add()
+    for _ in range(2):
+        portion = rig.portion(suspects=True)
+        assert portion is not None
+        rig.dispatcher.ended([portion], rig.now_ms, 0, killed=False)
+    assert rig.kinds == {Kind.ERROR: 3, Kind.KILLED: 1}
 
 
 STEPS = st.lists(
@@ -293,9 +308,14 @@ def test_a_process_gets_scripts_and_settings_once() -> None:
     assert extra_ms == 10
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, SCRIPTS + 9), st.integers(0, NAMESPACES + 5), st.integers(0, 2)), max_size=250)
+MANY = [(number, number % (NAMESPACES + 6), number % 3) for number in range(2 * SCRIPTS)]
+CALLS = st.lists(
+    st.tuples(st.integers(0, SCRIPTS + 9), st.integers(0, NAMESPACES + 5), st.integers(0, 2)), max_size=250
 )
+
+
+@example(MANY)
+@given(CALLS)
 def test_a_process_never_lacks_what_a_call_needs(calls: list[tuple[int, int, int]]) -> None:
     """And holds no more than the bounds."""
     known, scripts, entries = Known(), dict[int, str](), dict[int, dict[str, str]]()

@@ -83,6 +83,7 @@ _PROCESS_TESTS = (
     "tests/hooks/test_lockdown.py",
     "tests/hooks/test_misbehaving.py",
     "tests/hooks/test_pool.py",
+    "tests/hooks/test_processes.py",
 )
 # Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
 _THREAD_TESTS = (

@@ -224,7 +224,8 @@ def main(memory_bytes: int) -> None:
     host = socket.socket(fileno=0)
     runner = Runner(SANDBOX.read_text(), memory_bytes, lambda text: host.sendall(framed(text)))
     reader = FrameReader(_MESSAGE_BYTES)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which lets requests in flight end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # for the host, which lets requests in flight end
     Vm(SANDBOX.read_text(), memory_bytes)  # imports and allocations of the first use
     limit(SANDBOX_BYTES)
     host.sendall(framed(text_of(["hello", confine()])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,8 @@ function on_enqueue(item)
   return {fairness_key = customer, weight = foqs.get("plans/" .. customer) == "gold" and 4 or 1}
 end
 """
+STUCK = "string.find(('a'):rep(60), ('.-'):rep(12) .. 'b')"
+ECHO = "function on_enqueue(item) return {fairness_key = item.headers.n} end"
 ITEM: Mapping[str, Any] = {"topic": "jobs", "priority": 0, "payload_size": 3, "headers": {"customer": "acme"}}
 ENTRIES = Entries("shop", 1, {"plans/acme": "gold"})
 NONE = Entries("shop", 2, {})
@@ -40,6 +43,27 @@ def call_of(
 
 def on_enqueue(body: str) -> str:
     return f"function on_enqueue(item)\n{body}\nend"
+
+
+SLOW = on_enqueue("local n = 0 for i = 1, 150000 do n = n + i % 7 end return {weight = 1}")
+
+
+def numbered(source: str, count: int, topic: str = "jobs") -> list[HookCall]:
+    """Calls whose items have their number in a header."""
+    return [call_of(source, topic, item={**ITEM, "headers": {"n": f"n{number}"}}) for number in range(count)]
+
+
+def keys_of(outcomes: list[Outcome]) -> list[str | None]:
+    return [
+        outcome.result.fairness_key
+        if isinstance(outcome, Answered) and isinstance(outcome.result, EnqueueResult)
+        else None
+        for outcome in outcomes
+    ]
+
+
+def kinds_of(outcomes: list[Outcome]) -> Counter[str]:
+    return Counter("answered" if isinstance(one, Answered) else one.kind for one in outcomes)
 
 
 class Hooks:
@@ -67,6 +91,15 @@ class Hooks:
         outcome = await self.one(source, **given)
         assert isinstance(outcome, Failed), outcome
         return outcome
+
+    async def prove(self, source: str, topic: str = "jobs") -> None:
+        """Let the script become a proven one."""
+        await self.run(*numbered(source, 40, topic))
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that are ready."""
+        return [place.process.pid for place in self.pool._places if place.process is not None and place.ready]
 
     async def still_good(self) -> None:
         """Another script answers, in the same process as the calls before."""

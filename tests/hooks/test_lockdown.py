@@ -6,13 +6,14 @@ import asyncio
 import errno
 import json
 import platform
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from foqs.hooks.lockdown import NONE, SECCOMP
+from foqs.hooks.lockdown import _MACHINES, NETWORK_NAMESPACE, NONE, SECCOMP, filter_of
 from tests.hooks.rig import hooks
 from tests.support.waiting import wait_until_on_loop
 
@@ -20,8 +21,14 @@ ROOT = Path(__file__).parent.parent.parent
 TRIALS = """
 import json, mmap, os, socket, sys
 from foqs.hooks.lockdown import confine, limit
-limit(256 << 20) if sys.argv[1] == "limit" else None
-found = {"confinement": confine() if sys.argv[1] == "confine" else None}
+from foqs.hooks import lockdown
+if sys.argv[1] == "limit":
+    limit(256 << 20)
+if sys.argv[1] == "network":
+    lockdown._deny_calls = lambda libc: False
+listener = socket.create_server(("127.0.0.1", 0)) if sys.argv[1] != "limit" else None
+address = listener.getsockname() if listener else None
+found = {"confinement": confine() if sys.argv[1] in ("confine", "network") else None}
 
 def attempt(name, do):
     try:
@@ -42,6 +49,8 @@ attempt("data in memory", lambda: mmap.mmap(-1, 4096))
 attempt("much memory", lambda: bytearray(300 << 20))
 attempt("signal to the parent", lambda: os.kill(os.getppid(), 0))
 attempt("ptrace of the parent", lambda: open(f"/proc/{os.getppid()}/mem", "rb"))
+if sys.argv[1] in ("network", "nothing"):
+    attempt("connect", lambda: socket.create_connection(address, 5))
 if sys.argv[1] == "confine":
     attempt("run a program", lambda: os.execv("/bin/true", ["true"]))
     attempt("fork", os.fork)
@@ -65,10 +74,49 @@ def test_python_code_in_the_process_reaches_nothing(tmp_path: Path) -> None:
         pytest.skip(f"this kernel gives {found['confinement']}")
     allowed = {name for name, number in found.items() if number is None}
     assert allowed == {"data in memory", "much memory"}
-    refused = {name: number for name, number in found.items() if name not in allowed | {"confinement"}}
-    assert set(refused.values()) == {errno.EPERM}, refused
-    assert len(refused) == 9
+    errors = {name: number for name, number in found.items() if name not in allowed | {"confinement"}}
+    assert set(errors.values()) == {errno.EPERM}, errors
+    assert len(errors) == 9
     assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no namespaces")
+def test_without_a_filter_the_process_has_no_network(tmp_path: Path) -> None:
+    found = tried("network", tmp_path)
+    if found["confinement"] != NETWORK_NAMESPACE:
+        assert found["confinement"] == NONE
+        pytest.skip("this kernel lets the process make no namespace")
+    assert found["connect"] == errno.ENETUNREACH
+
+
+def refused(code: bytes, architecture: int, number: int, third: int = 0) -> bool:
+    """Run the filter as the kernel does."""
+    data = struct.pack("=iIQ6Q", number, architecture, 0, 0, 0, third, 0, 0, 0)
+    at, loaded = 0, 0
+    while True:
+        operation, if_true, if_false, value = struct.unpack_from("=HBBI", code, 8 * at)
+        at += 1
+        if operation == 0x20:
+            (loaded,) = struct.unpack_from("=I", data, value)
+        elif operation == 0x06:
+            assert value in (0x7FFF0000, 0x00050000 | errno.EPERM)
+            return bool(value != 0x7FFF0000)
+        else:
+            holds = loaded == value if operation == 0x15 else bool(loaded & value)
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("name", _MACHINES)
+def test_the_filter_allows_the_listed_calls_alone(name: str) -> None:
+    machine = _MACHINES[name]
+    code = filter_of(machine)
+    allowed = {number for number in range(600) if not refused(code, machine.architecture, number)}
+    assert allowed == {*machine.calls, *machine.mappings}
+    for mapping in machine.mappings:
+        assert refused(code, machine.architecture, mapping, 7), "memory that is written and run"
+        assert not refused(code, machine.architecture, mapping, 3)
+    assert all(refused(code, 0x40000003, number) for number in range(600)), "another architecture's numbers"
+    assert all(refused(code, machine.architecture, 0x40000000 | number) for number in range(600)), "x32"
 
 
 def test_limits_hold_without_a_filter(tmp_path: Path) -> None:
@@ -81,7 +129,7 @@ def test_limits_hold_without_a_filter(tmp_path: Path) -> None:
 def test_the_same_trials_succeed_without_both(tmp_path: Path) -> None:
     """Otherwise the trials above prove nothing."""
     found = tried("nothing", tmp_path)
-    for name in ("socket", "unix socket", "read a file", "write a file", "code in memory", "much memory"):
+    for name in ("socket", "unix socket", "read a file", "write a file", "code in memory", "much memory", "connect"):
         assert found[name] is None
     assert (tmp_path / "file").exists()
 

@@ -1,10 +1,8 @@
-"""The pool with real processes: order, kills, breakers, bounds, turns, and the ends of processes."""
+"""Calls of the pool with real processes: order, kills, breakers, bounds, turns and settings."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from typing import Any
 
@@ -13,41 +11,9 @@ import pytest
 from foqs.hooks.breaker import OPEN_MS
 from foqs.hooks.frames import FLUSH_CALLS
 from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script
-from foqs.hooks.results import Action, EnqueueResult, FailureResult
-from foqs.server import hook_child, hook_pool
-from tests.hooks.rig import GOOD, ITEM, Hooks, call_of, hooks, on_enqueue
+from foqs.hooks.results import Action, FailureResult
+from tests.hooks.rig import ECHO, GOOD, ITEM, SLOW, STUCK, call_of, hooks, keys_of, kinds_of, numbered, on_enqueue
 from tests.support.waiting import wait_until_on_loop
-
-STUCK = "string.find(('a'):rep(60), ('.-'):rep(12) .. 'b')"
-SLOW = on_enqueue("local n = 0 for i = 1, 150000 do n = n + i % 7 end return {weight = 1}")
-ECHO = on_enqueue("return {fairness_key = item.headers.n}")
-
-
-def numbered(source: str, count: int, topic: str = "jobs") -> list[HookCall]:
-    """Calls whose items have their number in a header."""
-    return [call_of(source, topic, item={**ITEM, "headers": {"n": f"n{number}"}}) for number in range(count)]
-
-
-def keys_of(outcomes: list[Outcome]) -> list[str | None]:
-    return [
-        outcome.result.fairness_key
-        if isinstance(outcome, Answered) and isinstance(outcome.result, EnqueueResult)
-        else None
-        for outcome in outcomes
-    ]
-
-
-def kinds_of(outcomes: list[Outcome]) -> Counter[str]:
-    return Counter("answered" if isinstance(one, Answered) else one.kind for one in outcomes)
-
-
-def pids(of: Hooks) -> list[int]:
-    return [place.process.pid for place in of.pool._places if place.process is not None and place.ready]
-
-
-async def prove(of: Hooks, source: str, topic: str = "jobs") -> None:
-    """Let the script become a proven one."""
-    await of.run(*numbered(source, 40, topic))
 
 
 def test_outcomes_come_in_the_order_of_the_calls() -> None:
@@ -81,7 +47,7 @@ def test_the_stuck_call_alone_is_killed(proven: bool) -> None:
     async def main() -> None:
         async with hooks() as of:
             if proven:
-                await prove(of, source)
+                await of.prove(source)
             outcomes = await of.run(*numbered(source, 100))
             assert keys_of(outcomes) == [None if number == 57 else f"n{number}" for number in range(100)]
             killed = outcomes[57]
@@ -184,7 +150,7 @@ def test_a_slow_script_does_not_hold_up_another_topic(proven: bool) -> None:
     async def main() -> None:
         async with hooks() as of:
             if proven:
-                await prove(of, ECHO, "quick")
+                await of.prove(ECHO, "quick")
             slow = asyncio.ensure_future(of.run(*numbered(SLOW, 1_000, "slow")))
             await wait_until_on_loop(lambda: of.pool.calls > 45 or (not proven and of.pool.calls))
             for _ in range(20):
@@ -297,122 +263,5 @@ def test_time_and_memory_of_a_call_are_reported() -> None:
             assert isinstance(outcome, Answered)
             assert outcome.elapsed_us > 300
             assert 300_000 < outcome.memory_bytes < 400_000
-
-    asyncio.run(main())
-
-
-# ------------------------------------------------------------------------------------- processes
-
-
-def test_a_process_that_ends_is_replaced() -> None:
-    async def main() -> None:
-        async with hooks() as of:
-            await prove(of, ECHO)
-            for _ in range(3):
-                await wait_until_on_loop(lambda: of.pool.children == 2)
-                before = pids(of)
-                for pid in before:
-                    os.kill(pid, signal.SIGKILL)
-                assert kinds_of(await of.run(*numbered(ECHO, 100))) == {"answered": 100}
-                await wait_until_on_loop(lambda before=before: not set(pids(of)) & set(before))  # type: ignore[misc]
-            assert of.pool.kills == 0
-
-    asyncio.run(main())
-
-
-def test_a_stopped_process_is_killed() -> None:
-    """It gets no processor time, so the host waits longer before it ends it."""
-
-    async def main() -> None:
-        async with hooks() as of:
-            await prove(of, ECHO)
-            await wait_until_on_loop(lambda: of.pool.children == 2)
-            for pid in pids(of):
-                os.kill(pid, signal.SIGSTOP)
-            assert kinds_of(await of.run(*numbered(ECHO, 100)))["answered"] >= 98
-            assert of.pool.kills >= 1
-
-    asyncio.run(main())
-
-
-def test_close_ends_and_reaps_the_processes() -> None:
-    async def main() -> None:
-        async with hooks() as of:
-            await of.still_good()
-            await wait_until_on_loop(lambda: of.pool.children == 2)
-            before = pids(of)
-            running = asyncio.ensure_future(of.run(*numbered(SLOW, 500)))
-            await wait_until_on_loop(lambda: of.pool.calls > 3)
-            await of.pool.close()
-            for pid in before:
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
-            assert kinds_of(await running)[Kind.UNAVAILABLE] > 0
-            assert (await of.failed(GOOD)).text.startswith("the host stops")
-            assert of.pool.queued == of.pool.children == 0
-
-    asyncio.run(main())
-
-
-def test_a_host_without_lupa_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_pool, "lupa_folder", lambda: None)
-
-    async def main() -> None:
-        async with hooks() as of:
-            assert of.pool.missing == "this host cannot run scripts: install foqs[hooks]"
-            failed = await of.failed(GOOD)
-            assert (failed.kind, failed.text) == (Kind.UNAVAILABLE, of.pool.missing)
-            assert of.pool.children == 0
-
-    asyncio.run(main())
-
-
-BROKEN = {
-    "ends at once": "raise SystemExit",
-    "sends no message": "import os; os.write(0, b'\\xff' * 100)",
-    "sends nonsense": "import os; os.write(0, b'\\0\\0\\0\\2{}'); os.read(0, 1)",
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_process_that_does_not_start_is_tried_again(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_pool, "_FIRST_PAUSE_S", 0.01)
-    boot = hook_child._BOOT
-    monkeypatch.setattr(hook_child, "_BOOT", BROKEN[how])
-
-    async def main() -> None:
-        async with hooks() as of:
-            waiting = asyncio.ensure_future(of.run(call_of(GOOD)))
-            await wait_until_on_loop(lambda: all(place.failed_starts >= 2 for place in of.pool._places))
-            monkeypatch.setattr(hook_child, "_BOOT", boot)
-            assert kinds_of(await waiting) == {"answered": 1}
-            await wait_until_on_loop(lambda: of.pool.children == 2)
-
-    asyncio.run(main())
-
-
-LIARS = {
-    "more replies than calls": '["results", [[1, 1, {}], [1, 1, {}]], 0]',
-    "more left than calls": '["results", [[1, 1, {}]], 7]',
-    "no replies": '["results", [], 1]',
-    "unknown message": '["bye"]',
-    "a second hello": '["hello", "seccomp"]',
-}
-
-
-@pytest.mark.parametrize("how", LIARS)
-def test_a_process_that_lies_is_ended(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lie = (
-        "import os\n"
-        "def send(text): os.write(0, len(text).to_bytes(4, 'big') + text.encode())\n"
-        'send(\'["hello", "none"]\'); os.read(0, 1)\n'
-        f"send('''{LIARS[how]}'''); os.read(0, 1 << 20); os.read(0, 1)"
-    )
-    monkeypatch.setattr(hook_child, "_BOOT", lie)
-
-    async def main() -> None:
-        async with hooks() as of:
-            failed = await of.failed(GOOD)
-            assert (failed.kind, failed.text) == (Kind.KILLED, "the process of the script ended in the call")
 
     asyncio.run(main())

@@ -68,11 +68,12 @@ class CallQueue:
         """Whether it has at most one message in flight."""
         return self.suspect or (self.breaker is not None and self.breaker.is_open)
 
-    def begin(self, digest: bytes) -> None:
-        """Note the script of the next calls: a new one is a suspect."""
-        if digest != self.digest:
-            self.digest = digest
-            self.suspect, self.quick_calls, self.average_us = True, 0, 0.0
+    def begin(self, digest: bytes, average_us: float | None) -> None:
+        """Note another script of the next calls. `average_us`: of its calls in other topics, if it is proven there."""
+        self.digest = digest
+        self.suspect = average_us is None
+        self.quick_calls = 0 if self.suspect else PROBATION_CALLS
+        self.average_us = average_us or 0.0
 
     def took(self, elapsed_us: int) -> None:
         """Learn from a call that returned."""

@@ -38,6 +38,7 @@ class Dispatcher:
         self._opened = opened
         self._most_messages = processes + 1  # in flight of one queue: one waits while one runs
         self._quick, self._suspects = Turns(), Turns()
+        self._proven: dict[tuple[str, bytes], float] = {}  # average microseconds by namespace and digest of a script
         self._queues: OrderedDict[tuple[HookKey, bool], CallQueue] = OrderedDict()
 
     def breaker(self, key: HookKey) -> Breaker | None:
@@ -53,7 +54,9 @@ class Dispatcher:
         if failure := _stopped(queue, now_ms):
             self.resolve(waiting, failure)
             return
-        queue.begin(call.script.digest)
+        digest = call.script.digest
+        if digest != queue.digest:
+            queue.begin(digest, self._proven.get((call.key.ns, digest)))
         queue.calls.append(waiting)
         waiting.queued = True
         self.queued += 1
@@ -154,7 +157,7 @@ class Dispatcher:
         at_ms: int,
     ) -> None:
         """Take replies of a process. `left`: calls that it did not run. `at_ms`: epoch milliseconds."""
-        queue = portion.queue
+        queue, suspect = portion.queue, portion.queue.suspect
         for waiting, reply in zip(calls, replies, strict=True):
             outcome = outcome_of(waiting.call, reply, self.limits)
             queue.spent_us += outcome.elapsed_us + CALL_US - portion.each_us
@@ -164,6 +167,8 @@ class Dispatcher:
                 queue.took(outcome.elapsed_us)
             self._judge(queue, waiting, outcome, now_ms, at_ms)
         queue.spent_us -= len(left) * portion.each_us
+        if queue.suspect is not suspect:
+            self._learn(queue)
         if not portion.calls:
             queue.in_flight -= 1
         self._again(queue, left, now_ms)
@@ -189,6 +194,7 @@ class Dispatcher:
         queue, first = portion.queue, portion.calls[0]
         elapsed_us = 1_000 * (SLICE_MS + portion.timeout_ms)
         queue.ended(elapsed_us)
+        self._learn(queue)
         for waiting in portion.calls:
             waiting.repeats += 1
         if (len(portion.calls) > 1 and first.repeats <= _REPEATS) or (not killed and first.repeats == 1):
@@ -201,6 +207,16 @@ class Dispatcher:
                 "library, and the host ended the process"
             )
         self._judge(queue, first, Failed(Kind.KILLED, text, elapsed_us), now_ms, at_ms)
+
+    def _learn(self, queue: CallQueue) -> None:
+        """Remember whether the script is proven: it is, or is not, in the next topic that calls it, too."""
+        script = (queue.key.ns, queue.digest)
+        if queue.suspect:
+            self._proven.pop(script, None)
+            return
+        if len(self._proven) >= MOST_QUEUES:
+            self._proven.clear()
+        self._proven[script] = queue.average_us
 
     def _judge(self, queue: CallQueue, waiting: Waiting, outcome: Answered | Failed, now_ms: int, at_ms: int) -> None:
         """Count the outcome of a call that ran, in its breaker too."""

@@ -27,6 +27,7 @@ _CPU_SLACK_MS = 25
 _LOOK_AGAIN_MS = 10
 _START_MS = 20_000
 _REAP_S = 0.01
+_USEFUL_S = 60.0
 _NICE = 10
 _BOOT = "import sys; sys.path += sys.argv[2:]; from foqs.hooks.runner import main; main(int(sys.argv[1]))"
 
@@ -82,17 +83,22 @@ class HookChild:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self.pid, _NICE)
         self.ready = False
-        self.greeted = False
         self.ended = False
         self.reaped = False
         self.in_flight: deque[Portion] = deque()
         self._extra_ms: deque[int] = deque()
         self.calls = 0
-        self._since_s = loop.time()
+        self._replied = False
+        self._began_s = self._since_s = loop.time()
         self._cpu_since_ms = 0.0
         self._limit_ms = float(_START_MS)
         self._watch = loop.call_later(_START_MS / 1000, self._look)
         loop.add_reader(self._socket.fileno(), self._receive)
+
+    @property
+    def was_useful(self) -> bool:
+        """Whether the process ran calls or lived for long, so that its end is no failed start."""
+        return self._replied or bool(self.in_flight) or self._loop.time() - self._began_s >= _USEFUL_S
 
     @property
     def pid(self) -> int:
@@ -173,7 +179,7 @@ class HookChild:
     def _take(self, message: Any) -> None:
         match message:
             case ["hello", str(confinement)] if not self.ready:
-                self.ready = self.greeted = True
+                self.ready = True
                 self._watch.cancel()
                 self._on_hello(confinement)
             case ["results", list(replies), int(left)] if self.in_flight:
@@ -186,6 +192,7 @@ class HookChild:
         calls, rest = portion.calls[: len(replies)], portion.calls[len(replies) :]
         if not replies or len(calls) < len(replies) or left not in (0, len(rest)):
             raise FrameError("results of other calls")
+        self._replied = True
         portion.calls = [] if left else rest
         self.calls -= len(calls) + left
         self._watch.cancel()
@@ -220,9 +227,10 @@ class HookChild:
             starved = self._cpu_ms() - self._cpu_since_ms < self._limit_ms - _CPU_SLACK_MS
             left_ms = _LOOK_AGAIN_MS if starved and silent_ms < self._limit_ms + _STARVED_MS else 0
         if left_ms > 0:
+            self._watch.cancel()
             self._watch = self._loop.call_later(left_ms / 1000, self._look)
         else:
-            self.end(killed=True)
+            self.end(killed=self.ready)
 
     def _cpu_ms(self) -> float:
         """Return the processor time of the process. Where the system does not tell, it is the time of the clock."""

@@ -201,7 +201,7 @@ class HookPool:
                 self._lupa,
                 self._hooks.memory_bytes,
                 nice=place.suspects,
-                on_hello=lambda confinement: self._hello(place, confinement),
+                on_hello=self._hello,
                 on_results=self._replied,
                 on_end=lambda process, killed: self._process_ended(place, process, killed),
             )
@@ -214,8 +214,7 @@ class HookPool:
         place.failed_starts = min(place.failed_starts + 1, 10)
         place.timer = self._loop.call_later(pause_s, self._spawn, place)
 
-    def _hello(self, place: _Place, confinement: str) -> None:
-        place.failed_starts = 0
+    def _hello(self, confinement: str) -> None:
         if confinement != self._confinement:
             self._confinement = confinement
             log.info("hook.sandbox", confinement=confinement)
@@ -225,10 +224,11 @@ class HookPool:
         place.process = None
         self._ended = [one for one in [*self._ended, process] if not one.reaped]
         if not self._closed:
-            if process.greeted:
+            if process.was_useful:
+                place.failed_starts = 0
                 self._spawn(place)
             else:
-                log.error("hook.not_started", reason="the process ended before it was ready")
+                log.error("hook.not_started", reason="the process ended before it ran a call")
                 self._spawn_later(place)
         self.kills += killed
         blamed = self._dispatcher.ended(process.in_flight, self._monotonic_ms(), self._now_ms(), killed=killed)

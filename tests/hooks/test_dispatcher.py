@@ -105,6 +105,18 @@ def test_a_slow_or_changed_script_is_a_suspect_again() -> None:
         assert rig.serve(10, suspects=True) == "jobs"
 
 
+def test_a_script_is_proven_for_all_topics() -> None:
+    rig = Rig()
+    rig.prove("jobs")
+    rig.add("another", 40)
+    portion = rig.portion(suspects=False)
+    assert portion is not None
+    assert len(portion.calls) == FLUSH_CALLS
+    rig.dispatcher.ended([portion], 0, 0, killed=True)
+    rig.add("a third")
+    assert rig.portion(suspects=False) is None
+
+
 def test_topics_take_turns_by_the_time_they_take() -> None:
     rig = Rig()
     rig.add("slow", 600)

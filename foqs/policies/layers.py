@@ -6,12 +6,14 @@ name. A throttle or weight: the exact key, else the longest `prefix*`."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.fair import parse_weight
+from foqs.policies.hook_entry import HooksEntry
 from foqs.policies.patterns import Patterns
-from foqs.policies.settings import THROTTLE, TOPIC, WEIGHT, Settings
+from foqs.policies.settings import SCRIPT, THROTTLE, TOPIC, WEIGHT, Settings
 from foqs.policies.throttle_entry import parse_throttle
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
@@ -52,7 +54,7 @@ class NamespacePolicies:
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
         limits leases. `per_worker`: some topic gives a worker only so many items at a time. `pauses`: some topic may
-        be paused."""
+        be paused. `scripts`: their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -68,6 +70,7 @@ class NamespacePolicies:
         self.limits = _limits(topics, throttles)
         self.per_worker = any(entry.per_worker for entry in topics.values())
         self.pauses = any(entry.paused for entry in topics.values())
+        self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         named = [entry.dead.topic for entry in topics.values() if entry.dead is not None]
         self._dead_topics = frozenset(name for name in named if name is not None)
         self._known: dict[str, TopicPolicy] = {}
@@ -93,7 +96,11 @@ class NamespacePolicies:
         dead = None
         if policy.dead_topic is not None:
             dead = DeadEntry(topic=policy.dead_topic, ttl_ms=policy.dead_ttl_ms)
-        found |= {"dead": dead, "max_attempts": policy.max_attempts, "max_total_ms": policy.max_total_ms}
+        rule = policy.hooks
+        hooks = None if rule is None else HooksEntry.model_construct(**asdict(rule))
+        found |= {
+            "dead": dead, "hooks": hooks, "max_attempts": policy.max_attempts, "max_total_ms": policy.max_total_ms
+        }  # fmt: skip
         return PolicyEntry.model_construct(**found).model_dump_json()
 
     def is_dead(self, topic: str) -> bool:
@@ -138,11 +145,12 @@ def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
-    `namespaces` has those with policies, throttles or weights, `pausing` those of them in which a topic may be paused,
-    and `limiting` those that limit leases: requests of all other namespaces look at nothing else."""
+    `namespaces` has those with policies, throttles, weights or scripts, `pausing` those of them in which a topic may be
+    paused, and `limiting` those that limit leases: requests of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
+        self.entries: dict[str, Mapping[str, str]] = {}
         self.namespaces: dict[str, NamespacePolicies] = {}
         self.pausing: dict[str, NamespacePolicies] = {}
         self.limiting: dict[str, NamespacePolicies] = {}
@@ -154,12 +162,13 @@ class Policies:
         """Use the policies of this version from now on."""
         ns = settings.ns
         self.versions[ns] = settings.version
+        self.entries[ns] = settings.entries
         self.namespaces.pop(ns, None)
         self.pausing.pop(ns, None)
         self.limiting.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
-        if any(key.startswith((TOPIC, THROTTLE, WEIGHT)) for key in settings.entries):
+        if any(key.startswith((TOPIC, THROTTLE, WEIGHT, SCRIPT)) for key in settings.entries):
             policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
             if policies.pauses:
                 self.pausing[ns] = policies

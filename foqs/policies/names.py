@@ -33,6 +33,11 @@ def throttle_key_error(key: str) -> str | None:
     return "a throttle key does not end in *" if key.endswith("*") else name_error(key)
 
 
+def script_name_error(name: str) -> str | None:
+    """Return the error of a text that names no script."""
+    return "the name of a script does not end in *" if name.endswith("*") else name_error(name)
+
+
 def throttles_error(
     keys: Collection[str], most: int = THROTTLE_KEYS, most_bytes: int = THROTTLE_KEYS_BYTES
 ) -> str | None:

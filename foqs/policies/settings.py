@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from foqs.errors import Conflict, Invalid
+from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.fair import parse_weight
-from foqs.policies.names import pattern_error
+from foqs.policies.hook_entry import check_script
+from foqs.policies.names import pattern_error, script_name_error
 from foqs.policies.throttle_entry import parse_throttle
 from foqs.policies.topic_policy import parse
 
 TOPIC = "topic."
 THROTTLE = "throttle."
 WEIGHT = "weight."
-_LATER = ("script.",)
-"""Prefixes of keys of features that this version does not have."""
+SCRIPT = "script."
 MOST_BYTES = 900_000
 VALUE_BYTES = 4_096
 KEY_BYTES = 512
@@ -60,7 +61,12 @@ class Settings:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
-_CHECKS: Mapping[str, Callable[[str], object]] = {TOPIC: parse, THROTTLE: parse_throttle, WEIGHT: parse_weight}
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    TOPIC: parse,
+    THROTTLE: parse_throttle,
+    WEIGHT: parse_weight,
+    SCRIPT: check_script,
+}
 """By prefix of keys that foqs knows: what raises Invalid with every error of a value."""
 Change = Callable[[Settings], Settings]
 
@@ -83,7 +89,21 @@ def decode(ns: str, document: bytes) -> Settings:
 
 def check(entries: Mapping[str, str]) -> list[str]:
     """Return every error of the entries, each with its key."""
-    return [f"{_shown(key)}: {line}" for key in sorted(entries) for line in _errors(key, entries[key])]
+    return [
+        f"{_shown(key)}: {line}"
+        for key in sorted(entries)
+        for line in (_errors(key, entries[key]) or _missing_scripts(key, entries))
+    ]
+
+
+def _missing_scripts(key: str, entries: Mapping[str, str]) -> list[str]:
+    """Return an error for each hook of a valid entry whose script is not in the settings."""
+    hooks = parse(entries[key]).hooks if key.startswith(TOPIC) else None
+    return [
+        f"hooks.{hook.value}: there is no script {_shown(name)}: put {_shown(f'{SCRIPT}{name}')}, or change the hook"
+        for hook, name in (hooks.scripts() if hooks is not None else ())
+        if f"{SCRIPT}{name}" not in entries
+    ]
 
 
 def _errors(key: str, value: str) -> list[str]:
@@ -96,12 +116,11 @@ def _errors(key: str, value: str) -> list[str]:
         found.append(f"a key has 1 to {KEY_BYTES} bytes, not {key_bytes}")
     if not key.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
         found.append("a key has no control characters")
-    if value_bytes > VALUE_BYTES:
-        found.append(f"the value has {value_bytes} bytes, more than {VALUE_BYTES}")
-    elif key.startswith(_LATER):
-        found.append(f"this version of foqs does not have {key.split('.', maxsplit=1)[0]} settings")
+    most_bytes = SCRIPT_BYTES if key.startswith(SCRIPT) else VALUE_BYTES
+    if value_bytes > most_bytes:
+        found.append(f"the value has {value_bytes} bytes, more than {most_bytes}")
     elif known := next((prefix for prefix in _CHECKS if key.startswith(prefix)), None):
-        error = pattern_error(key.removeprefix(known))
+        error = (script_name_error if known == SCRIPT else pattern_error)(key.removeprefix(known))
         found += [] if error is None else [error]
         try:
             _CHECKS[known](value)

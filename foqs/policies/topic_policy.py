@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from foqs.policies.entries import Entry, checked, read
 from foqs.policies.fair import FairEntry, FairRule
+from foqs.policies.hook_entry import HookRule, HooksEntry
 from foqs.policies.names import NAME_BYTES, name_error, throttle_key_error, throttles_error
 from foqs.policies.retry import RetryKind, RetryRule
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
@@ -20,7 +21,7 @@ _MINUTE_MS = 60_000
 DEAD_SUFFIX = ".dlq"
 _MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
-_LATER = frozenset({"refuse_late", "keep", "hooks"})
+_LATER = frozenset({"refuse_late", "keep"})
 """Fields of features that this version does not have."""
 
 Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
@@ -77,6 +78,7 @@ class PolicyEntry(Entry):
     exact_attempts: bool = False
     stuck_after_ms: Duration = 0
     dead: DeadEntry | None = DeadEntry()
+    hooks: HooksEntry | None = None
 
 
 BUILT_IN_ENTRY = PolicyEntry()
@@ -110,6 +112,7 @@ class TopicPolicy:
     stuck_after_ms: int
     dead_topic: str | None
     dead_ttl_ms: int | None
+    hooks: HookRule | None
 
     @property
     def fills(self) -> bool:
@@ -148,7 +151,18 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         stuck_after_ms=one["stuck_after_ms"],
         dead_topic=None if entry is None else entry.topic or dead_topic_of(topic),
         dead_ttl_ms=None if entry is None else entry.ttl_ms,
+        hooks=_hooks(one["hooks"], dead=dead),
     )
+
+
+def _hooks(entry: HooksEntry | None, *, dead: bool) -> HookRule | None:
+    """No script removes a dead letter: for those there is no hook of failures."""
+    if entry is None:
+        return None
+    rule = entry.rule()
+    if dead:
+        rule = replace(rule, on_failure=None)
+    return rule if rule.on_enqueue is not None or rule.on_failure is not None else None
 
 
 def dead_topic_of(topic: str) -> str:

@@ -57,6 +57,14 @@ def errors(text: str) -> list[str]:
         ({"dead": {"topic": ""}}, "dead.topic: a name has 1 to 255 bytes, not 0"),
         ({"dead": {"topic": "é" * 128}}, "dead.topic: a name has 1 to 255 bytes, not 256"),
         ({"dead": {"topic": "a\nb"}}, "dead.topic: a name has no control characters"),
+        ({"hooks": "route"}, 'hooks: it must be an object, not "route"'),
+        ({"hooks": {"on_enqueue": "route*"}}, "hooks.on_enqueue: the name of a script does not end in *"),
+        ({"hooks": {"on_failure": ""}}, "hooks.on_failure: a name has 1 to 255 bytes, not 0"),
+        ({"hooks": {"on_ack": "route"}}, 'hooks: there is no field "on_ack"'),
+        (
+            {"hooks": {"when_broken": "ignore"}},
+            "hooks.when_broken: it must be 'refuse' or 'default', not \"ignore\"",
+        ),
         ({"fair": None}, "fair: it must be an object, not null"),
         ({"fair": {"unit": "item"}}, "fair.unit: it must be 'items', 'bytes' or 'busy', not \"item\""),
         ({"fair": {"scope": 1}}, "fair.scope: it must be 'tenant' or 'topic', not 1"),
@@ -89,7 +97,7 @@ def test_errors_of_a_wrong_entry(value: Any, message: str) -> None:
     assert errors(json.dumps(value)) == [message]
 
 
-@pytest.mark.parametrize("field", ["refuse_late", "keep", "hooks"])
+@pytest.mark.parametrize("field", ["refuse_late", "keep"])
 def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
     assert errors(json.dumps({field: {}})) == [f"{field}: this version of foqs does not have it"]
 
@@ -105,9 +113,9 @@ def test_a_field_that_stands_twice_is_refused() -> None:
 
 
 def test_an_entry_reports_every_error() -> None:
-    assert errors('{"x": 1, "keep": {}, "hooks": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
-        "hooks: this version of foqs does not have it",
+    assert errors('{"x": 1, "keep": {}, "refuse_late": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
         "keep: this version of foqs does not have it",
+        "refuse_late: this version of foqs does not have it",
         "paused: it must be true or false, not 0",
         "retry.kind: it must be 'constant', 'linear' or 'exponential', not \"x\"",
         'retry: there is no field "y"',

@@ -44,6 +44,7 @@ class Cause(IntEnum):
     EXHAUSTED = 13  # the last attempt failed, and the topic has no dead-letter topic
     LIMIT = 14  # found ready with all its attempts used up
     REDRIVE = 15  # a dead letter returns
+    HOOK = 16  # the script of its topic dropped it, or gave it up where the topic has no dead-letter topic
 
 
 class Move(NamedTuple):

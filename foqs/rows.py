@@ -25,6 +25,7 @@ class FailureCause(IntEnum):
     FAILED = 1  # a nack with `failed`
     EXPIRED = 2  # the lease ended by time
     REJECTED = 3
+    HOOK = 4  # the script of its topic said so
     LIMIT = 5  # ready again with all its attempts used up
 
 

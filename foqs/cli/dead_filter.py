@@ -24,6 +24,7 @@ class Cause(Enum):
     FAILED = "failed"
     EXPIRED = "expired"
     REJECTED = "rejected"
+    HOOK = "hook"
     LIMIT = "limit"
 
     @property

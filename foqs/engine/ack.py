@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foqs.engine import item_ops
+from foqs.engine import failure_hooks, item_ops
 from foqs.engine.pending import ItemsCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -82,6 +82,10 @@ def _decide(
         # The previous owner may still have the item in memory, and could lease it after it was removed here.
         retry_after_ms = shard.config.confirm_ms
         _outcome(state, call, at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
+        return
+    if isinstance(op, item_ops.Failing) and op.decision is None and failure_hooks.asks_first(shard, item, op.lease):
+        go_on = lambda decision: operate(state, call, at, item.id, op.with_decision(decision), ns, state.now_ms)  # noqa: E731
+        failure_hooks.ask_first(state, call, at, shard, item, op.cause, op.reason, go_on)
         return
     call.items[at] = item
     verdict = op(shard, item, (call, at), now_ms)

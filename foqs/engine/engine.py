@@ -81,8 +81,9 @@ class Engine(State):
         """Add a shard that may be opened. A CLOSED shard may be removed from `shards`."""
         config, breaker = self.config, BreakerSettings(**self.config.breaker.model_dump())
         shard = self.shards[number] = Shard(
-            number, config.host, breaker, self.topics, self.residents, self.budget, self.counters, self.policies
-        )
+            number, config.host, breaker, self.topics, self.residents, self.budget, self.counters, self.policies,
+            self.ask_script,
+        )  # fmt: skip
         shard.dedup_window_ms = config.limits.dedup_window_ms
         shard.touch = partial(self.touch, shard)
         return shard

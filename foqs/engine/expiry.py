@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from foqs.engine import item_end
+from foqs.engine import failure_hooks, item_end
 from foqs.engine.shard import Shard
+from foqs.hooks.results import FailureResult
 from foqs.item import Cause, Change, Item, from_due, from_found
 from foqs.item_states import Phase, Place, To
 from foqs.leases.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
         return
     # The host's clock may be ahead of the database's: nothing ends before it ends there.
     until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
+    shard.asked.drop_old(now_ms)
     timers.outstanding = 1  # held by this loop: the scan must not finish before all its changes are queued
     for row in scan.rows:
         timer = row.timer
@@ -33,7 +35,14 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 timers.left(timer.due_ms)
                 continue
             item = from_due(row, lane)
-        _scanned(shard, timers, when_due(shard, item, row.enqueued_at_ms, until_ms), timer.due_ms, now_ms)
+        answer = None
+        if shard.ask_script is not None and item.phase is Phase.LEASED and not _ttl_over(item, until_ms):
+            answer = failure_hooks.answer_at_expiry(shard, item, now_ms)
+            if answer is None:
+                timers.left(timer.due_ms)
+                continue
+        decision = answer.result if answer is not None else None
+        _scanned(shard, timers, when_due(shard, item, row.enqueued_at_ms, until_ms, decision), timer.due_ms, now_ms)
     timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
     timers.outstanding -= 1
     if not timers.outstanding:
@@ -46,16 +55,22 @@ def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms:
     shard.put(change, now_ms)
 
 
-def when_due(shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int) -> Change:
-    """Return the change of an item whose delay or lease is over."""
-    if item.expires_at_ms and item.expires_at_ms <= until_ms:
+def _ttl_over(item: Item, until_ms: int) -> bool:
+    return 0 != item.expires_at_ms <= until_ms
+
+
+def when_due(
+    shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int, decision: FailureResult | None = None
+) -> Change:
+    """Return the change of an item whose delay or lease is over. `decision`: of the topic's script, about a lease."""
+    if _ttl_over(item, until_ms):
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:
         over = item_end.change_at_limit(shard, item, until_ms) if item.attempt else None
         return over or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
         return Change(item, To.GONE, Cause.DROPPED)
-    ended = item_end.Ended(FailureCause.EXPIRED, age_ms=until_ms - enqueued_at_ms)
+    ended = item_end.Ended(FailureCause.EXPIRED, age_ms=until_ms - enqueued_at_ms, decision=decision)
     return item_end.change_at_end(shard, item, ended, until_ms)
 
 

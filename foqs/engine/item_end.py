@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
+from foqs.hooks.results import Action, FailureResult
 from foqs.item import Cause, Change, Item, Move, Waits
 from foqs.item_states import To
 from foqs.policies.fingerprint import fingerprint
@@ -23,31 +24,43 @@ class Fate(Enum):
 
 
 class End(NamedTuple):
-    """`delay_ms`: until an item whose fate is AGAIN may be leased."""
+    """`delay_ms`: until an item whose fate is AGAIN may be leased. `by_script`: the topic's script ended it."""
 
     fate: Fate
     delay_ms: int = 0
+    by_script: bool = False
 
 
 class Ended(NamedTuple):
     """How an attempt ended. `delay_ms` is what the consumer asked for; it counts only where the policy has no rule.
-    `age_ms` is the time since the enqueue; 0 where the policy does not ask for it."""
+    `age_ms` is the time since the enqueue; 0 where the policy does not ask for it. `decision`: of the topic's script;
+    None where none was asked."""
 
     cause: FailureCause
     reason: str = ""
     delay_ms: int = 0
     age_ms: int = 0
+    decision: FailureResult | None = None
 
 
 AGAIN, DEAD, REMOVED = End(Fate.AGAIN), End(Fate.DEAD), End(Fate.REMOVED)
 
 
 def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End:
-    """Return the fate of an item whose `attempt` ended."""
+    """Return the fate of an item whose `attempt` ended. A script may end the item before the policy does, and keep one
+    that was rejected. It cannot give more attempts, or more time, than the policy allows."""
+    action, delay_ms = None, None
+    if ended.decision is not None:
+        action, delay_ms = ended.decision.action, ended.decision.delay_ms
+    if action is Action.DROP:
+        return End(Fate.REMOVED, by_script=True)
+    gives_up = action is Action.DEAD
     spent = 0 < policy.max_attempts <= attempt or 0 < policy.max_total_ms <= ended.age_ms
-    if spent or ended.cause is FailureCause.REJECTED:
-        return DEAD if policy.dead_topic is not None else REMOVED
-    if ended.cause is not FailureCause.FAILED:
+    if spent or gives_up or (ended.cause is FailureCause.REJECTED and action is not Action.RETRY):
+        return End(Fate.DEAD if policy.dead_topic is not None else Fate.REMOVED, by_script=gives_up and not spent)
+    if delay_ms is not None:
+        return End(Fate.AGAIN, delay_ms)
+    if ended.cause not in (FailureCause.FAILED, FailureCause.REJECTED):
         return AGAIN
     if policy.retry is None:
         return End(Fate.AGAIN, ended.delay_ms)
@@ -56,6 +69,8 @@ def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End
 
 def may_end(policy: TopicPolicy, attempt: int) -> bool:
     """Whether the end of a lease by time may be more than the item's return."""
+    if policy.hooks is not None and policy.hooks.on_failure is not None:
+        return True
     return policy.max_total_ms > 0 or 0 < policy.max_attempts <= attempt
 
 
@@ -70,14 +85,17 @@ def change_at_end(
     end = end_of(policy, item.id, attempt, ended)
     lease = 0 if cause in (FailureCause.FAILED, FailureCause.REJECTED) else item.lease
     if end.fate is Fate.REMOVED:
-        return Change(item, To.GONE, Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED, waits)
+        removed = Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED
+        return Change(item, To.GONE, Cause.HOOK if end.by_script else removed, waits)
     # The table of failures is missing until the shard is migrated: items return until then.
     if end.fate is Fate.DEAD and shard.keeps_failures:
         change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
-        change.move = _to_dead_letters(item, policy, attempt, ended, now_ms)
+        why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
+        change.move = _to_dead_letters(item, policy, attempt, why, now_ms)
         return change
     if end.delay_ms:
-        return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=now_ms + end.delay_ms, metadata=metadata)
+        due_ms = now_ms + end.delay_ms
+        return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, metadata=metadata)
     return Change(item, To.READY, _CAUSES[cause], waits, attempt=attempt, lease=lease, metadata=metadata)
 
 

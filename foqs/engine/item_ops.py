@@ -11,6 +11,7 @@ from foqs.engine import item_end, throttling
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
+from foqs.hooks.results import FailureResult
 from foqs.item import Cause, Change, Given, Item, Waits
 from foqs.item_states import Phase, Place, To
 from foqs.rows import FailureCause, Found
@@ -73,30 +74,48 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
     return _nack(lease, (bool(delay_ms), metadata), after)
 
 
+class Failing:
+    """As `nack`, but the policy of the topic decides what a failure means for the item, with the `decision` of the
+    topic's script if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
+
+    __slots__ = ("_delay_ms", "_metadata", "cause", "decision", "lease", "reason")
+
+    def __init__(
+        self, lease: int, cause: FailureCause, reason: str, delay_ms: int = 0, metadata: bytes | None = None,
+        decision: FailureResult | None = None,
+    ) -> None:  # fmt: skip
+        self.lease = lease
+        self.cause = cause
+        self.reason = reason
+        self.decision = decision
+        self._delay_ms = delay_ms
+        self._metadata = metadata
+
+    def with_decision(self, decision: FailureResult) -> Failing:
+        return Failing(self.lease, self.cause, self.reason, self._delay_ms, self._metadata, decision)
+
+    def __call__(self, shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        if self.cause is not FailureCause.REJECTED:
+            asked: tuple[object, ...] = ("failed", bool(self._delay_ms), self._metadata)
+        elif shard.keeps_failures or shard.policies.of(item.lane.topic.key).dead_topic is None:
+            asked = ("rejected",)
+        else:
+            return Unavailable("the item's shard takes no dead letters yet: run `foqs shards migrate`")
+        by_age = self.decision is not None or self.cause is not FailureCause.REJECTED
+        return _nack(self.lease, asked, self._change, by_age=by_age)(shard, item, waits, now_ms)
+
+    def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
+        age_ms = now_ms - enqueued_at_ms if enqueued_at_ms else 0
+        ended = item_end.Ended(self.cause, self.reason, self._delay_ms, age_ms, self.decision)
+        return item_end.change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self._metadata)
+
+
 def fail(lease: int, delay_ms: int, metadata: bytes | None, reason: str) -> Op:
-    """As `nack`, but the policy of the topic decides what a failure means for the item."""
-
-    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
-        age_ms = now_ms - enqueued_at_ms
-        ended = item_end.Ended(FailureCause.FAILED, reason, delay_ms, age_ms)
-        return item_end.change_at_end(shard, item, ended, now_ms, waits=waits, metadata=metadata)
-
-    return _nack(lease, ("failed", bool(delay_ms), metadata), after, by_age=True)
+    return Failing(lease, FailureCause.FAILED, reason, delay_ms, metadata)
 
 
 def reject(lease: int, reason: str) -> Op:
-    """As `nack`, but the item becomes a dead letter, or is removed."""
-
-    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
-        ended = item_end.Ended(FailureCause.REJECTED, reason)
-        return item_end.change_at_end(shard, item, ended, now_ms, waits=waits)
-
-    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
-        if not shard.keeps_failures and shard.policies.of(item.lane.topic.key).dead_topic is not None:
-            return Unavailable("the item's shard takes no dead letters yet: run `foqs shards migrate`")
-        return _nack(lease, ("rejected",), after)(shard, item, waits, now_ms)
-
-    return decide
+    return Failing(lease, FailureCause.REJECTED, reason)
 
 
 def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool = False) -> Op:

@@ -15,10 +15,12 @@ from foqs.buffers.pending_dedup import Keys
 from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
+from foqs.engine.asked_scripts import AskedScripts
 from foqs.engine.lookups import Looks
 from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topics
+from foqs.hooks.failed_attempt import AskScript
 from foqs.ids import first_id
 from foqs.item import Change, Item, Waits
 from foqs.item_states import Phase, Place, To
@@ -41,9 +43,12 @@ class Shard(ShardMemory):
     def __init__(
         self, number: int, config: HostSection, breaker: BreakerSettings, topics: Topics[Lane[Item]],
         residents: Residents, budget: Budget, counters: Counters, policies: Policies,
+        ask_script: AskScript | None = None,
     ) -> None:  # fmt: skip
+        """`ask_script` None: no script runs on this host."""
         super().__init__(config, topics, residents, budget, counters)
         self.policies = policies
+        self.ask_script = ask_script
         self.number = number
         self.first_id = first_id(number)
         self.breaker = Breaker(breaker)
@@ -69,6 +74,7 @@ class Shard(ShardMemory):
         self.ttls = Checkpoint(0)
         self.keys = Keys()
         self.looks = Looks()
+        self.asked = AskedScripts()
         self.lists: list[ListRead] = []
         self.dead_reads: deque[GroupsRead | DeadRead] = deque()
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing

@@ -22,6 +22,7 @@ from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.recent import Recent
 from foqs.fairness.topics import Topics
+from foqs.hooks.failed_attempt import AskScript
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.policies.layers import Policies
@@ -41,7 +42,8 @@ class Callbacks:
     `wake`: call `pump` soon. `alarm`: call `tick` by that time. `served`: the shards served here, or their slots,
     changed. `became_ready`: a topic has ready items that waiting consumers did not take. `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
-    `tokens_wanted`: throttle keys need tokens. `monotonic_ms` is the clock of tokens: it never goes back.
+    `tokens_wanted`: throttle keys need tokens. `ask_script`: ask a topic's script about a failed attempt; None: no
+    script runs. `monotonic_ms` is the clock of tokens: it never goes back.
     """
 
     wake: Callable[[], None] = _nothing
@@ -51,6 +53,7 @@ class Callbacks:
     left_waiting: Callable[[TopicKey], None] = _nothing
     slots_written: Callable[[], None] = _nothing
     tokens_wanted: Callable[[], None] = _nothing
+    ask_script: AskScript | None = None
     monotonic_ms: Callable[[], int] = lambda: 0
 
 
@@ -79,6 +82,7 @@ class State:
         self.served = callbacks.served
         self.became_ready = callbacks.became_ready
         self.left_waiting = callbacks.left_waiting
+        self.ask_script = callbacks.ask_script
         self.timer_ms = NEVER_MS  # time of the next tick, if known: only an earlier alarm is set
         self.slots_written = callbacks.slots_written
         self.shards_elsewhere = shards_elsewhere

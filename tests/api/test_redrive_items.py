@@ -144,7 +144,7 @@ def test_to_another_topic(host: OneHost) -> None:
         ({"pace_per_second": 0}, "pace_per_second is 0"),
         ({"to_topic": ""}, "to_topic must have"),
         ({"to_topic": "t.dlq"}, "to_topic is the dead-letter topic itself"),
-        ({"filter": idl.FailureFilter(cause=4)}, "cause is 4"),
+        ({"filter": idl.FailureFilter(cause=6)}, "cause is 6"),
         ({"filter": idl.FailureFilter(reason_contains="")}, "reason_contains must have"),
         ({"filter": idl.FailureFilter(reason_contains="x" * 1_025)}, "reason_contains must have"),
         ({"filter": idl.FailureFilter(reason_contains=b"\xff")}, "reason_contains is not UTF-8"),

@@ -181,8 +181,8 @@ def test_a_fingerprint_is_read_as_it_is_shown(number: int) -> None:
 
 
 def test_a_cause_of_a_later_version_is_a_number() -> None:
-    table = groups_table([FailureGroup(4, 1, 1, 0, 0, 1, "r"), FailureGroup(FailureCause.LIMIT, 1, 1, 0, 0, 1, "r")], 0)
-    assert list(table.columns[0].cells) == ["4", "limit"]
+    table = groups_table([FailureGroup(9, 1, 1, 0, 0, 1, "r"), FailureGroup(FailureCause.LIMIT, 1, 1, 0, 0, 1, "r")], 0)
+    assert list(table.columns[0].cells) == ["9", "limit"]
 
 
 def test_the_client_raises_typed_errors(client: Client) -> None:

@@ -15,7 +15,7 @@ from foqs.rows import AT_MOST_ONCE, FailureCause, FailureRow
 from tests.engine.laboratory import KEY, Laboratory
 
 DEAD = ("ns", "topic.dlq")
-FAILED, EXPIRED, REJECTED, LIMIT = FailureCause
+FAILED, EXPIRED, REJECTED, HOOK, LIMIT = FailureCause
 RULE = {"kind": "constant", "first_ms": 500, "jitter": 0}
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from foqs.engine.item_end import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
+from foqs.hooks.results import Action, FailureResult
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import FailureCause
 
-FAILED, EXPIRED, REJECTED, LIMIT = FailureCause
+FAILED, EXPIRED, REJECTED, HOOK, LIMIT = FailureCause
 RULE = {"kind": "constant", "first_ms": 700, "jitter": 0}
 
 
@@ -54,6 +55,44 @@ def test_the_end_of_an_attempt(policy: dict[str, Any], attempt: int, ended: Ende
     assert end_of(policy_of(**policy), 7, attempt, ended) == end
 
 
+def by_script(cause: FailureCause, action: Action | None = None, delay_ms: int | None = None) -> Ended:
+    return Ended(cause, age_ms=40, decision=FailureResult(action, delay_ms))
+
+
+SCRIPT_DEAD, SCRIPT_REMOVED = End(Fate.DEAD, by_script=True), End(Fate.REMOVED, by_script=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempt", "ended", "end"),
+    [
+        ({}, 1, by_script(FAILED), later(700)),
+        ({}, 1, by_script(FAILED, None, 5), later(5)),
+        ({}, 1, by_script(FAILED, Action.RETRY), later(700)),
+        ({}, 1, by_script(FAILED, Action.RETRY, 5), later(5)),
+        ({}, 1, by_script(FAILED, Action.RETRY, 0), AGAIN),
+        ({}, 1, by_script(FAILED, Action.DEAD), SCRIPT_DEAD),
+        ({}, 1, by_script(FAILED, Action.DROP), SCRIPT_REMOVED),
+        ({"dead": None}, 1, by_script(FAILED, Action.DEAD), SCRIPT_REMOVED),
+        ({}, 1, by_script(EXPIRED), AGAIN),
+        ({}, 1, by_script(EXPIRED, Action.RETRY, 5), later(5)),
+        ({}, 1, by_script(EXPIRED, Action.DEAD), SCRIPT_DEAD),
+        ({}, 1, by_script(EXPIRED, Action.DROP), SCRIPT_REMOVED),
+        ({}, 1, by_script(REJECTED), DEAD),
+        ({}, 1, by_script(REJECTED, Action.RETRY), later(700)),
+        ({}, 1, by_script(REJECTED, Action.RETRY, 5), later(5)),
+        ({}, 1, by_script(REJECTED, Action.DEAD), SCRIPT_DEAD),
+        ({"max_attempts": 3}, 3, by_script(FAILED, Action.RETRY, 5), DEAD),
+        ({"max_attempts": 3}, 3, by_script(REJECTED, Action.RETRY, 5), DEAD),
+        ({"max_attempts": 3}, 3, by_script(FAILED, Action.DEAD), DEAD),
+        ({"max_attempts": 3}, 3, by_script(FAILED, Action.DROP), SCRIPT_REMOVED),
+        ({"max_total_ms": 40}, 1, by_script(EXPIRED, Action.RETRY, 5), DEAD),
+    ],
+)
+def test_what_a_script_decides(policy: dict[str, Any], attempt: int, ended: Ended, end: End) -> None:
+    """It cannot give more than the policy's attempts and time."""
+    assert end_of(policy_of(**({"retry": RULE} | policy)), 7, attempt, ended) == end
+
+
 @pytest.mark.parametrize(
     ("ended", "end"),
     [(Ended(FAILED), later(700)), (Ended(EXPIRED), AGAIN), (Ended(LIMIT), AGAIN), (Ended(REJECTED), REMOVED)],
@@ -70,6 +109,8 @@ def test_a_dead_letter_does_not_die_again(ended: Ended, end: End) -> None:
         ({"max_attempts": 3}, 3, True),
         ({"max_attempts": 0}, 9_999, False),
         ({"max_attempts": 0, "max_total_ms": 1}, 1, True),
+        ({"hooks": {"on_failure": "s"}}, 1, True),
+        ({"hooks": {"on_enqueue": "s"}}, 1, False),
     ],
 )
 def test_whether_the_end_of_a_lease_may_be_more(policy: dict[str, Any], attempt: int, may: bool) -> None:

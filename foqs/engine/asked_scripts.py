@@ -1,0 +1,75 @@
+"""Scripts that are asked about leases of one shard that ended by time, and their answers that no scan has taken yet."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import NamedTuple
+
+from foqs.hooks.results import FailureResult
+
+WAIT_MS = 250
+"""How long a script may take to decide about a lease that ended by time: later rows of the same scan wait for it."""
+_SLOW_MS = WAIT_MS // 2
+_REST_MS = 1_000
+"""After a script took too long, no script of the shard is asked for this time."""
+_KEPT_MS = 10_000
+"""An answer that no scan took is dropped: its lease was extended, or ended in another way."""
+LeaseKey = tuple[int, int]
+"""(item id, token of its lease)"""
+
+
+class Answer(NamedTuple):
+    """`result` None: the script gave none, so the policy decides. `changes`: of the policies, when it was given."""
+
+    result: FailureResult | None = None
+    changes: int = 0
+
+
+class _Asked(NamedTuple):
+    at_ms: int
+    answer: Answer | None = None
+
+
+class AskedScripts:
+    __slots__ = ("_asked", "_slow_ms")
+
+    def __init__(self) -> None:
+        self._asked: dict[LeaseKey, _Asked] = {}  # the longest ago first
+        self._slow_ms: int | None = None
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._asked
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def resting(self, now_ms: int) -> bool:
+        """Whether no script is asked now."""
+        return self._slow_ms is not None and 0 <= now_ms - self._slow_ms < _REST_MS
+
+    def ask(self, key: LeaseKey, now_ms: int) -> None:
+        self._asked[key] = _Asked(now_ms)
+
+    def answered(self, key: LeaseKey, result: FailureResult | None, now_ms: int, changes: int) -> None:
+        asked = self._asked.get(key)
+        if asked is None:
+            return
+        if result is None and now_ms - asked.at_ms >= _SLOW_MS:
+            self._slow_ms = now_ms
+        self._asked[key] = _Asked(asked.at_ms, Answer(result, changes))
+
+    def forget(self, key: LeaseKey) -> None:
+        self._asked.pop(key, None)
+
+    def take(self, key: LeaseKey) -> Answer | None:
+        """Return the answer, which is forgotten; None: it is not there yet."""
+        asked = self._asked.get(key)
+        if asked is None or asked.answer is None:
+            return None
+        del self._asked[key]
+        return asked.answer
+
+    def drop_old(self, now_ms: int) -> None:
+        """Forget scripts that were asked long ago."""
+        for key, _ in list(takewhile(lambda one: not 0 <= now_ms - one[1].at_ms < _KEPT_MS, self._asked.items())):
+            del self._asked[key]

@@ -86,7 +86,8 @@ enum FailureCause {
   EXPIRED = 2,
   /** A consumer rejected it. */
   REJECTED = 3,
-  // 4: HOOK
+  /** The script of its topic gave it up. */
+  HOOK = 4,
   /** It was ready again with all its attempts used up: the limit was lowered, or nacks without `failed` used them. */
   LIMIT = 5,
 }
@@ -577,6 +578,22 @@ struct WorkerStats {
   3: i64 oldest_lease_ms,
 }
 
+/** A script that the topic's policy names: its calls since the hosts started, over all hosts. */
+struct HookStats {
+  /** on_enqueue or on_failure. */
+  1: string hook,
+  /** Name of the settings entry `script.<name>`. */
+  2: string script,
+  3: i64 calls,
+  4: i64 failures,
+  /** On some host the script is not called, because its last calls failed. */
+  5: bool breaker_open,
+  /** Duration until that host calls it again; 0 where no breaker is open. */
+  6: i64 retry_after_ms,
+  /** At most 5, the last one last: time (UTC), kind and text. */
+  7: list<string> last_errors,
+}
+
 /** A topic that has no items has counts of 0. */
 struct GetTopicStatsResponse {
   /** Items; approximate, like the next two: each host counts its own at another moment. */
@@ -596,7 +613,9 @@ struct GetTopicStatsResponse {
   10: list<TenantStats> tenants,
   /** The oldest lease first, at most 1,000; only leases that are in the owners' memory. */
   11: list<WorkerStats> workers,
-  // 12: hooks   13: cursor
+  /** One for each hook of the topic's policy. */
+  12: list<HookStats> hooks,
+  // 13: cursor
   /** host:port of the hosts that did not answer in time: their items are not counted. */
   14: list<string> missing,
   /** Sums over all further tenants: those beyond `limit`, and of each host those beyond its 1,000 with the most ready items
@@ -763,7 +782,8 @@ struct GetServerInfoResponse {
   /**
    * payload_bytes, metadata_bytes, headers_bytes, name_bytes, request_items, frame_bytes,
    * lease_min_ms, lease_max_ms, lease_default_ms, delay_max_ms, ttl_max_ms, wait_max_ms, timeout_max_ms,
-   * dedup_window_ms, worker_bytes, throttle_keys, throttle_keys_bytes, settings_bytes, settings_value_bytes
+   * dedup_window_ms, worker_bytes, throttle_keys, throttle_keys_bytes, settings_bytes,
+   * settings_value_bytes, script_bytes
    */
   2: map<string, i64> limits,
   /** By shard that this host serves: rows changed since the shard was opened. */
@@ -1072,9 +1092,9 @@ struct GetSettingsResponse {
 
 /**
  * Changes the settings of a namespace in one step. A key is 1 to 512 bytes without control characters; a value has at
- * most 4,096 bytes, and all entries together at most 900,000, as stored. `topic.<name>` and `topic.<prefix>*` are
- * policies of topics (JSON), `throttle.<key>` and `throttle.<prefix>*` limits on deliveries with a throttle key (JSON),
- * `weight.<key>` and `weight.<prefix>*` weights of fairness keys (1 to 1,000); keys without such a prefix are free text.
+ * most 4,096 bytes (a script 65,536), and all entries together at most 900,000, as stored. `topic.<name>` and
+ * `topic.<prefix>*` are policies of topics (JSON), `throttle.<key>` and `throttle.<prefix>*` limits on deliveries with a throttle key (JSON),
+ * `weight.<key>` and `weight.<prefix>*` weights of fairness keys (1 to 1,000), `script.<name>` scripts of hooks (Lua); keys without such a prefix are free text.
  * INVALID lists every error, one a line. CONFLICT: the version is not expected_version. In both cases nothing was
  * changed.
  */
@@ -1109,6 +1129,45 @@ struct AwaitSettingsRequest {
 struct AwaitSettingsResponse {
   /** The version that the host acts on, which is lower when wait_ms has passed. */
   1: i64 version,
+}
+
+/**
+ * Runs a script on a sample of an item, and stores nothing. `elapsed_us`, `memory_bytes` and `error` say how it went; the
+ * request fails only if the script could not be run. It does not count for the topic's breaker.
+ */
+struct TryHookRequest {
+  1: string ns,
+  /** on_enqueue or on_failure. */
+  2: string hook,
+  /** Either the name of a settings entry `script.<name>`, or a source: exactly one. */
+  3: optional string script,
+  4: optional string source,
+  /** The script reads its topic, headers, priority and the size of its payload. */
+  5: ItemSpec sample,
+  /** on_failure: the attempt that failed. Default: 1. */
+  6: optional i32 attempt,
+  /** on_failure: FAILED, EXPIRED or REJECTED. Default: FAILED. */
+  7: optional FailureCause cause,
+  /** on_failure: the consumer's reason. Default: none. */
+  8: optional string reason,
+  15: optional RequestContext context,
+}
+
+struct TryHookResponse {
+  /** on_enqueue: the sample with the fields that the script set, unless it refused the item or failed. */
+  1: optional ItemSpec item,
+  /** on_enqueue: why the script refuses the item. */
+  2: optional string refuse,
+  /** on_failure: retry, dead or drop. Not set: the policy decides. */
+  3: optional string action,
+  /** on_failure: duration. Not set: the policy decides. */
+  4: optional i64 delay_ms,
+  /** Processor time of the call. */
+  5: i64 elapsed_us,
+  /** Memory that the script's data takes after the call. */
+  6: i64 memory_bytes,
+  /** The call failed. */
+  7: optional string error,
 }
 
 // ---------------------------------------------------------------------------------------- Dead letters
@@ -1250,4 +1309,5 @@ service Foqs {
   ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),
   GetThrottlesResponse GetThrottles(1: GetThrottlesRequest request) throws (1: RequestError error),
   ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
+  TryHookResponse TryHook(1: TryHookRequest request) throws (1: RequestError error),
 }

@@ -34,13 +34,13 @@ _ITEMS = (
     _counter("items_released", "Items given back unprocessed.", "namespace"),
     _counter(
         "items_removed",
-        "Items removed, by cause: ack, ttl, delete, dropped, rejected, exhausted.",
+        "Items removed, by cause: ack, ttl, delete, dropped, rejected, exhausted, hook.",
         "namespace",
         "cause",
     ),
     _counter(
         "items_dead",
-        "Items moved to a dead-letter topic, by cause: failed, expired, rejected, limit.",
+        "Items moved to a dead-letter topic, by cause: failed, expired, rejected, hook, limit.",
         "namespace",
         "cause",
     ),
@@ -91,6 +91,13 @@ _THROTTLES = (
     _counter("throttle_reclaimed", "Limited leases that ended by time.", "namespace", "throttle"),
     _counter("throttle_tokens_lent", "Tokens granted by this host as the coordinator of throttle keys."),
     _counter("throttle_tokens_lost", "Tokens that this host was granted and that became void before their use."),
+)
+_HOOKS = (
+    _counter("hook_calls", "Calls of scripts that ended, failed ones included."),
+    _counter("hook_failures", "Calls of scripts that failed, by kind.", "kind"),
+    _counter("hook_kills", "Processes of scripts that the host ended because a call was stuck."),
+    _gauge("hook_queued_calls", "Calls of scripts that wait for a process."),
+    _gauge("hook_processes", "Processes that are ready to run scripts."),
 )
 _REQUESTS = (
     _histogram(
@@ -166,5 +173,5 @@ _PROCESS = (
     _counter("clock_jumps", "Times that the clocks of the machine and the databases differed."),
     _gauge("machine_clock_ahead_seconds", "Lead of the machine's clock over the databases' clocks, which foqs uses."),
 )
-_ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)
+_ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_HOOKS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)
 FAMILIES = {family.name: family for family in _ALL}

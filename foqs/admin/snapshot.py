@@ -14,6 +14,7 @@ from time import perf_counter
 from foqs import __version__
 from foqs.admin.exposition import Rows, Value
 from foqs.admin.families import FAMILIES
+from foqs.admin.hooks import add_hooks
 from foqs.admin.tenants import TenantSeries, count_tenants
 from foqs.admin.throttles import ThrottleSeries, count_keys
 from foqs.admin.topics import TopicCounts, topic_rows
@@ -38,7 +39,7 @@ from foqs.shardmgr.session import Session
 
 _TURN_S = 0.001
 _TOPICS = 64  # between two looks at the clock
-CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted")
+CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted", "hook")
 
 Add = Callable[..., None]
 """(name of the metric without foqs_, value, labels ...)"""
@@ -82,6 +83,7 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     add("budget_used_bytes", node.engine.budget.used_bytes)
     add("budget_limit_bytes", node.engine.budget.limit_bytes)
     _work(add, node.engine.counters)
+    add_hooks(add, node.hook_pool)
     add("throttle_tokens_lost_total", node.engine.throttling.lost.tokens)
     if view.seat is not None:
         _cluster(add, view)

@@ -52,6 +52,7 @@ NEEDS: Mapping[str, Right | str] = {
     "GetThrottles": _SEES,
     "GetSettings": _SEES,
     "PutSettings": Right.ADMIN,
+    "TryHook": Right.ADMIN,
     "GetServerInfo": _ANYBODY,
     "GetRouting": _ANYBODY,
     "WatchTopics": _HOST,

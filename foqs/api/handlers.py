@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.explain_item import Explain
+from foqs.api.hooks import HookMethods
 from foqs.api.item_life import ItemLife
 from foqs.api.leases import Leases
 from foqs.api.lookups import Lookups
@@ -17,6 +18,7 @@ from foqs.api.server_info import Info
 from foqs.api.settings import SettingsMethods
 from foqs.api.throttles import ThrottleMethods
 from foqs.engine.engine import Engine
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
@@ -46,10 +48,11 @@ class Handlers:
         forwarder: Forwarder | LoneForwarder,
         settings: HostSettings,
         store: SettingsStore,
+        hooks: TopicHooks,
     ) -> None:
-        self._items = ItemLife(engine, limits, now_ms, news, quotas, shares.elsewhere, forwarder)
+        self._items = ItemLife(engine, limits, now_ms, news, quotas, shares.elsewhere, forwarder, hooks)
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
-        self._lookups = Lookups(engine, limits, now_ms, address, forwarder)
+        self._lookups = Lookups(engine, limits, now_ms, address, forwarder, hooks)
         self._explain = Explain(engine, lambda: self.limits, now_ms, forwarder)
         self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
@@ -62,7 +65,10 @@ class Handlers:
         self._peers = PeerMethods(
             engine, lambda: self.limits, now_ms, hash_slots, quotas.coordinator, slots, shares
         )  # fmt: skip
-        self._settings = SettingsMethods(engine, lambda: self.limits, now_ms, address, settings, store, forwarder)
+        self._settings = SettingsMethods(
+            engine, lambda: self.limits, now_ms, address, settings, store, forwarder, hooks
+        )
+        self._hooks = HookMethods(hooks, lambda: self.limits, now_ms)
         self.routing_changed = self.routing.changed
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -75,6 +81,7 @@ class Handlers:
             **self._peers.handlers(),
             **self._settings.handlers(),
             "ReleaseLeases": self._leases.release,
+            "TryHook": self._hooks.try_hook,
             "ExplainItem": self._explain.explain,
             "GetThrottles": self._throttles.throttles,
             "GetServerInfo": self._info.server_info,

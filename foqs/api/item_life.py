@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from foqs.api import reply_bytes, responses, validation
+from foqs.api import enqueue_hooks, reply_bytes, responses, validation
 from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
@@ -14,6 +14,8 @@ from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, Limit
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
+from foqs.hooks.results import EnqueueResult
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits import Limits
@@ -48,8 +50,10 @@ class ItemLife:
         quotas: QuotaClient,
         elsewhere: Elsewhere,
         forwarder: Forwarder | LoneForwarder,
+        hooks: TopicHooks,
     ) -> None:
         self.limits = limits
+        self._hooks = hooks
         self._engine = engine
         self._now_ms = now_ms
         self._news = news
@@ -74,9 +78,6 @@ class ItemLife:
         specs = validation.counted(request.items, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
         now_ms = self._now_ms()
-        policies = self._engine.policies.namespaces.get(ns)
-        taken = validation.Intake(ns, limits, now_ms, policies, self._forwarder.routing)
-        taken.take(specs)
 
         def reply(outcomes: list[int | FoqsError]) -> None:
             call.reply(
@@ -85,11 +86,48 @@ class ItemLife:
             )
 
         waiting = EnqueueCall(len(specs), reply)
+        policies = self._engine.policies.namespaces.get(ns)
+        taken = validation.Intake(ns, limits, now_ms, policies, self._forwarder.routing)
+        taken.take(specs)
+        if taken.hooked and not self._forwarder.was_charged(request):
+            self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
+        else:
+            self._admit(waiting, taken, request, now_ms + timeout_ms)
+
+    def _run_hooks(
+        self, waiting: EnqueueCall, taken: validation.Intake, request: Any, now_ms: int, deadline_ms: int
+    ) -> None:
+        """Run the hooks of the items, and store these with the fields that the hooks set."""
+        ns, policies = request.ns, self._engine.policies
+
+        def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
+            if policies.versions.get(ns) != version:  # no host acts on an older version than the one it confirmed
+                at_ms, found = self._now_ms(), policies.namespaces.get(ns)
+                again = validation.Intake(ns, self.limits, at_ms, found, self._forwarder.routing)
+                again.take(request.items)
+                if again.hooked:
+                    self._run_hooks(waiting, again, request, at_ms, deadline_ms)
+                else:
+                    self._admit(waiting, again, request, deadline_ms)
+                return
+            for index, result in results.items():
+                enqueue_hooks.set_fields(specs[index], result)
+            request.items = specs
+            taken.errors.update(errors)
+            taken.amend(specs, results)
+            self._admit(waiting, taken, request, deadline_ms)
+
+        version, specs = policies.versions.get(ns), list(request.items)
+        enqueue_hooks.run(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
+
+    def _admit(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
+        """Store the valid items of a request that the quotas admit."""
+        ns = request.ns
         for index, error in taken.errors.items():
             waiting.refused([index], error)
         if waiting.done:
             return
-        quota, deadline_ms = self._quotas.of(ns), now_ms + timeout_ms
+        quota = self._quotas.of(ns)
         if (quota is None and not taken.bounded) or self._forwarder.was_charged(request):
             self._store(waiting, taken, request, deadline_ms)
             return

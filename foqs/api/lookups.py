@@ -21,6 +21,7 @@ from foqs.engine.inspect import (
 from foqs.engine.pending import LookCall
 from foqs.engine.tenant_stats import MOST_TENANTS, MostReady
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
@@ -28,7 +29,7 @@ from foqs.limits import Limits
 from foqs.peers.active_topics import ANSWER_MS, Pages
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.topic_stats import Counts, TopicSums
+from foqs.peers.topic_stats import Counts, TopicSums, hook_stats
 from foqs.policies.layers import BUILT_IN
 from foqs.request_context import is_forwarded
 from foqs.rows import Found
@@ -45,8 +46,10 @@ class Lookups:
         now_ms: Callable[[], int],
         address: Callable[[], str],
         forwarder: Forwarder | LoneForwarder,
+        hooks: TopicHooks,
     ) -> None:
         self.limits = limits
+        self._hooks = hooks
         self._engine = engine
         self._now_ms = now_ms
         self._address = address
@@ -147,13 +150,23 @@ class Lookups:
             tenants, more = sums.tenants(limit)
             call.reply(
                 idl.GetTopicStatsResponse(
-                    *sums.counts, policy.paused, policy.closed, document, layers, tenants, sums.workers(), missing, more
+                    *sums.counts,
+                    policy.paused,
+                    policy.closed,
+                    document,
+                    layers,
+                    tenants,
+                    sums.workers(),
+                    sums.hooks(),
+                    missing,
+                    more,
                 )
             )
 
         def counted(here: Counts, workers: list[release.WorkerLeases], tenants: MostReady) -> None:
             stats = [idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms)) for one in workers]
-            sums, deadline_ms = TopicSums(here, stats, tenants), now_ms + min(timeout_ms, ANSWER_MS)
+            hooks = [hook_stats(*one) for one in self._hooks.counts(key)]
+            sums, deadline_ms = TopicSums(here, stats, tenants, hooks), now_ms + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetTopicStatsRequest, ns, name)
             self._forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 
 from foqs import __version__
 from foqs.engine.engine import Engine
+from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rpc.call import Call
 
-FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES}
+FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
 """Limits that no configuration changes: ZooKeeper takes no larger record."""
 _KEPT_MS = 1_000
 """A count adds up all namespaces of all shards, and any client may ask for one."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from foqs.api import validation
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, Invalid
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
-from foqs.policies.settings import MOST_BYTES, Settings
+from foqs.policies.settings import MOST_BYTES, SCRIPT, Settings
 from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
 
@@ -33,6 +33,7 @@ class SettingsMethods:
         settings: HostSettings,
         store: SettingsStore,
         forwarder: Forwarder | LoneForwarder,
+        hooks: TopicHooks,
     ) -> None:
         self._engine = engine
         self._limits = limits
@@ -41,6 +42,7 @@ class SettingsMethods:
         self._settings = settings
         self._store = store
         self._forwarder = forwarder
+        self._hooks = hooks
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -52,7 +54,7 @@ class SettingsMethods:
     def get_settings(self, call: Call) -> None:
         request = call.request
         found = self._settings.of(validation.name(request.ns, "ns", self._limits()))
-        prefix = _text(request.prefix or "", "prefix")
+        prefix = validation.text(request.prefix or "", "prefix")
         entries = {key: value for key, value in found.entries.items() if key.startswith(prefix)}
         call.reply(idl.GetSettingsResponse(found.version, entries))
 
@@ -60,8 +62,11 @@ class SettingsMethods:
         request, limits = call.request, self._limits()
         validation.refuse_when_draining(self._engine.draining)
         ns = validation.name(request.ns, "ns", limits)
-        entries = {_text(key, "a key"): _text(value, "a value") for key, value in (request.entries or {}).items()}
-        remove = [_text(key, "a key") for key in request.remove or ()]
+        entries = {
+            validation.text(key, "a key"): validation.text(value, "a value")
+            for key, value in (request.entries or {}).items()
+        }
+        remove = [validation.text(key, "a key") for key in request.remove or ()]
         expected = request.expected_version
         if not entries and not remove:
             raise Invalid("entries and remove are empty")
@@ -71,7 +76,16 @@ class SettingsMethods:
             validation.within(expected, "expected_version", 0, _HIGHEST, 0)
         deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
         change = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected)
-        self._store.change_settings(ns, change, partial(self._changed, call, deadline_ms))
+
+        def store(error: FoqsError | None) -> None:
+            if error is not None:
+                call.fail(error)
+            else:
+                self._store.change_settings(ns, change, partial(self._changed, call, deadline_ms))
+
+        known = self._settings.of(ns).entries
+        scripts = {key: text for key, text in entries.items() if key.startswith(SCRIPT) and known.get(key) != text}
+        self._hooks.check(ns, scripts, deadline_ms - self._now_ms(), store)
 
     def _changed(self, call: Call, deadline_ms: int, outcome: Settings | FoqsError) -> None:
         if isinstance(outcome, FoqsError):
@@ -105,9 +119,3 @@ class SettingsMethods:
     def _lost(self, waiting: AwaitCall) -> None:
         waiting.done = True
         self._settings.forget(waiting)
-
-
-def _text(value: Any, what: str) -> str:
-    if type(value) is not str:
-        raise Invalid(f"{what} is not UTF-8")
-    return value

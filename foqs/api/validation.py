@@ -6,7 +6,7 @@ The codec guarantees the types of numbers and containers; strings may be `bytes`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from foqs.api import topic_rules
@@ -34,6 +34,12 @@ def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
         raise Invalid(f"{what} must have 1 to {most_bytes} bytes")
     if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
         raise Invalid(f"{what} holds a control character")
+    return value
+
+
+def text(value: Any, what: str) -> str:
+    if type(value) is not str:
+        raise Invalid(f"{what} is not UTF-8")
     return value
 
 
@@ -112,8 +118,8 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded", "errors",
-        "indices", "items", "keyed", "keys", "sizes", "weights",
+        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded",
+        "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -131,8 +137,10 @@ class Intake:
         self._policies = policies
         self._routing = routing
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
+        self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
         self._keys: dict[str, LaneKey] = {}
+        self._asked: dict[tuple[Any, ...], LaneKey] = {}  # by the fields of specs that say which lane an item is in
         self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain
         self.weights: dict[LaneKey, int] | None = None  # as in `Chunk`
         self.items: list[NewItem] = []
@@ -178,6 +186,42 @@ class Intake:
         self.indices, self.sizes = list(range(count)), sizes
         return True
 
+    def amend(self, specs: Sequence[Any], changed: Container[int]) -> None:
+        """Take the tenants, throttle keys, weights, priorities and times of the items at `changed` again: their specs
+        have other ones by now. Drop items that have an error."""
+        lanes, errors = self.keys, self.errors
+        for at, index in enumerate(self.indices):
+            if index in changed and index not in errors:
+                lanes[at] = self._again(index, specs[index], self.items[at], lanes[at])
+        for one in self.keyed:
+            if one.at in changed and one.at not in errors:
+                spec = specs[one.at]
+                one.lane, one.weight = self._again(one.at, spec, one.item, one.lane), spec.weight or 0
+        if self.weights:
+            used = {*lanes, *(one.lane for one in self.keyed)}
+            self.weights = {lane: weight for lane, weight in self.weights.items() if lane in used}
+        if errors:
+            self._only([at for at, index in enumerate(self.indices) if index not in errors])
+            self.keyed = [one for one in self.keyed if one.at not in errors]
+
+    def _again(self, index: int, spec: Any, item: NewItem, lane: LaneKey) -> LaneKey:
+        """Set the fields of an item, and return its lane."""
+        topic = spec.topic
+        try:
+            if topic in self._filling:
+                spec = topic_rules.filled(spec, self._filling[topic], self._limits)
+            item.priority = spec.priority
+            item.due_ms = self._due_ms(spec)
+            item.deliver_after_ms = item.due_ms or self._now_ms
+            if spec.ttl_ms is not None:
+                item.expires_at_ms = self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, self._limits.ttl_max_ms, 0)
+            if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
+                return self._tenant(self._keys[topic], spec)
+        except FoqsError as error:
+            self.errors[index] = error.with_traceback(None)
+            return lane
+        return self._keys[topic]
+
     def places(self, key: TopicKey | None = None) -> list[int]:
         """Return the indices of the items, with keys or without; with `key` those of one topic."""
         plain = [at for at, one in zip(self.indices, self.keys, strict=True) if key is None or topic_key(one) == key]
@@ -187,9 +231,13 @@ class Intake:
         """Drop all but the first `count` items; with `key` those of one topic."""
         dropped = set(self.places(key)[count:])
         kept = [at for at, index in enumerate(self.indices) if index not in dropped]
+        self._only(kept)
+        self.keyed = [one for one in self.keyed if one.at not in dropped]
+
+    def _only(self, kept: Sequence[int]) -> None:
+        """Keep the items at these positions, of those without deduplication keys."""
         self.items, self.keys = [self.items[at] for at in kept], [self.keys[at] for at in kept]
         self.indices, self.sizes = [self.indices[at] for at in kept], [self.sizes[at] for at in kept]
-        self.keyed = [one for one in self.keyed if one.at not in dropped]
 
     def _take(self, index: int, spec: Any) -> None:
         limits, now_ms = self._limits, self._now_ms
@@ -241,7 +289,15 @@ class Intake:
 
     def _tenant(self, plain: LaneKey, spec: Any) -> LaneKey:
         """Return the lane of an item with a tenant, throttle keys or a weight, which is noted."""
-        return self._lane(plain, *tenancy(spec, self._limits))
+        throttles, weight = spec.throttle_keys, spec.weight
+        asked = (plain, spec.fairness_key, tuple(throttles) if throttles else (), weight)
+        known = self._asked.get(asked)
+        if known is None:
+            known = self._asked[asked] = self._lane(plain, *tenancy(spec, self._limits))
+        elif weight:
+            assert self.weights is not None, "the first item brought the weight"
+            self.weights[known] = weight
+        return known
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """As `_tenant`, for items that differ from `spec` in their fairness keys."""
@@ -267,10 +323,14 @@ class Intake:
             self._filling[topic] = policy
         if policy.max_stored is not None:
             self.bounded[self._ns, topic] = Quota(None, 0, policy.max_stored)
+        if policy.hooks is not None and policy.hooks.on_enqueue is not None:
+            self.hooked.append(topic)
 
     def _due_ms(self, spec: Any) -> int:
         """Return when the item may be delivered; 0 for now (a time in the past means now)."""
         at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
+        if at_ms is None and delay_ms is None:
+            return 0
         most = self._limits.delay_max_ms
         if delay_ms is not None:
             if at_ms is not None:

@@ -14,6 +14,7 @@ from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven
 from foqs.client.explain import ExplainReason, Explanation, Reason
+from foqs.client.hooks import Tried
 from foqs.client.items import (
     ActiveTopic,
     Delivery,
@@ -31,7 +32,7 @@ from foqs.client.items import (
     ServerInfo,
 )
 from foqs.client.job import Job, Retry
-from foqs.client.looks import TenantStats, Throttles, ThrottleStats, TopicStats, WorkerStats
+from foqs.client.looks import HookStats, TenantStats, Throttles, ThrottleStats, TopicStats, WorkerStats
 from foqs.client.outcomes import UnreadFailures
 from foqs.client.producer import Producer
 from foqs.client.request_ids import request_id
@@ -73,6 +74,7 @@ __all__ = [
     "Failures",
     "FoqsError",
     "Forbidden",
+    "HookStats",
     "Invalid",
     "Item",
     "ItemOptions",
@@ -102,6 +104,7 @@ __all__ = [
     "Throttles",
     "Tls",
     "TopicStats",
+    "Tried",
     "Unauthenticated",
     "Unavailable",
     "UnreadFailures",

@@ -17,6 +17,7 @@ from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
 from foqs.client.dead_letters import DeadLetterCalls
 from foqs.client.explain import Explaining
+from foqs.client.hooks import HookMethods
 from foqs.client.items import (
     ActiveTopic,
     Item,
@@ -51,7 +52,7 @@ _LIMITS = Limits()
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client(DeadLetterCalls, Explaining, LeaseMethods, Looks, SettingsMethods):
+class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, SettingsMethods):
     """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP

@@ -36,11 +36,25 @@ class TenantStats(NamedTuple):
     share: float
 
 
+class HookStats(NamedTuple):
+    """A script that the topic's policy names for a hook, and its calls since the hosts started. While the breaker is
+    open on some host, after failures in a row, the script is not called there for `retry_after_ms`. `last_errors`:
+    time, kind and text; the last one last."""
+
+    hook: str
+    script: str
+    calls: int
+    failures: int
+    breaker_open: bool
+    retry_after_ms: int
+    last_errors: tuple[str, ...]
+
+
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
     hold leases, the oldest lease first. `tenants` are those with the most ready items, none where tenants take no
-    turns; `more_tenants` has the sums of all further ones, None without any."""
+    turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy."""
 
     ready: int
     delayed: int
@@ -53,6 +67,7 @@ class TopicStats(NamedTuple):
     workers: tuple[WorkerStats, ...] = ()
     tenants: tuple[TenantStats, ...] = ()
     more_tenants: TenantStats | None = None
+    hooks: tuple[HookStats, ...] = ()
 
 
 class ThrottleStats(NamedTuple):
@@ -111,6 +126,7 @@ class Looks:
             tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms) for one in found.workers or ()),
             tuple(map(_tenant, found.tenants or ())),
             None if more is None else _tenant(more),
+            tuple(map(_hook, found.hooks or ())),
         )
 
     def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
@@ -133,6 +149,13 @@ class Looks:
         """Version and limits of the server that answers."""
         response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
         return ServerInfo(response.version, response.limits or {})
+
+
+def _hook(found: Any) -> HookStats:
+    errors = tuple(found.last_errors or ())
+    return HookStats(
+        found.hook, found.script, found.calls, found.failures, bool(found.breaker_open), found.retry_after_ms, errors
+    )
 
 
 def _tenant(found: Any) -> TenantStats:

@@ -245,7 +245,11 @@ class Dispatcher:
 
 def _together(one: HookCall, other: HookCall) -> bool:
     """Whether one message can run both."""
-    return one.entries is other.entries and (one.script is other.script or one.script == other.script)
+    return (
+        one.entries is other.entries
+        and one.compiles is other.compiles
+        and (one.script is other.script or one.script == other.script)
+    )
 
 
 def _stopped(queue: CallQueue, now_ms: int) -> Failed | None:

@@ -34,7 +34,8 @@ class Known:
             loaded_bytes = entries.size_bytes
         loaded_bytes += sum(map(len, sent))
         items = [one.call.item for one in calls]
-        sent.append(text_of(["run", script.number, entries.number, call.key.hook, timeout_ms, items]))
+        function = "" if call.compiles else call.key.hook
+        sent.append(text_of(["run", script.number, entries.number, function, timeout_ms, items]))
         return sent, loaded_bytes // _LOADED_BYTES_A_MS
 
     def _script_of(self, call: HookCall, sent: list[str]) -> _Script:

@@ -76,13 +76,14 @@ class HookCall:
     by text (`headers`). Fields with None are left out.
 
     A `guarded` call does not run while the breaker of `key` is open, and its outcome counts there. TryHook's calls are
-    not guarded."""
+    not guarded. A call that `compiles` calls no function: the script is loaded, and has to define one of the hooks."""
 
     script: Script
     key: HookKey
     item: Mapping[str, Any]
     entries: Entries
     guarded: bool = True
+    compiles: bool = False
 
 
 class Kind(StrEnum):

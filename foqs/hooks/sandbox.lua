@@ -213,9 +213,16 @@ local function call(hook, script, given)
   return {flat(hook, script(given))}
 end
 
+-- An empty name calls nothing: the script has been loaded by then.
 local function run(hook, seconds)
   local script, given = rawget(env, hook), item
   item = nil
+  if hook == "" then
+    for name in next, {on_enqueue = 1, on_failure = 1} do
+      if type(rawget(env, name)) == "function" then return "ok", 0 end
+    end
+    return "error", "the script defines neither on_enqueue nor on_failure"
+  end
   if type(script) ~= "function" then return "error", "the script does not define the function " .. hook end
   local ok, returned = guarded(seconds, call, hook, script, given)
   if not ok then return failure(returned) end

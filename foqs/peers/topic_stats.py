@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from foqs.engine.release import MOST_WORKERS
 from foqs.engine.tenant_stats import MostReady, TenantCounts, most_ready
+from foqs.hooks.breaker import MOST_ERRORS
 from foqs.idl import idl
 
 Counts = tuple[int, int, int]
@@ -19,12 +21,15 @@ class TopicSums:
     """The counts of this host, to which `add` adds the answer of another one. Names of tenants beyond those that a host
     reports are in the sum of the rest."""
 
-    def __init__(self, counts: Counts, workers: Workers, tenants: MostReady) -> None:
+    def __init__(self, counts: Counts, workers: Workers, tenants: MostReady, hooks: Sequence[Any] = ()) -> None:
+        """`hooks`: HookStats."""
         self.counts = counts
         self._workers: dict[str, tuple[int, int]] = {}
         self._tenants = dict(tenants.named())
         self._rest = [tenants.rest]
+        self._hooks: dict[str, Any] = {}
         self._add_workers(workers)
+        self._add_hooks(hooks)
 
     def add(self, _address: str, response: Any) -> None:
         """Add the answer of another host; one of an older version has no tenants."""
@@ -32,6 +37,7 @@ class TopicSums:
         more = (response.ready or 0, response.delayed or 0, response.leased or 0)
         self.counts = (ready + more[0], delayed + more[1], leased + more[2])
         self._add_workers(response.workers or ())
+        self._add_hooks(response.hooks or ())
         for one in response.tenants or ():
             known, more_of_it = self._tenants.get(one.fairness_key, TenantCounts()), _counts_of(one)
             self._tenants[one.fairness_key] = TenantCounts(
@@ -48,6 +54,10 @@ class TopicSums:
         oldest_first = sorted(self._workers.items(), key=lambda one: (-one[1][1], one[0]))[:MOST_WORKERS]
         return [idl.WorkerStats(name, held, oldest_ms) for name, (held, oldest_ms) in oldest_first]
 
+    def hooks(self) -> list[Any]:
+        """Return HookStats of all hosts."""
+        return [self._hooks[name] for name in sorted(self._hooks)]
+
     def tenants(self, most: int) -> tuple[list[Any], Any]:
         """Return TenantStats of up to `most` tenants, the most ready items first, and of the sums of the rest; None if
         there is no further tenant."""
@@ -63,6 +73,32 @@ class TopicSums:
         for one in workers:
             held, oldest_ms = self._workers.get(one.worker, (0, 0))
             self._workers[one.worker] = held + (one.held or 0), max(oldest_ms, one.oldest_lease_ms or 0)
+
+    def _add_hooks(self, hooks: Iterable[Any]) -> None:
+        for one in hooks:
+            known = self._hooks.get(one.hook)
+            if known is None:
+                self._hooks[one.hook] = one
+                continue
+            known.calls += one.calls or 0
+            known.failures += one.failures or 0
+            known.breaker_open = known.breaker_open or bool(one.breaker_open)
+            known.retry_after_ms = max(known.retry_after_ms, one.retry_after_ms or 0)
+            known.last_errors = sorted([*known.last_errors, *(one.last_errors or ())])[-MOST_ERRORS:]
+
+
+def hook_stats(
+    hook: str, script: str, calls: int, failures: int, breaker_open: bool, retry_after_ms: int,
+    last_errors: Iterable[tuple[int, str]],
+) -> Any:  # fmt: skip
+    """Return HookStats of this host; `last_errors` have times in ms."""
+    errors = [f"{_utc(at_ms)} {text}" for at_ms, text in last_errors]
+    return idl.HookStats(hook, script, calls, failures, breaker_open, retry_after_ms, errors)
+
+
+def _utc(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _counts_of(stats: Any) -> TenantCounts:

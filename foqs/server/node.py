@@ -16,6 +16,7 @@ from foqs.clock import Clock, monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
@@ -30,6 +31,8 @@ from foqs.rows import Opened
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
+from foqs.server.hook_log import HookLog
+from foqs.server.hook_pool import HookPool
 from foqs.server.marks import Marks
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
@@ -68,6 +71,7 @@ class Node:
         budget = Budget(config.host.budget_bytes)
         self.requests = RequestLog(perf_counter, config.log.slow_request_ms)
         self.guard = make_guard(config, self._loop.time)
+        self.hook_pool = HookPool(config.hooks, limits, self._loop, monotonic_ms, self._clock.now_ms)
         ready = lambda key: self.engine.ready(key)  # noqa: E731, PLW0108 - the engine is made below, with the publisher
         self.news = ReadyPublisher(ready, self._clock.now_ms(), self._loop.call_soon, self._later)
         callbacks = Callbacks(
@@ -75,6 +79,7 @@ class Node:
             became_ready=None if neighbours.static else self.news.became_ready,
             left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
+            ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
             monotonic_ms=monotonic_ms,
         )
@@ -95,6 +100,14 @@ class Node:
             read=self._read_settings,
         )
         self.engine: Engine = self.runner.engine
+        self.hooks = TopicHooks(
+            self.engine.policies,
+            self.hook_pool,
+            self._clock.now_ms,
+            monotonic_ms,
+            lambda: self._config.hooks.request_ms,
+            HookLog(self._loop.time).failed,
+        )
         self.settings: HostSettings = HostSettings(self.engine)
         lowest = min(self.engine.shards, default=0)
         self._shard_settings = ShardSettings(lowest, self.settings, lambda: self.runner.worker(lowest), self._later)
@@ -141,6 +154,7 @@ class Node:
             self.forwarder,
             self.settings,
             self._settings_store,
+            self.hooks,
         )
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
@@ -199,6 +213,7 @@ class Node:
             server.frame_read_ms / 1000,
             server.idle_connection_ms / 1000,
         )
+        self.hook_pool.reconfigure(config.hooks, limits)
         self.peers.limit(limits)
         self.requests.bound(config.log.slow_request_ms)
         self.guard.read_again()
@@ -248,6 +263,7 @@ class Node:
         await until(lambda: self.runner.marker.idle, self._loop.time() + _SAVE_MARKS_S)
         self.runner.stop_ticking()
         self.peers.close()
+        await self.hook_pool.close()
         clean = clean and (closed or not ready)
         log.info("host.stopped", clean=clean, **self.engine.counters.as_dict())
         return clean

@@ -316,7 +316,8 @@ def test_server_info(wire: Wire) -> None:
             "timeout_max_ms": 600_000,
         }.items()
     )
-    assert info.limits == Limits().as_map() | {"settings_bytes": 900_000, "settings_value_bytes": 4_096}
+    fixed = {"settings_bytes": 900_000, "settings_value_bytes": 4_096, "script_bytes": 65_536}
+    assert info.limits == Limits().as_map() | fixed
 
 
 def test_limits_are_configurable(start_whole: Callable[..., HostProcess]) -> None:

@@ -67,7 +67,7 @@ def test_a_change_is_in_effect_when_it_is_answered(alone: OneHost) -> None:
 
 def test_all_errors_come_at_once(alone: OneHost) -> None:
     put(alone, {"a": "1"})
-    entries = {"a": "2", "topic.t": '{"paused": 1, "x": 2}', "script.s": "", "long": "x" * (VALUE_BYTES + 1)}
+    entries = {"a": "2", "topic.t": '{"paused": 1, "x": 2}', "script.s": "\x1bLua", "long": "x" * (VALUE_BYTES + 1)}
     lines = refused(alone, "PutSettings", ns="n", entries=entries, remove=["a", "b"]).split("\n")
     assert [line.split(":")[0] for line in lines] == ["a", "b", "long", "script.s", "topic.t", "topic.t"]
     assert alone.ask("GetSettings", ns="n") == idl.GetSettingsResponse(1, {"a": "1"})

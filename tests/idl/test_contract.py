@@ -21,7 +21,7 @@ METHODS = [
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountSlots",
     "TellSlots", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
-    "ReleaseLeases", "GetThrottles", "ExplainItem",
+    "ReleaseLeases", "GetThrottles", "ExplainItem", "TryHook",
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
     "GetSettings": {"ns": "shop"},
     "PutSettings": {"ns": "shop", "entries": {"a": "b"}},
+    "TryHook": {"ns": "shop", "hook": "on_enqueue", "source": "function on_enqueue() end", "sample": spec("t")},
     "GetServerInfo": {},
     "GetRouting": {},
 }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.memory
 def test_every_part_gets_the_new_values() -> None:
     lab = Laboratory(1, 2)
     shard = lab.engine.shards[1]
-    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers")}
+    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
     lab.settle()
     config = load(
         shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}],
@@ -38,6 +38,7 @@ def test_every_part_gets_the_new_values() -> None:
     parts["peers"].limit.assert_called_once_with(limits)
     parts["requests"].bound.assert_called_once_with(33)
     parts["guard"].read_again.assert_called_once_with()
+    parts["hook_pool"].reconfigure.assert_called_once_with(config.hooks, limits)
     assert lab.engine.config is config
     assert (shard.config, shard.dedup_window_ms) == (config.host, 60_000)
     assert (shard.hang_ms, shard.breaker.settings.hang_ms) == (777, 777)
@@ -49,6 +50,6 @@ def test_shards_that_are_served_look_for_due_work_again() -> None:
     lab.engine.lose(lab.engine.shards[2], lab.now_ms)
     lab.settle()
     config = load(shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}])
-    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers")}
+    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
     Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
     assert list(lab.engine.dirty) == [lab.engine.shards[1]]

@@ -20,6 +20,7 @@ from foqs.engine.state import Callbacks, State
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS
 from foqs.limits import Limits
@@ -40,6 +41,7 @@ from foqs.shardmgr.routing import Routing
 from tests.sim.memory_store import MemoryStore
 from tests.sim_peers.exchange import Call
 from tests.sim_peers.settings import HostStore
+from tests.support.scripts import Functions
 
 if TYPE_CHECKING:
     from tests.sim_peers.simulation import Simulation
@@ -183,6 +185,9 @@ class Host:
         self._handlers = Handlers(
             self.engine, limits, now_ms, lambda: self.address, news, quotas, slots, shares, self.forwarder,
             self.settings, HostStore(sim.settings, self),
+            TopicHooks(
+                self.engine.policies, Functions(self._soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
+            ),
         )  # fmt: skip
         self._methods = self._handlers.handlers()
 

@@ -14,6 +14,8 @@ from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
 from foqs.dedup import SLOTS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, Invalid, from_code
+from foqs.hooks.protocol import Failed, HookKey
+from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
@@ -33,6 +35,7 @@ from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Log, Sent
 from tests.policies.memory import MemorySettings
 from tests.sim_peers.exchange import Call as SimulatedCall
+from tests.support.scripts import Functions
 
 HANDOVER_MS = 5_000
 ADDRESS = "a:1"
@@ -83,7 +86,8 @@ class Call(SimulatedCall):
 
 
 class OneHost(Laboratory):
-    """`sent` has the requests to other hosts that are not answered; `shared` counts the calls for owners of slots."""
+    """`sent` has the requests to other hosts that are not answered; `shared` counts the calls for owners of slots.
+    `failed` has the calls of `scripts` that failed."""
 
     def __init__(
         self,
@@ -106,6 +110,7 @@ class OneHost(Laboratory):
         self.forwarder: Forwarder | LoneForwarder | None = None
         self._turn: list[Callable[[], None]] = []
         self._timers: list[tuple[int, Callable[[], None]]] = []
+        self.scripts = Functions(self._turn.append)
         self.news = ReadyPublisher(lambda key: self.engine.ready(key), 1_000_000, self._turn.append, self._later)  # noqa: PLW0108
         callbacks = Callbacks(
             served=self._served,
@@ -113,6 +118,7 @@ class OneHost(Laboratory):
             left_waiting=self._left_waiting,
             slots_written=self._slots_written,
             tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
+            ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             monotonic_ms=lambda: self.monotonic_ms,
         )
         super().__init__(
@@ -151,11 +157,16 @@ class OneHost(Laboratory):
         self.shares = ShareExchange(
             self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: self.monotonic_ms, self._later
         )
+        self.failed: list[tuple[HookKey, Failed]] = []
+        self.hooks = TopicHooks(
+            self.engine.policies, self.scripts, now_ms, lambda: self.monotonic_ms, lambda: 1_000,
+            lambda hook, failed: self.failed.append((hook.key, failed)),
+        )  # fmt: skip
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
             self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, slots, self.shares,
-            self.forwarder, self.settings, self.settings_store,
+            self.forwarder, self.settings, self.settings_store, self.hooks,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

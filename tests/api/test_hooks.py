@@ -1,0 +1,252 @@
+"""TryHook, scripts in PutSettings, hooks in GetTopicStats, and the hook of failures through a host's handlers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foqs.errors import Invalid, NotFound, Unavailable
+from foqs.hooks.breaker import OPEN_MS, Breaker
+from foqs.hooks.protocol import Failed, Hook, HookKey, Kind
+from foqs.hooks.results import Action, EnqueueResult, FailureResult
+from foqs.idl import idl
+from foqs.policies.settings import Settings
+from foqs.rows import FailureCause
+from tests.api.test_settings import follow
+from tests.api.wire import spec
+from tests.support.one_host import OneHost, kinds, put, refused, take
+
+pytestmark = pytest.mark.memory
+
+SOURCE = "function on_enqueue(item) end"
+BROKEN = Failed(Kind.ERROR, "tried:1: attempt to index a nil value", 8, 90)
+
+
+@pytest.fixture
+def host() -> OneHost:
+    made = OneHost(1)
+    follow(made)
+    return made
+
+
+def apply(host: OneHost, **hooks: str) -> None:
+    entries = {"topic.t": json.dumps({"hooks": hooks}), "script.decide": SOURCE, "plans/acme": "gold"}
+    host.engine.apply_settings(Settings("n", 1, entries))
+
+
+def tried(host: OneHost, hook: str = "on_enqueue", **fields: Any) -> Any:
+    script = {} if "script" in fields else {"source": SOURCE}
+    return host.ask("TryHook", **({"ns": "n", "hook": hook, "sample": spec("t", b"123")} | script | fields))
+
+
+# ------------------------------------------------------------------------------------------ TryHook
+
+
+def test_a_source_is_tried_on_a_sample(host: OneHost) -> None:
+    host.scripts.functions["tried"] = lambda _: EnqueueResult(fairness_key="acme", weight=4, delay_ms=5)
+    answer = tried(host, sample=spec("t", b"123", headers={"a": "b"}, deliver_after_ms=9))
+    expected = spec("t", b"123", headers={"a": "b"}, fairness_key="acme", weight=4, delay_ms=5)
+    assert answer == idl.TryHookResponse(expected, elapsed_us=7, memory_bytes=99)
+    (call,) = host.scripts.calls
+    assert (call.guarded, call.script.source) == (False, SOURCE)
+    assert call.item == {"topic": "t", "headers": {"a": "b"}, "payload_size": 3, "priority": 0}
+    assert take(host).items == []
+
+
+def test_a_script_of_the_settings_is_tried(host: OneHost) -> None:
+    apply(host)
+    assert tried(host, script="decide").error is None
+    assert host.scripts.calls[0].entries.values["plans/acme"] == "gold"
+    answer = tried(host, script="none")
+    assert (type(answer), answer.message) == (NotFound, "the settings of n have no script.none")
+
+
+def test_a_refusal_is_shown(host: OneHost) -> None:
+    host.scripts.functions["tried"] = lambda _: EnqueueResult(refuse="no customer")
+    assert tried(host) == idl.TryHookResponse(refuse="no customer", elapsed_us=7, memory_bytes=99)
+
+
+def test_the_hook_of_failures_is_tried(host: OneHost) -> None:
+    host.scripts.functions["tried"] = lambda _: FailureResult(Action.RETRY, 500)
+    answer = tried(host, "on_failure", attempt=3, cause=FailureCause.EXPIRED, reason="why")
+    assert answer == idl.TryHookResponse(action="retry", delay_ms=500, elapsed_us=7, memory_bytes=99)
+    more = {"attempt": 3, "cause": "expired", "reason": "why"}
+    assert host.scripts.calls[0].item == {"topic": "t", "headers": {}, "payload_size": 3, "priority": 0} | more
+    host.scripts.functions["tried"] = lambda _: FailureResult()
+    assert tried(host, "on_failure") == idl.TryHookResponse(elapsed_us=7, memory_bytes=99)
+    assert host.scripts.calls[1].item["attempt"] == 1
+    assert host.scripts.calls[1].item["cause"] == "failed"
+
+
+def test_an_error_of_the_script_is_shown(host: OneHost) -> None:
+    host.scripts.functions["tried"] = lambda _: BROKEN
+    error = "error: tried:1: attempt to index a nil value"
+    assert tried(host) == idl.TryHookResponse(elapsed_us=8, memory_bytes=90, error=error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hook": "on_ack"}, "hook is 'on_ack', not one of on_enqueue, on_failure"),
+        ({"hook": None}, "hook is None, not one of on_enqueue, on_failure"),
+        ({"source": None}, "exactly one of script and source is needed"),
+        ({"script": "a", "source": SOURCE}, "exactly one of script and source is needed"),
+        ({"source": "\x1bLua"}, "source: a script is source text, not bytecode"),
+        ({"source": "x" * 65_537}, "source: a script has at most 65536 bytes, not 65537"),
+        ({"script": "a*"}, "script: the name of a script does not end in *"),
+        ({"sample": None}, "sample is missing"),
+        ({"sample": spec("")}, "sample: topic must have 1 to 255 bytes"),
+        ({"hook": "on_failure", "attempt": 0}, "attempt is 0, not in 1..2147483647"),
+        ({"hook": "on_failure", "cause": 5}, "cause is 5, not one of 1, 2, 3"),
+        ({"hook": "on_failure", "reason": "x" * 1_025}, "reason has more than 1024 bytes"),
+        ({"hook": "on_failure", "reason": b"\xff"}, "reason is not UTF-8"),
+        ({"source": b"\xff"}, "source is not UTF-8"),
+    ],
+)
+def test_wrong_requests(host: OneHost, fields: dict[str, Any], message: str) -> None:
+    answer = tried(host, **fields)
+    assert (type(answer), answer.message) == (Invalid, message)
+
+
+def test_a_host_without_lua_tries_nothing(host: OneHost) -> None:
+    host.scripts.missing = "install foqs[hooks]"
+    answer = tried(host)
+    assert (type(answer), answer.message) == (Unavailable, "install foqs[hooks]")
+
+
+# ------------------------------------------------------------------------------------------ PutSettings
+
+
+def test_scripts_are_compiled_before_they_are_stored(host: OneHost) -> None:
+    entries = {"script.b": "syntax error", "script.a": "syntax error", "script.c": SOURCE}
+    assert refused(host, "PutSettings", ns="n", entries=entries) == (
+        "script.a: it does not compile\nscript.b: it does not compile"
+    )
+    assert host.ask("GetSettings", ns="n") == idl.GetSettingsResponse(0, {})
+    assert host.ask("PutSettings", ns="n", entries={"script.c": SOURCE}).version == 1
+
+
+def test_a_script_that_stays_as_it_is_is_not_compiled_again(host: OneHost) -> None:
+    host.ask("PutSettings", ns="n", entries={"script.a": SOURCE})
+    assert len(host.scripts.calls) == 1
+    host.scripts.missing = "install foqs[hooks]"
+    assert host.ask("PutSettings", ns="n", entries={"script.a": SOURCE, "b": "1"}).version == 2
+
+
+def test_a_host_without_lua_takes_no_scripts(host: OneHost) -> None:
+    host.scripts.missing = "this host has no Lua: install foqs[hooks]"
+    message = refused(host, "PutSettings", ns="n", entries={"script.a": SOURCE, "b": "1"})
+    assert message == "script.a: this host has no Lua: install foqs[hooks]"
+
+
+def test_a_script_that_a_policy_names_stays(host: OneHost) -> None:
+    policy = json.dumps({"hooks": {"on_enqueue": "a", "on_failure": "b"}})
+    missing = refused(host, "PutSettings", ns="n", entries={"topic.t": policy, "script.a": SOURCE})
+    assert missing == "topic.t: hooks.on_failure: there is no script b: put script.b, or change the hook"
+    host.ask("PutSettings", ns="n", entries={"topic.t": policy, "script.a": SOURCE, "script.b": SOURCE})
+    removed = refused(host, "PutSettings", ns="n", remove=["script.a"])
+    assert removed == "topic.t: hooks.on_enqueue: there is no script a: put script.a, or change the hook"
+    assert host.ask("PutSettings", ns="n", remove=["script.a", "script.b", "topic.t"]).version == 2
+
+
+# ------------------------------------------------------------------------------------------ GetTopicStats
+
+
+def test_stats_of_a_topic_have_its_hooks(host: OneHost) -> None:
+    assert host.ask("GetTopicStats", ns="n", topic="t").hooks == []
+    apply(host, on_enqueue="decide", on_failure="decide")
+    breaker = host.scripts.breakers[HookKey("n", "t", Hook.ON_FAILURE)] = Breaker()
+    for at_ms in range(3):
+        breaker.failed("decide", Failed(Kind.ERROR, "line 1"), host.monotonic_ms, at_ms)
+    unused, failing = host.ask("GetTopicStats", ns="n", topic="t").hooks
+    assert unused == idl.HookStats("on_enqueue", "decide", 0, 0, False, 0, [])
+    assert (failing.hook, failing.calls, failing.failures, failing.breaker_open) == ("on_failure", 3, 3, True)
+    assert failing.retry_after_ms == OPEN_MS
+    assert failing.last_errors[0] == "1970-01-01T00:00:00.000Z error: line 1"
+
+
+# ------------------------------------------------------------------------------------------ failures
+
+
+def nack(host: OneHost, item: Any, **fields: Any) -> Any:
+    return host.ask("Nack", ns="n", items=[idl.NackItem(item.id, item.lease, **fields)])
+
+
+def test_a_script_decides_about_a_nack(host: OneHost) -> None:
+    apply(host, on_failure="decide")
+    put(host, b"12345", headers={"customer": "acme"})
+    (item,) = take(host).items
+    host.scripts.functions["decide"] = lambda _: FailureResult(Action.DEAD)
+    assert kinds(nack(host, item, failed=True, reason="no such user")) == [None]
+    more = {"attempt": 1, "cause": "failed", "reason": "no such user"}
+    read = {"topic": "t", "headers": {"customer": "acme"}, "payload_size": 5, "priority": 0}
+    assert host.scripts.calls[0].item == read | more
+    (dead,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t.dlq", 1)]).items
+    assert dead.id == item.id
+    (group,) = host.ask("ListFailures", ns="n", topic="t.dlq").groups
+    assert (group.cause, group.sample_reason) == (FailureCause.HOOK, "no such user")
+
+
+@pytest.mark.parametrize(("when_broken", "kind"), [("refuse", Unavailable), ("default", None)])
+def test_a_nack_whose_script_fails(host: OneHost, when_broken: str, kind: type | None) -> None:
+    apply(host, on_failure="decide", when_broken=when_broken)
+    put(host, b"x")
+    (item,) = take(host).items
+    host.scripts.functions["decide"] = lambda _: BROKEN
+    assert kinds(nack(host, item, failed=True)) == [kind]
+    assert host.failed == [(HookKey("n", "t", Hook.ON_FAILURE), BROKEN)]
+
+
+def test_a_changed_script_is_asked_again(host: OneHost) -> None:
+    apply(host, on_failure="decide")
+    put(host, b"x")
+    (item,) = take(host).items
+    host.scripts.held = True
+    call = host.call("Nack", ns="n", items=[idl.NackItem(item.id, item.lease, failed=True)])
+    host.scripts.functions["decide"] = lambda _: FailureResult(Action.DROP)
+    entries = {"topic.t": json.dumps({"hooks": {"on_failure": "new"}}), "script.new": SOURCE}
+    host.engine.apply_settings(Settings("n", 2, entries))
+    host.scripts.functions["new"] = lambda _: FailureResult(Action.RETRY, 5_000)
+    host.scripts.held = False
+    host.scripts.open.pop()[1]()
+    host.run()
+    assert kinds(call.answer) == [None]
+    assert [one.script.name for one in host.scripts.calls] == ["decide", "new"]
+    assert len(host.dbs[1].items) == 1
+
+
+def test_a_nack_ends_with_its_time_while_the_script_runs(host: OneHost) -> None:
+    apply(host, on_failure="decide")
+    put(host, b"x")
+    (item,) = take(host).items
+    host.scripts.held = True
+    nacked = [idl.NackItem(item.id, item.lease, failed=True)]
+    call = host.call("Nack", ns="n", items=nacked, context=idl.RequestContext(timeout_ms=300))
+    host.wait(300)
+    assert kinds(call.answer) == [Unavailable]
+
+
+def test_a_script_decides_about_an_expired_lease(host: OneHost) -> None:
+    apply(host, on_failure="decide")
+    host.scripts.functions["decide"] = lambda item: FailureResult(Action.DROP if item["cause"] == "expired" else None)
+    put(host, b"x")
+    take(host, lease_ms=500)
+    for _ in range(20):
+        host.wait(100)
+    assert not host.dbs[1].items
+    assert [call.item["attempt"] for call in host.scripts.calls] == [1]
+
+
+def test_no_script_decides_about_a_dead_letter(host: OneHost) -> None:
+    policy = json.dumps({"hooks": {"on_failure": "decide"}})
+    host.engine.apply_settings(Settings("n", 1, {"topic.*": policy, "script.decide": SOURCE}))
+    host.scripts.functions["decide"] = lambda _: FailureResult(Action.DEAD)
+    put(host, b"x")
+    (item,) = take(host).items
+    nack(host, item, failed=True)
+    (dead,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t.dlq", 1)]).items
+    nack(host, dead, failed=True)
+    assert len(host.scripts.calls) == 1
+    assert len(host.dbs[1].items) == 1

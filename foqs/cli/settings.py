@@ -174,13 +174,13 @@ def _entry(text: str) -> tuple[str, str]:
     key, found, value = text.partition("=")
     if not found:
         fail(f"{text}: this is not KEY=VALUE", 2)
-    return key, _read(Path(value[1:])).removesuffix("\n") if value.startswith("@") else value
+    return key, read(Path(value[1:])).removesuffix("\n") if value.startswith("@") else value
 
 
 def _imported(file: Path) -> dict[str, str]:
     """Raises Invalid."""
     try:
-        document: Any = json.loads(_read(file))
+        document: Any = json.loads(read(file))
     except ValueError as error:
         raise Invalid(f"{file}: not JSON: {error}") from None
     entries = document.get("entries") if isinstance(document, dict) else None
@@ -189,8 +189,8 @@ def _imported(file: Path) -> dict[str, str]:
     return entries
 
 
-def _read(file: Path) -> str:
-    """Raises Invalid."""
+def read(file: Path) -> str:
+    """Return the text of a file; - is stdin. Raises Invalid."""
     try:
         return sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text("utf-8")
     except OSError as error:

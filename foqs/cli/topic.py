@@ -25,6 +25,7 @@ _JSON = {
     "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
     "fair": ("object", '{"weights": {"gold:*": 4}}'),
     "throttles": ("list", '["api"]'),
+    "hooks": ("object, or null", '{"on_enqueue": "route"}'),
 }
 """Fields whose values are objects or lists, with an example of each."""
 _SAID = {
@@ -129,7 +130,8 @@ def stats(topic: Topic, *, connection: Connection) -> None:
         "tenants": [one._asdict() for one in found.tenants],
         "more_tenants": found.more_tenants and _further(found.more_tenants),
     }
-    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants))
+    hooks = {"hooks": [one._asdict() for one in found.hooks]}
+    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants | hooks))
 
 
 @command(app, "foqs topic tenants mail --ns shop", "foqs topic tenants mail --limit 1000 --json")

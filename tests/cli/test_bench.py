@@ -177,3 +177,16 @@ def test_a_scenario_of_fair_sharing() -> None:
     (outcome,) = json.loads(ran.stdout)
     assert (outcome["number"], outcome["met"]) == (5, True)
     assert outcome["figures"]["share"] == pytest.approx(10 / 11, abs=0.02)
+
+
+@pytest.mark.timeout(400)
+def test_the_scenarios_of_hooks() -> None:
+    """Small: what they count holds on any machine, while their times do not."""
+    ran = foqs("bench", "policies", "--scenario", "19", "--scenario", "20", "--share", "0.05", "--json", patience_s=380)
+    misbehaving, cost = json.loads(ran.stdout)
+    assert [misbehaving["number"], cost["number"]] == [19, 20]
+    assert misbehaving["figures"]["failures until the breakers opened"] == 3
+    assert misbehaving["figures"]["closed breakers"] == 0
+    assert misbehaving["figures"]["back after, s"] >= 9.9
+    assert cost["figures"]["failed calls"] == 0
+    assert min(cost["figures"][name] for name in ("items a second with", "with over plain items")) > 0

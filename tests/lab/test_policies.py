@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from xml.etree import ElementTree
 
 import pytest
 
 from foqs.client.items import Item
-from foqs.lab.policies import fair, limited, picture, run
+from foqs.lab.policies import fair, hooked, limited, picture, run
 from foqs.lab.policies.stage import Delivered, exceeded_by
 
 
@@ -30,8 +31,18 @@ def test_how_far_shares_are_from_their_due() -> None:
 
 
 def test_each_scenario_of_one_host_and_of_three() -> None:
-    assert list(range(1, 19)) == run.NUMBERS
+    assert list(range(1, 21)) == run.NUMBERS
     assert {len(one.hosts) for one in run.SCENARIOS} == {1, 3}
+
+
+def test_a_quantile_is_interpolated_inside_its_bucket() -> None:
+    before = [(0.01, 10.0), (0.025, 10.0), (0.05, 10.0), (math.inf, 10.0)]
+    after = [(0.01, 100.0), (0.025, 110.0), (0.05, 110.0), (math.inf, 110.0)]
+    assert hooked.quantile(after, before, 0.9) == pytest.approx(0.01)
+    assert hooked.quantile(after, before, 0.95) == pytest.approx(0.0175)
+    assert hooked.quantile(before, before, 0.99) == 0
+    beyond = [(0.01, 10.0), (0.025, 10.0), (0.05, 10.0), (math.inf, 20.0)]
+    assert hooked.quantile(beyond, before, 0.99) == pytest.approx(0.05)
 
 
 def test_how_many_leases_live_at_one_time() -> None:

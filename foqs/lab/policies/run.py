@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from foqs.lab.policies import fair, limited, picture, scale, throttled
+from foqs.lab.policies import fair, hooked, limited, picture, scale, throttled
 from foqs.lab.policies.stage import HOSTS, Outcome, Stage, stage
 from foqs.lab.servers import Kind
 
@@ -48,6 +48,8 @@ SCENARIOS = (
     Scenario(16, limited.ends_of_jobs),
     Scenario(17, limited.workers, HOSTS, 6),
     Scenario(18, limited.database_away, HOSTS, 6, relayed=True),
+    Scenario(19, hooked.misbehaving),
+    Scenario(20, hooked.cost_of_a_hook),
 )
 NUMBERS = sorted({one.number for one in SCENARIOS})
 

@@ -79,7 +79,7 @@ class SettingsMethods:
 
         def store(error: FoqsError | None) -> None:
             if error is not None:
-                call.fail(error)
+                call.fail(_together(error, change, self._settings.of(ns)))
             else:
                 self._store.change_settings(ns, change, partial(self._changed, call, deadline_ms))
 
@@ -119,3 +119,16 @@ class SettingsMethods:
     def _lost(self, waiting: AwaitCall) -> None:
         waiting.done = True
         self._settings.forget(waiting)
+
+
+def _together(error: FoqsError, change: Callable[[Settings], Settings], known: Settings) -> FoqsError:
+    """Return the error of scripts with the errors that the change has besides."""
+    if not isinstance(error, Invalid):
+        return error
+    try:
+        change(known)
+    except Invalid as more:
+        return Invalid(f"{more.message}\n{error.message}")
+    except FoqsError as conflict:
+        return conflict
+    return error

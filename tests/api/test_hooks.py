@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.errors import Invalid, NotFound, Unavailable
+from foqs.errors import Conflict, Invalid, NotFound, Unavailable
 from foqs.hooks.breaker import OPEN_MS, Breaker
 from foqs.hooks.protocol import Failed, Hook, HookKey, Kind
 from foqs.hooks.results import Action, EnqueueResult, FailureResult
@@ -126,6 +126,17 @@ def test_scripts_are_compiled_before_they_are_stored(host: OneHost) -> None:
     )
     assert host.ask("GetSettings", ns="n") == idl.GetSettingsResponse(0, {})
     assert host.ask("PutSettings", ns="n", entries={"script.c": SOURCE}).version == 1
+
+
+def test_errors_of_scripts_come_with_all_other_errors(host: OneHost) -> None:
+    entries = {"script.a": "syntax error", "topic.t": '{"paused": 1}'}
+    assert refused(host, "PutSettings", ns="n", entries=entries, remove=["b"]).split("\n") == [
+        "b: there is no such key to remove",
+        "topic.t: paused: it must be true or false, not 1",
+        "script.a: it does not compile",
+    ]
+    answer = host.ask("PutSettings", ns="n", entries=entries, expected_version=7)
+    assert isinstance(answer, Conflict)
 
 
 def test_a_script_that_stays_as_it_is_is_not_compiled_again(host: OneHost) -> None:

@@ -141,7 +141,7 @@ def test_all_errors_are_shown_a_line_each(run: Run, client: Client) -> None:
     assert done.returncode == 1
     first, *others = done.stderr.splitlines()
     assert first == "foqs: 3 errors:"
-    assert [line.split(":")[0] for line in others] == ["  script.s", "  topic.t", "  topic.t"]
+    assert [line.split(":")[0] for line in others] == ["  topic.t", "  topic.t", "  script.s"]
     assert client.settings().version == 0
 
 

@@ -371,7 +371,10 @@ struct DequeueResponse {
   3: optional i64 news_version,
   /** Only without items: when the topic that can deliver first may have an item again, in milliseconds. Default: unknown. */
   4: optional i64 retry_after_ms,
-  /** Only without items: "paused" when the policy of one of the topics holds its items back. Default: none. */
+  /**
+   * Only without items: "paused" when the policy of one of the topics holds its items back, "throttled: <key>" or
+   * "concurrency: <key>" when a throttle does, "per_worker" when the worker holds enough. Default: none.
+   */
   5: optional string reason,
 }
 
@@ -695,7 +698,7 @@ struct ExplainReason {
   /** See Reason. */
   4: optional string key,
   5: optional i64 count,
-  /** Items whose leases hold the slots, those that the host knows, the oldest leases first; at most 10. */
+  /** Items whose leases hold slots of the key, as far as the host knows; at most 10. */
   6: optional list<i64> item_ids,
   /** The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. */
   7: optional string by,
@@ -979,6 +982,8 @@ struct SlotKey {
   1: string ns,
   /** A throttle key: at most 255 bytes. */
   2: string key,
+  /** Of the namespace's settings: hosts with an older version do not know which leases count. */
+  3: optional i64 version,
 }
 
 /** Between hosts: a new coordinator of throttle keys asks how many leases have them. */

@@ -100,7 +100,7 @@ async def count_keys(
         counts = found.setdefault((gate.bounded[0], gate.name), KeyCounts())
         if isinstance(gate, ShardSlots):
             counts.taken += gate.leased
-            counts.counters = _sum(counts.counters, (gate.shadow_held, gate.overage, gate.reclaimed))
+            counts.counters = _sum(counts.counters, (0, gate.overage, gate.reclaimed))
         elif isinstance(gate, ThrottleKey):
             counts.tokens += gate.allowance.held(now_ms)
             counts.counters = _sum(counts.counters, (gate.shadow_held, 0, 0))
@@ -117,7 +117,7 @@ async def count_keys(
                     counts.items += flow.ready
     for (ns, key), past in limits.all_past():
         counts = found.setdefault((ns, key[len(THROTTLE) :]), KeyCounts())
-        counts.counters = _sum(counts.counters, (past.shadow_held, past.overage, past.reclaimed))
+        counts.counters = _sum(counts.counters, (0, past.overage, past.reclaimed))
     return found
 
 

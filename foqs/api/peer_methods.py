@@ -122,7 +122,7 @@ class PeerMethods:
         self._coordinator.lend(holder, tokens, tokens_lent)
 
     def count_slots(self, call: Call) -> None:
-        keys = [_throttle_key(key) for key in _some(call.request.keys, "keys", MOST_COUNTED)]
+        keys = [(_throttle_key(key), key.version or 0) for key in _some(call.request.keys, "keys", MOST_COUNTED)]
         shards = frozenset(call.request.shards or ())
 
         def answer(found: list[ShardCount]) -> None:

@@ -220,8 +220,9 @@ class Item:
 
 class Items(list[Item]):
     """The items of a dequeue. `reason`: why there are none, if the host says so: "paused" (the policy of a topic holds
-    its items back) or "throttled: <key>" (a rate limit does). None: none is ready. `retry_after_ms`: when the topic
-    that can deliver first may have an item again, if the host knows."""
+    its items back), "throttled: <key>" (a rate limit does), "concurrency: <key>" (a limit on leases does), or
+    "per_worker" (the worker holds enough). None: none is ready. `retry_after_ms`: when the topic that can deliver first
+    may have an item again, if the host knows."""
 
     reason: str | None = None
     retry_after_ms: int | None = None

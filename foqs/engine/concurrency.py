@@ -7,7 +7,7 @@ counted, by lane, when the shard is opened, and again when other keys are limite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
 from foqs.dedup import digest_of, slot_of
@@ -28,15 +28,19 @@ _LANES = 5_000
 _URGENT = 20
 """Parked flows whose items are looked at for how urgent they are."""
 _MOST_PAST = 10_000
+_NO_GATES: Mapping[str, Gate] = {}
+
+Counted = tuple[Bounded, int]
+"""A throttle key that a coordinator counts, and the version of the settings by which it does."""
 
 
 class Past:
     """Counts of a key since the host's start, of shards that are closed."""
 
-    __slots__ = ("overage", "reclaimed", "shadow_held")
+    __slots__ = ("overage", "reclaimed")
 
     def __init__(self) -> None:
-        self.overage = self.reclaimed = self.shadow_held = 0
+        self.overage = self.reclaimed = 0
 
 
 class Concurrency:
@@ -63,6 +67,7 @@ class Concurrency:
         self._lent: dict[Gate, None] = {}  # gates with slots
         self._beating: set[Gate] = set()
         self._reporting = False
+        self._tended = 0  # the book that `beat` begins with
         self._past: dict[Bounded, Past] = {}
 
     # ------------------------------------------------------------------------------------- leases
@@ -83,6 +88,8 @@ class Concurrency:
             gate.settled(flow)
             gate.lease(item.id, at_ms)
             self._lent[gate] = None
+            if gate.throttle.shadow:  # its coordinator counts leases over the limit
+                self._agenda.settle_soon(gate)
 
     def before_parking(self, flow: Parked, gate: Gate, items: int, at_ms: int) -> int:
         """The flow, of which consumers want so many items, waits at this gate. Return how many slots of this shard they
@@ -113,8 +120,9 @@ class Concurrency:
 
     def opened(self, shard: Shard) -> None:
         """Count the leases of a shard that was opened, where their keys are limited."""
-        for ns in self._policies.limiting:
-            self._book(shard, ns)
+        books = [self._new_book(shard, ns) for ns in self._policies.limiting]
+        if books:
+            self._long_work(self._count(shard, books))
 
     def closed(self, shard: Shard) -> None:
         """The shard is served here no more: its next owner counts."""
@@ -128,19 +136,24 @@ class Concurrency:
         policies = self._policies.limiting.get(ns)
         for shard in self._serving():
             book = shard.limited.get(ns)
+            before = {}
             if book is not None and (policies is None or book.limits != policies.limits):
                 self._close(book)
+                before = book.gates
                 del shard.limited[ns]
                 book = None
             if policies is None:
                 continue
             if book is None:
-                self._book(shard, ns)
+                self._book(shard, ns, before)
             else:
-                self._long_work(self._follow(book, policies))
+                self._long_work(self._follow(book))
 
-    def _follow(self, book: Book, policies: NamespacePolicies) -> Iterator[None]:
+    def _follow(self, book: Book) -> Iterator[None]:
         for done, gate in enumerate(list(book.gates.values()), 1):
+            policies = self._policies.limiting.get(book.ns)
+            if policies is None or book.closed:
+                return
             throttle = policies.throttle(gate.name)
             if throttle is not None and throttle != gate.throttle:
                 gate.throttle = throttle
@@ -153,27 +166,36 @@ class Concurrency:
             if done % _SLICE == 0:
                 yield
 
-    def _book(self, shard: Shard, ns: str) -> Book:
+    def _book(self, shard: Shard, ns: str, before: Mapping[str, Gate] = _NO_GATES) -> Book:
+        """Return the book of a namespace in a shard. `before`: the gates of a book whose limits are out of force."""
         book: Book | None = shard.limited.get(ns)
         if book is None:
-            book = shard.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits)
-            self._long_work(self._count(book))
+            book = self._new_book(shard, ns, before)
+            self._long_work(self._count(shard, [book]))
         return book
 
-    def _count(self, book: Book) -> Iterator[None]:
-        for done, lane in enumerate(list(book.shard.lanes.values()), 1):
-            if lane.leased and lane.topic.key[0] == book.ns and not (lane.slots and lane.slots.book is book):
+    def _new_book(self, shard: Shard, ns: str, before: Mapping[str, Gate] = _NO_GATES) -> Book:
+        book = shard.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits, before)
+        return book
+
+    def _count(self, shard: Shard, books: Sequence[Book]) -> Iterator[None]:
+        """Count the leases that the shard has. A book that was closed since is left out."""
+        by_ns = {book.ns: book for book in books}
+        for done, lane in enumerate(list(shard.lanes.values()), 1):
+            book = by_ns.get(lane.topic.key[0]) if lane.leased else None
+            if book is not None and not book.closed and not (lane.slots and lane.slots.book is book):
                 self._resolve(lane)
             if done % _LANES == 0:
                 yield
-                if book.closed:
-                    return
-        book.counted = True
-        for gate in list(book.gates.values()):
-            gate.counts()
-            self._agenda.ask(gate)
-            if gate.has:
-                self._lent[gate] = None
+        for book in books:
+            if book.closed:
+                continue
+            book.counted = True
+            for gate in list(book.gates.values()):
+                gate.counts()
+                self._agenda.ask(gate)
+                if gate.has:
+                    self._lent[gate] = None
 
     def _resolve(self, lane: Lane[Item]) -> LaneSlots:
         """Count the leases of the lane at the gates of its limited keys."""
@@ -195,16 +217,21 @@ class Concurrency:
             slot = slot_of(digest_of(book.ns, THROTTLE + name))
             gate = Gate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
             gate.counted = book.counted
+            if (old := book.before.get(name)) is not None:
+                gate.go_on_from(old)
             book.gates[name] = gate
         return gate
 
     def _close(self, book: Book) -> None:
+        """From now on its gates report nothing, as another book, or another owner, may count."""
         book.closed = True
-        self._long_work(self._drop(list(book.gates.values())))
+        gates = list(book.gates.values())
+        for gate in gates:
+            self._forget(gate)
+        self._long_work(self._drop(gates))
 
     def _drop(self, gates: list[Gate]) -> Iterator[None]:
         for done, gate in enumerate(gates, 1):
-            self._forget(gate)
             yield from self._free(gate)
             if done % _SLICE == 0:
                 yield
@@ -215,7 +242,7 @@ class Concurrency:
         for topic, parking in list(gate.parked()):
             for flow in parking:
                 gate.remove(topic, flow)
-                if lives(flow):
+                if flow.parked is gate and lives(flow):
                     self._unpark(topic, flow)
                 done += 1
                 if done % _SLICE == 0:
@@ -224,12 +251,11 @@ class Concurrency:
     def _forget(self, gate: Gate) -> None:
         gate.closed = True
         self._lent.pop(gate, None)
-        if gate.overage or gate.reclaimed or gate.shadow_held:
+        if gate.overage or gate.reclaimed:
             past = self._past.pop(gate.bounded, None) or Past()
             self._past[gate.bounded] = past
             past.overage += gate.overage
             past.reclaimed += gate.reclaimed
-            past.shadow_held += gate.shadow_held
             if len(self._past) > _MOST_PAST:
                 del self._past[next(iter(self._past))]
 
@@ -261,13 +287,15 @@ class Concurrency:
                 self._unpark(topic, flow)
         if gate.contended:
             need = min(need, sum([len(parking) for parking in gate.active.values()]))
-        asked = gate.ask(need, at_ms, *_urgency(gate, at_ms), beat=beat)
+        asked = gate.ask(need, at_ms, *(_urgency(gate, at_ms) if need else (0, 0)), beat=beat)
         if not gate.has:
             self._lent.pop(gate, None)
         return asked
 
     def answered(self, gate: Gate, ask: SlotAsk, grant: SlotGrant | None) -> None:
         """Take the coordinator's answer, None if there is none."""
+        if gate.closed:
+            return
         at_ms = self._monotonic_ms()
         gate.answered(ask, grant, at_ms)
         if gate.has:
@@ -282,14 +310,16 @@ class Concurrency:
             gate.hear(self._monotonic_ms())
             self._agenda.ask(gate)
 
-    def count(self, shard: Shard, keys: Sequence[Bounded]) -> tuple[int, list[int]]:
+    def count(self, shard: Shard, keys: Sequence[Counted]) -> tuple[int, list[int]]:
         """Return the number of this report, and how many leases with each key the shard has, -1 where that is not known
         yet. Call it after the shard's database confirmed this host. Free slots of these keys are given up."""
         at_ms, found = self._monotonic_ms(), []
         number = next(self._numbers)
-        for ns, name in keys:
+        for (ns, name), version in keys:
             policies, key = self._policies.limiting.get(ns), name[len(THROTTLE) :]
-            book = self._book(shard, ns) if policies is not None and policies.concurrency(key) else None
+            late = self._policies.versions.get(ns, 0) < version
+            limited = policies is not None and policies.concurrency(key) is not None and not late
+            book = self._book(shard, ns) if limited else None
             if book is None or not book.counted:
                 found.append(-1)
                 continue
@@ -304,22 +334,28 @@ class Concurrency:
         if self._lent and not self._reporting:
             self._reporting = True
             self._long_work(self._report())
-        limited = False
-        for shard in self._serving():
-            for book in shard.limited.values():
-                limited = True
-                for name, gate in list(islice(book.gates.items(), _SLICE)):
-                    del book.gates[name]
-                    if gate.unused and gate not in self._agenda and book.counted:
-                        self._forget(gate)
-                    else:
-                        book.gates[name] = gate  # at the end
-        return limited
+        books = [book for shard in self._serving() for book in shard.limited.values()]
+        left = _SLICE
+        for at in range(len(books)):
+            book = books[(self._tended + at) % len(books)]
+            for name, gate in list(islice(book.gates.items(), left)):
+                left -= 1
+                del book.gates[name]
+                if gate.unused and gate not in self._agenda and book.counted:
+                    self._forget(gate)
+                else:
+                    book.gates[name] = gate  # at the end
+            if left <= 0:
+                break
+        self._tended += 1
+        return bool(books)
 
     def _report(self) -> Iterator[None]:
         for done, gate in enumerate(list(self._lent), 1):
             gate.look_after(self._monotonic_ms())
-            if not gate.closed:
+            if gate.closed:
+                self._lent.pop(gate, None)
+            else:
                 self._beating.add(gate)
                 self._agenda.ask(gate)
             if done % _SLICE == 0:
@@ -355,5 +391,6 @@ def _urgency(gate: Gate, at_ms: int) -> tuple[int, int]:
     for parking in islice(gate.active.values(), _URGENT):
         since_ms = min(since_ms, parking.since_ms() or at_ms)
         lanes = [lane for flow in parking.longest(_URGENT) for lane in flow.lanes if lane.window is not None]
-        priorities += [lane.window.entries[0][0] for lane in lanes if lane.window.entries]
+        here = [lane for lane in lanes if lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard]
+        priorities += [lane.window.entries[0][0] for lane in here if lane.window.entries]
     return min(priorities, default=0), at_ms - since_ms

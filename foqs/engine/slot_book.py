@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from foqs.engine.demand import Parked
 from foqs.fairness.keys import TopicKey
-from foqs.policies.layers import Limits
+from foqs.policies.layers import LeaseLimits
 from foqs.throttles.agenda import Agenda
 from foqs.throttles.shard_slots import ShardSlots
 
@@ -18,11 +19,12 @@ Gate = ShardSlots[TopicKey, Parked]
 
 class Book:
     """The gates of one namespace in one shard, by throttle key, while `limits` are in force. `counted`: all leases that
-    the shard had when the book was opened count."""
+    the shard had when the book was opened count. `before`: the gates of the book that it replaces."""
 
-    __slots__ = ("closed", "counted", "gates", "limits", "ns", "shard")
+    __slots__ = ("before", "closed", "counted", "gates", "limits", "ns", "shard")
 
-    def __init__(self, ns: str, shard: Shard, limits: Limits | None) -> None:
+    def __init__(self, ns: str, shard: Shard, limits: LeaseLimits | None, before: Mapping[str, Gate]) -> None:
+        self.before = before
         self.ns = ns
         self.shard = shard
         self.limits = limits

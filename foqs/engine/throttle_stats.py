@@ -87,7 +87,7 @@ def _search(
             tokens=coordinated.tokens_of(bounded),
             taken=None if slots is None else slots.taken,
             free=None if slots is None else max(0, slots.limit - slots.taken),
-            shadow_held=sum([gate.shadow_held for gate in gates], past.shadow_held + (key.shadow_held if key else 0)),
+            shadow_held=(key.shadow_held if key else 0) + (slots.shadow_held if slots else 0),
             overage=sum([gate.overage for gate in gates], past.overage),
             reclaimed=sum([gate.reclaimed for gate in gates], past.reclaimed + (slots.reclaimed if slots else 0)),
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+from foqs.engine.concurrency import Counted
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError
 from foqs.idl import idl
@@ -19,6 +20,7 @@ from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.peers.slot_counts import CENSUS_MS, Counts, SlotCensus
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
+from foqs.policies.layers import LeaseLimits
 from foqs.quota import THROTTLE, Bounded
 from foqs.throttles.slots import SlotAsk, SlotGrant, Slots
 
@@ -28,11 +30,21 @@ MOST_COUNTED = 1_000
 _TENDED = 2_000
 _MARGIN_MS = 500
 _COUNT_PAUSE_MS = 100
-_KEPT_MS = 60_000
-"""A key of which no host reported for so long is forgotten."""
+_MOST_IDLE = 10_000
+"""With more keys, those without leases are forgotten. Each costs a count of all shards when it is used again."""
 
 Grants = Callable[[list[SlotGrant | None]], None]
 """Gets an answer to each question; None where this host does not coordinate the key."""
+
+
+class _Basis(NamedTuple):
+    """By what slots are lent: this host as the coordinator, since `empty_at_ms`, and which leases count. Where any of
+    it changes, leases are counted again."""
+
+    owner: SlotOwner
+    empty_at_ms: int
+    limits: LeaseLimits | None
+    shadow: bool
 
 
 class SlotCoordinator:
@@ -54,7 +66,7 @@ class SlotCoordinator:
         self._begin = begin
         self._monotonic_ms = monotonic_ms
         self._later = later
-        self._slots: dict[Bounded, tuple[Slots, SlotOwner, int]] = {}  # with since when this host lends
+        self._slots: dict[Bounded, tuple[Slots, _Basis]] = {}
         self._to_count: dict[Bounded, None] = {}
         self._counting: dict[Slots, int] = {}  # being counted, until when
         self._count_due = self._beating = False
@@ -87,7 +99,7 @@ class SlotCoordinator:
         for slot, places in by_slot.items():
             self._owners.find(slot, partial(found, places))
 
-    def count_here(self, keys: Sequence[Bounded], shards: Collection[int], answer: Counts) -> None:
+    def count_here(self, keys: Sequence[Counted], shards: Collection[int], answer: Counts) -> None:
         """Report, within `CENSUS_MS`, the leases with these keys on those shards of this host whose databases confirm
         that it owns them."""
         here = [shard for shard in self._engine.serving if shard.number in shards]
@@ -118,15 +130,17 @@ class SlotCoordinator:
     def _lend_here(
         self, key: Bounded, ask: SlotAsk, owner: SlotOwner, empty_at_ms: int, now_ms: int
     ) -> SlotGrant | None:
-        throttle = self._engine.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
-        if throttle is None or throttle.concurrency is None:
+        policies, shards = self._engine.policies.namespace(key[0]), self._forwarder.routing().shards
+        throttle = policies.throttle(key[1][len(THROTTLE) :])
+        if throttle is None or throttle.concurrency is None or ask.shard not in shards:
             return None
         if now_ms < empty_at_ms:  # an earlier coordinator may still lend
             return SlotGrant(0, False, empty_at_ms - now_ms)
-        known = self._slots.get(key)
-        if known is None or known[1:] != (owner, empty_at_ms):
-            slots = Slots(throttle.concurrency, throttle.timeout_ms, self._forwarder.routing().shards, now_ms)
-            known = self._slots[key] = (slots, owner, empty_at_ms)
+        known, basis = self._slots.get(key), _Basis(owner, empty_at_ms, policies.limits, throttle.shadow)
+        if known is None or known[1] != basis:
+            slots = Slots(throttle.concurrency, throttle.timeout_ms, shards, now_ms)
+            slots.shadow = throttle.shadow
+            known = self._slots[key] = (slots, basis)
             self._count(key)
             if not self._beating:
                 self._beating = True
@@ -197,12 +211,15 @@ class SlotCoordinator:
 
         def replied(response: Any, error: FoqsError | None) -> None:
             found = [] if error is not None else response.shards or []
-            counted([(one.shard, one.epoch, one.number, one.leased) for one in found if len(one.leased) == len(asked)])
+            reports = [(one.shard, one.epoch, one.number, one.leased) for one in found]
+            counted([one for one in reports if None not in one and len(one[3]) == len(asked)])
 
-        request_keys = [idl.SlotKey(key[0], key[1][len(THROTTLE) :]) for key in keys]
+        versions = self._engine.policies.versions
+        wanted = [(key, versions.get(key[0], 0)) for key in keys]
+        request_keys = [idl.SlotKey(key[0], key[1][len(THROTTLE) :], version) for key, version in wanted]
         for address in addresses if keys else ():
             if address is None:
-                self.count_here(keys, shards, counted)
+                self.count_here(wanted, shards, counted)
             else:
                 request = idl.CountSlotsRequest(request_keys, sorted(shards))
                 self._forwarder.ask(address, "CountSlots", request, CENSUS_MS + _MARGIN_MS, replied)
@@ -216,9 +233,10 @@ class SlotCoordinator:
         for key, known in list(islice(self._slots.items(), _TENDED)):
             del self._slots[key]
             slots = known[0]
-            if slots.unused(now_ms) or now_ms - slots.used_ms > _KEPT_MS:
+            if slots.unused(now_ms) and (slots.unknown or len(self._slots) >= _MOST_IDLE):
                 continue
             self._slots[key] = known  # at the end
+            slots.follow(routing.shards)
             slots.give_up(unowned, now_ms)
             if slots.to_count(now_ms) - unowned:
                 self._count(key)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from foqs.engine.concurrency import Concurrency
+from foqs.engine.concurrency import Concurrency, Counted
 from foqs.engine.shard import Shard
-from foqs.quota import Bounded
 from foqs.shardmgr.lifecycle import ShardState
 
 CENSUS_MS = 1_000
@@ -31,7 +30,7 @@ class SlotCensus:
 
     __slots__ = ("_answer", "_concurrency", "_found", "_keys", "left")
 
-    def __init__(self, concurrency: Concurrency, keys: Sequence[Bounded], shards: int, answer: Counts) -> None:
+    def __init__(self, concurrency: Concurrency, keys: Sequence[Counted], shards: int, answer: Counts) -> None:
         self.left = shards
         self._concurrency = concurrency
         self._keys = keys

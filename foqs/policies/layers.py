@@ -33,7 +33,7 @@ _MOST_KNOWN = 10_000
 
 
 NO_BOUND = 1 << 62
-Limits = tuple[tuple[object, ...], ...]
+LeaseLimits = tuple[tuple[object, ...], ...]
 """Which throttles limit leases, and which throttle keys policies add: while they are equal, so are the keys of each
 item whose leases are limited."""
 
@@ -135,7 +135,7 @@ class NamespacePolicies:
         return found
 
 
-def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]) -> Limits | None:
+def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]) -> LeaseLimits | None:
     if all(throttle.concurrency is None for throttle in throttles.values()):
         return None
     adding = [(key, entry.throttles) for key, entry in topics.items() if "throttles" in entry.model_fields_set]

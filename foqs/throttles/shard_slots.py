@@ -18,7 +18,7 @@ F = TypeVar("F")
 T = TypeVar("T")
 
 UNANSWERED_MS = 200
-_NOTHING = (-1, -1)
+_NOTHING = -1
 _PAUSE_MS = 10
 """After a slot went back unused: flows that need slots of several keys could return and ask for them without end."""
 _IDLE_MS = 1_000
@@ -30,8 +30,8 @@ class ShardSlots(Gate[T, F]):
     back at once. `running`: when the leases were given that this owner gave, by item, the oldest first."""
 
     __slots__ = (
-        "_counting", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "closed", "contended",
-        "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shadow_held", "shard", "used_ms",
+        "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "closed",
+        "contended", "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
     )  # fmt: skip
 
     def __init__(
@@ -45,14 +45,15 @@ class ShardSlots(Gate[T, F]):
         self.counted = self.contended = self.closed = False
         self.running: dict[int, int] = {}
         self._in_time: dict[int, None] = {}  # of these, those that are no overage yet
-        self.overage = self.reclaimed = self.shadow_held = 0
+        self.overage = self.reclaimed = 0
         self.used_ms = 0
         self._numbers = numbers
         self._counting = False  # the coordinator counts leases
         self._paused_ms = 0
         self._tied = 0  # slots that go back when leases end
         self._open: SlotAsk | None = None
-        self._reported: tuple[int, int] = (0, 0)
+        self._reported = 0  # what the coordinator takes it to have
+        self._heard = False  # a report is due after the open one
 
     @property
     def why(self) -> str:
@@ -76,9 +77,9 @@ class ShardSlots(Gate[T, F]):
         self.leased += 1
         self.running[item_id] = self.used_ms = now_ms
         self._in_time[item_id] = None
-        if self.leased > self.has:
+        if self.leased > self.has:  # under a shadow throttle
             self.has = self.leased
-            self.shadow_held += 1
+            self._tied += 1
 
     def ended(self, item_id: int, *, by_time: bool) -> None:
         """The end of a lease is committed."""
@@ -105,6 +106,10 @@ class ShardSlots(Gate[T, F]):
             del self._in_time[item_id]
             self.overage += 1
 
+    def go_on_from(self, old: ShardSlots[T, F]) -> None:
+        """Know the leases that another instance knew, whose limits are out of force. They end there or here."""
+        self.running, self._in_time = old.running, old._in_time
+
     def counts(self) -> None:
         """The leases of the shard are counted, or a new limit is in force: each has a slot, which goes back when it
         ends. Before that there may be more than the limit."""
@@ -121,12 +126,12 @@ class ShardSlots(Gate[T, F]):
         idle = now_ms - self.used_ms >= _IDLE_MS
         returned = spare if (self.contended or idle) and not need else 0
         wanted = max(0, need - spare)
-        if not (wanted or returned or beat or self._reported[0] != self.has):
+        if not (wanted or returned or beat or self._reported != self.has):
             return None
         if returned:
             self.has -= returned
             self._paused_ms = now_ms + _PAUSE_MS
-        self._reported = (self.has, self.leased)
+        self._reported = self.has
         self._open = SlotAsk(
             self.shard, self.epoch, next(self._numbers), self.has, self.leased, wanted, priority, waiting_ms
         )
@@ -138,14 +143,17 @@ class ShardSlots(Gate[T, F]):
             return
         self._open = None
         self._counting = grant is not None and grant.granted < ask.wanted and grant.retry_after_ms <= COUNTING_MS
-        if grant is None:
+        if grant is None or not 0 <= grant.granted <= ask.wanted:
             self.due_ms = now_ms + UNANSWERED_MS
             return
         self.has += grant.granted
-        self._reported = (ask.has + grant.granted, ask.leased)
+        self._reported = ask.has + grant.granted
         self.contended = grant.contended
         if grant.granted:
             self.used_ms = now_ms
+        if self._heard:
+            self.hear(now_ms)
+            return
         lacks = grant.granted < ask.wanted
         # The coordinator forgets a shard that wants nothing: a flow that is parked later asks at once.
         self.due_ms = now_ms + max(1, grant.retry_after_ms) if lacks else max(now_ms, self._paused_ms)
@@ -154,27 +162,28 @@ class ShardSlots(Gate[T, F]):
         """The coordinator keeps a slot for this shard, or other shards wait for slots: report at once."""
         self.contended = True
         self._reported = _NOTHING
+        self._heard = self.asking
         self.due_ms = now_ms
 
     def count(self, now_ms: int) -> int:
         """Return the leases for a coordinator that counts. Free slots are given up, and an open question is: what an
         earlier coordinator grants now is not taken."""
         self._open, self.has = None, self.leased
-        self._reported = (self.has, self.leased)
+        self._reported = self.has
         self.due_ms = now_ms
         return self.leased
 
     def next_ms(self, now_ms: int) -> int | None:
         if not self.counted:
             return None
-        if self._reported[0] != self.has or (self.contended and self._room(now_ms) > 0):
+        if self._reported != self.has or (self.contended and self._room(now_ms) > 0):
             return now_ms
         return max(now_ms, self.due_ms) if self.active else None
 
     @property
     def unused(self) -> bool:
         """Whether it can be forgotten."""
-        idle = not (self.has or self.leased or self.asking or self._reported[0])
+        idle = not (self.has or self.leased or self.asking or self._reported)
         return idle and not (self.active or self.asleep or self.timer_ms or self.awake)
 
     def __repr__(self) -> str:

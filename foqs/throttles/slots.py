@@ -10,7 +10,7 @@ question (`counted`), or has had no owner for the throttle's `timeout_ms`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 AGAIN_MS = 500
@@ -75,14 +75,22 @@ class _Waiter:
 
 
 class Slots:
-    """`shards`: all shards that may have leases. `reclaimed` counts shards that were given up (promise 13)."""
+    """`reclaimed` counts shards that were given up (promise 13); `shadow_held` leases over the limit of a throttle in
+    `shadow`, which lends nothing and counts."""
 
-    __slots__ = ("_loans", "_waiters", "begun_ms", "limit", "reclaimed", "timeout_ms", "unknown", "used_ms")
+    __slots__ = (
+        "_loans", "_shards", "_waiters", "begun_ms", "limit", "reclaimed", "shadow", "shadow_held", "timeout_ms",
+        "unknown", "used_ms",
+    )  # fmt: skip
 
     def __init__(self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
+        """`shards`: all shards that may have leases."""
         self.limit = limit
         self.timeout_ms = timeout_ms
-        self.unknown = set(shards)
+        self.shadow = False
+        self.shadow_held = 0
+        self._shards = set(shards)
+        self.unknown = set(self._shards)
         self.begun_ms = self.used_ms = now_ms
         self.reclaimed = 0
         self._loans: dict[int, _Loan] = {}
@@ -110,11 +118,19 @@ class Slots:
         if taken or self._loans[shard].epoch == epoch:  # else a later owner reported, and is counted next
             self.unknown.discard(shard)
 
+    def follow(self, shards: Set[int]) -> None:
+        """Shards that are new to this host are counted before more is lent."""
+        self.unknown |= shards - self._shards
+        self._shards |= shards
+
     def give_up(self, unowned: Iterable[int], now_ms: int) -> None:
         """Shards without an owner hold no slots any more, once they have been waited for."""
-        if self.timeout_ms and now_ms - self.begun_ms >= self.timeout_ms:
-            for shard in self.unknown & set(unowned):
-                self.unknown.remove(shard)
+        for shard in unowned if self.timeout_ms else ():
+            loan = self._loans.get(shard)
+            since_ms = self.begun_ms if loan is None else loan.heard_ms
+            if (shard in self.unknown or (loan is not None and loan.has)) and now_ms - since_ms >= self.timeout_ms:
+                self.unknown.discard(shard)
+                self._loans.pop(shard, None)
                 self.reclaimed += 1
 
     def _take(self, shard: int, epoch: int, number: int, has: int, leased: int, now_ms: int) -> bool:
@@ -122,8 +138,11 @@ class Slots:
         if loan is not None and (loan.epoch, loan.number) >= (epoch, number):
             return False
         warned = loan is not None and loan.epoch == epoch and loan.warned
+        more = has - (loan.has if loan is not None else 0)
         loan = self._loans[shard] = _Loan(epoch, number, has, leased, now_ms)
         loan.warned = warned
+        if self.shadow:
+            self.shadow_held += max(0, min(more, -self.free))
         return True
 
     def _lend(self, ask: SlotAsk, now_ms: int) -> int:
@@ -199,7 +218,7 @@ class Slots:
 
     def unused(self, now_ms: int) -> bool:
         """Whether it can be forgotten: a new one counts again."""
-        return not (self.lent or self._waiters or self.unknown) and now_ms - self.used_ms > _FORGET_MS
+        return not (self.lent or self._waiters) and now_ms - self.used_ms > _FORGET_MS
 
     def __repr__(self) -> str:
         return f"Slots({self.lent} of {self.limit} lent, {len(self._waiters)} wait, {len(self.unknown)} unknown)"

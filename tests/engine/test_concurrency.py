@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from foqs.engine.slot_book import LaneSlots
 from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.api.test_throttles import Throttled
 
 pytestmark = pytest.mark.memory
@@ -137,8 +139,60 @@ def test_a_limit_that_is_set_counts_the_leases_that_live() -> None:
 def test_a_shadow_counts_and_holds_nothing() -> None:
     host = Limited({"throttle.gpu": '{"concurrency": 2, "shadow": true}'})
     host.put(6, "gpu")
-    assert len(host.take()) == 6
-    assert 1 <= host.stats().shadow_held <= 6
+    first = host.take(2)
+    host.ack(*first)
+    host.pass_ms(50)
+    assert len(first) == 2
+    assert host.stats().shadow_held == 0
+    assert len(host.take()) == 4
+    assert (host.stats().shadow_held, host.stats().taken) == (2, 4)
+
+
+def test_a_limit_that_is_removed_and_set_again_counts_once_more() -> None:
+    host = Limited(GPU)
+    host.put(9, "gpu")
+    first = host.take()
+    host.ack(*first)
+    host.apply({})
+    assert len(host.take(5)) == 5
+    host.apply(GPU)
+    host.pass_ms(600)
+    assert host.take() == []
+
+
+def test_settings_that_vanish_before_the_leases_are_counted() -> None:
+    host = Limited({})
+    host.put(3, "gpu")
+    host.take(2)
+    for entries in (GPU, {}, GPU, {"weight.a": "2"}):
+        host.version += 1
+        host.engine.apply_settings(Settings("n", host.version, entries))
+    host.run()
+    assert len(host.take()) == 1
+
+
+def test_a_topic_that_gets_a_limited_key_counts_its_leases() -> None:
+    """Its leases of before count, though the key had slots left."""
+    host = Limited(GPU)
+    host.put(1, "gpu", topic="u")
+    host.put(5)
+    assert len(host.take(3)) == 3
+    host.ack(*host.take(topic="u"))
+    host.put(1, "gpu", topic="u")
+    host.apply({**GPU, "topic.t": '{"throttles": ["gpu"]}'})
+    host.pass_ms(600)
+    assert host.take(topic="u") == host.take() == []
+
+
+def test_a_key_is_served_after_a_pause_while_a_shard_is_away() -> None:
+    host = Limited(GPU)
+    host.put(2, "gpu")
+    host.ack(*host.take(1))
+    host.engine.shards[2].breaker.trip(host.now_ms)
+    for _ in range(30):
+        host.wait(500)
+    host.put(2, "gpu")
+    assert len(host.take(1)) == 1
 
 
 def test_overage_and_reclaimed() -> None:
@@ -207,7 +261,6 @@ def test_leases_are_counted_for_another_coordinator() -> None:
         ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "g*", 1, 1, 1, 0, 0, 1)]}, "a throttle key does not end"),
         ("CountSlots", {"keys": []}, "keys: 1 to 1000 are needed, not 0"),
         ("TellSlots", {"news": []}, "news: 1 to 10000 are needed, not 0"),
-        ("Dequeue", {"ns": "n", "wants": [idl.TopicCount("t", 1, -1)]}, "holding is negative"),
     ],
 )
 def test_questions_are_checked(method: str, fields: dict[str, Any], why: str) -> None:
@@ -216,73 +269,14 @@ def test_questions_are_checked(method: str, fields: dict[str, Any], why: str) ->
     assert error.message.startswith(why)
 
 
-# ------------------------------------------------------------------------------------------ per_worker
-
-EACH = {"topic.t": '{"per_worker": 2}'}
-
-
-def wanted(
-    host: Limited, count: int = 5, worker: str | None = "w", holding: int | None = None, wait_ms: int = 0
-) -> Any:
-    wants = [idl.TopicCount("t", count, holding)]
-    call = host.call("Dequeue", ns="n", wants=wants, worker=worker, wait_ms=wait_ms, lease_ms=2_000)
-    host.wait(1)
-    return call
-
-
-def test_a_worker_gets_so_many_items_at_a_time() -> None:
-    host = Limited(EACH)
-    host.put(9)
-    first = wanted(host).answer.items
-    assert len(first) == 2
-    empty = wanted(host).answer
-    assert (empty.items, empty.reason, empty.retry_after_ms) == ([], "per_worker", 100)
-    assert len(wanted(host, worker="other").answer.items) == 2
-    host.ack(first[0])
-    assert len(wanted(host).answer.items) == 1
-
-
-def test_a_worker_that_holds_enough_waits_for_a_moment() -> None:
-    host = Limited(EACH)
-    host.put(9)
-    wanted(host)
-    call = wanted(host, wait_ms=30_000)
-    host.wait(90)
-    assert not call.answers
-    host.wait(20)
-    assert (call.answer.items, call.answer.reason) == ([], "per_worker")
-
-
-def test_a_worker_reports_its_items() -> None:
-    host = Limited(EACH)
-    host.put(9)
-    assert len(wanted(host, holding=1).answer.items) == 1
-    assert wanted(host, holding=2).answer.items == []
-    assert len(wanted(host, worker=None, holding=0).answer.items) == 2
-
-
-def test_consumers_without_a_name_get_so_many_in_an_answer() -> None:
-    host = Limited(EACH)
-    host.put(9)
-    assert [len(wanted(host, worker=None).answer.items) for _ in range(2)] == [2, 2]
-
-
-def test_leases_that_end_make_room() -> None:
-    host = Limited({"topic.t": '{"per_worker": 2, "retry": {"kind": "constant", "first_ms": 60000}}'})
-    host.put(9)
-    first = wanted(host).answer.items
-    host.ask("Nack", items=[idl.NackItem(first[0].id, first[0].lease, failed=True)])
-    assert len(wanted(host).answer.items) == 1
-    for _ in range(5):
-        host.wait(500)
-    assert len(wanted(host).answer.items) == 2  # the leases are over
-
-
-def test_workers_that_hold_nothing_are_forgotten() -> None:
-    host = Limited(EACH)
-    host.put(5)
-    host.ack(*wanted(host).answer.items)
-    assert host.engine.holdings._held
-    for _ in range(3):
-        host.wait(1_000)
-    assert not host.engine.holdings._held
+def test_a_lane_counts_at_the_gates_of_its_limited_keys() -> None:
+    host = Limited({**GPU, "throttle.cpu": '{"concurrency": 9}'})
+    host.put(2, "gpu", "other", "cpu")
+    host.take(1)
+    (lane,) = [lane for shard in host.engine.serving for lane in shard.lanes.values() if lane.leased]
+    slots: LaneSlots = lane.slots
+    assert [(gate.name, gate.leased) for gate in slots.gates] == [("cpu", 1), ("gpu", 1)]
+    assert (slots.commits, slots.stale) == (True, False)
+    host.apply(GPU)
+    assert (slots.commits, slots.stale) == (False, True)
+    assert [gate.name for gate in lane.slots.gates] == ["gpu"]

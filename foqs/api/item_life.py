@@ -11,7 +11,7 @@ from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, Limit
+from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall, Limit
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.results import EnqueueResult
@@ -202,16 +202,16 @@ class ItemLife:
                 responses.with_ledgers(items, made, self._engine.topics.ledgers, self._elsewhere, self._now_ms())
             response = idl.DequeueResponse(made, doubtful or None)
             if not (items or doubtful):
-                if forwarded:
+                if forwarded and not limited:
                     response.news_version = self._news.found_nothing(key for key, _ in keys)
                 if any(self._engine.policies.paused(key) for key, _ in keys):
                     response.reason = "paused"
+                elif limited:
+                    response.reason, response.retry_after_ms = PER_WORKER, _LIMITED_MS
                 elif ended and (hint := self._engine.throttling.hint(ended, at_ms := self._now_ms())) is not None:
                     response.reason = hint.reason
                     if hint.retry_at_ms is not None:
                         response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
-                elif limited:
-                    response.reason, response.retry_after_ms = "per_worker", _LIMITED_MS
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
@@ -238,9 +238,9 @@ class ItemLife:
         return {key: Limit(most, holding) for key, (most, holding) in found.items() if most is not None} or None
 
     def _is_limited(self, wants: list[tuple[TopicKey, int]], limits: dict[TopicKey, Limit], worker: str) -> bool:
-        """Whether the worker may get fewer items than it wants."""
+        """Whether the worker may have no more items of some topic that it wants."""
         room = self._engine.holdings.room
-        return any(key in limits and room(key, limits[key], worker) < count for key, count in wants)
+        return any(key in limits and not room(key, limits[key], worker) for key, _ in wants)
 
     def ack(self, call: Call) -> None:
         ids, leases = ids_and_leases(call.request.items)

@@ -11,6 +11,8 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 
+_LOOKED_AT = 100
+"""Consumers of a topic that are looked at for one that may have more items."""
 _SLICE = 1_000
 """Topics whose consumers are served in one turn of the event loop."""
 
@@ -133,8 +135,8 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
             continue
         if len(waiting) > 1 and _serve_first(state, key, waiting, now_ms):
             again.append(key)
-        else:
-            first.setdefault(waiting[0], []).append(key)
+        elif (call := _with_room(state, key, waiting)) is not None:
+            first.setdefault(call, []).append(key)
     for call, its_keys in first.items():
         if call.done:  # another call's reply may have ended it
             continue
@@ -151,9 +153,10 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     whether any was served."""
     calls: list[DequeueCall] = []
     for call in waiting[: ready(state, key)]:
-        if len(call.wants) > 1 or call.limits is not None:
+        if len(call.wants) > 1:
             break
-        calls.append(call)
+        if call.limits is None:
+            calls.append(call)
     if len(calls) < 2 or state.draining:
         return False
     served = calls[: dequeue.fill_waiting(state, calls, key, now_ms)]
@@ -162,6 +165,15 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     for call in served:
         delivery.send(state, call, now_ms)
     return bool(served)
+
+
+def _with_room(state: State, key: TopicKey, waiting: Sequence[DequeueCall]) -> DequeueCall | None:
+    """Return the first consumer that may have more items of the topic (`per_worker`)."""
+    for call in islice(waiting, _LOOKED_AT):
+        limit = None if call.limits is None else call.limits.get(key)
+        if limit is None or state.holdings.room(key, limit, call.worker):
+            return call
+    return None
 
 
 def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:

@@ -218,7 +218,7 @@ def _lease(
     state: State, call: DequeueCall, entries: Sequence[Entry[Item]], room_bytes: int, now_ms: int
 ) -> tuple[Entry[Item] | None, int]:
     """Leases a prefix of `entries`; returns its last entry (None: nothing was taken) and the bytes left."""
-    last = None
+    last, before = None, len(call.found)
     shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
     overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
     wanted_ms, default_ms = call.lease_ms, state.config.limits.lease_default_ms
@@ -243,10 +243,11 @@ def _lease(
         last = entry
     if last is not None and last[3].lane.topic.bounds.exact:
         call.commits = True
-    if call.limits is not None:
-        for _, item, _ in found:
-            if item.lane.topic.key in call.limits:
-                state.holdings.add(item.lane.topic.key, call.worker, item)
+    if call.limits is not None and last is not None:
+        key = last[3].lane.topic.key
+        if key in call.limits and call.limits[key].holding is None:
+            for _, item, _ in found[before:]:
+                state.holdings.add(key, call.worker, item)
     call.bodies_bytes = bodies_bytes
     return last, room_bytes
 

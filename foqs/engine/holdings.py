@@ -29,7 +29,9 @@ class Holdings:
 
     def room(self, key: TopicKey, limit: Limit, worker: str) -> int:
         """Return how many more items of the topic the worker may get. One without a name holds nothing."""
-        held = self._count(key, worker) if limit.holding is None and worker else limit.holding or 0
+        held = limit.holding or 0
+        if limit.holding is None and worker:
+            held = self._count(key, worker, limit.most)
         return max(0, limit.most - held)
 
     def add(self, key: TopicKey, worker: str, item: Item) -> None:
@@ -42,17 +44,23 @@ class Holdings:
         for key, worker in list(islice(self._held, _SWEPT)):
             items = self._held.pop((key, worker))
             self._held[key, worker] = items  # at the end
-            self._count(key, worker)
+            self._count(key, worker, _SWEPT)
 
-    def _count(self, key: TopicKey, worker: str) -> int:
+    def _count(self, key: TopicKey, worker: str, most: int) -> int:
+        """Count up to `most` items, and forget those that the worker holds no more."""
         items = self._held.get((key, worker))
         if items is None:
             return 0
+        held = 0
         for item_id, lease in list(items.items()):
+            if held == most:
+                break
             shard = self._shards.get(shard_of(item_id))
             item = None if shard is None else shard.known.get(item_id)
             if item is None or not stands(item, lease):  # an item that left memory, as that was short, counts no more
                 del items[item_id]
+            else:
+                held += 1
         if not items:
             del self._held[key, worker]
-        return len(items)
+        return held

@@ -179,6 +179,10 @@ class Hint(NamedTuple):
     retry_at_ms: int | None
 
 
+PER_WORKER = "per_worker"
+"""Why a consumer gets nothing that holds all the items it may hold."""
+
+
 class Limit(NamedTuple):
     """A topic's `per_worker`, and what the worker says that it holds; None: it does not say."""
 

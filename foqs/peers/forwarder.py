@@ -14,7 +14,7 @@ from typing import Any
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, item_ops
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall, EnqueueCall, Hint, ItemsCall
+from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
@@ -187,6 +187,11 @@ class Forwarder:
                     self.fetch(key)
                 return
             waiting.hint = self._hint(response)
+            if response is not None and response.reason == PER_WORKER:  # the host has items for other consumers
+                waiting.elsewhere = None
+                now_ms = self._now_ms()
+                self.engine.dequeue(waiting, now_ms, max(0, min(until_ms - now_ms, response.retry_after_ms or 0)))
+                return
             for key in asked:
                 if response is None or response.news_version is None:
                     self.watch.no_answer(address, key)

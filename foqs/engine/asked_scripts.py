@@ -5,17 +5,18 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import NamedTuple
 
+from foqs.fairness.keys import TopicKey
 from foqs.hooks.results import FailureResult
 
 WAIT_MS = 250
 """How long a script may take to decide about a lease that ended by time: later rows of the same scan wait for it."""
 _SLOW_MS = WAIT_MS // 2
 _REST_MS = 1_000
-"""After a script took too long, no script of the shard is asked for this time."""
+"""After a script took too long, that of its topic is not asked for this time."""
 _KEPT_MS = 10_000
 """An answer that no scan took is dropped: its lease was extended, or ended in another way."""
-LeaseKey = tuple[int, int]
-"""(item id, token of its lease)"""
+LeaseKey = tuple[int, int, int]
+"""(item id, token of its lease, its end in ms)"""
 
 
 class Answer(NamedTuple):
@@ -35,7 +36,7 @@ class AskedScripts:
 
     def __init__(self) -> None:
         self._asked: dict[LeaseKey, _Asked] = {}  # the longest ago first
-        self._slow_ms: int | None = None
+        self._slow_ms: dict[TopicKey, int] = {}
 
     def __contains__(self, key: LeaseKey) -> bool:
         return key in self._asked
@@ -43,19 +44,20 @@ class AskedScripts:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def resting(self, now_ms: int) -> bool:
-        """Whether no script is asked now."""
-        return self._slow_ms is not None and 0 <= now_ms - self._slow_ms < _REST_MS
+    def resting(self, topic: TopicKey, now_ms: int) -> bool:
+        """Whether the script of the topic is not asked now."""
+        slow_ms = self._slow_ms.get(topic)
+        return slow_ms is not None and 0 <= now_ms - slow_ms < _REST_MS
 
     def ask(self, key: LeaseKey, now_ms: int) -> None:
         self._asked[key] = _Asked(now_ms)
 
-    def answered(self, key: LeaseKey, result: FailureResult | None, now_ms: int, changes: int) -> None:
+    def answered(self, key: LeaseKey, topic: TopicKey, result: FailureResult | None, now_ms: int, changes: int) -> None:
         asked = self._asked.get(key)
         if asked is None:
             return
         if result is None and now_ms - asked.at_ms >= _SLOW_MS:
-            self._slow_ms = now_ms
+            self._slow_ms[topic] = now_ms
         self._asked[key] = _Asked(asked.at_ms, Answer(result, changes))
 
     def forget(self, key: LeaseKey) -> None:
@@ -70,6 +72,7 @@ class AskedScripts:
         return asked.answer
 
     def drop_old(self, now_ms: int) -> None:
-        """Forget scripts that were asked long ago."""
+        """Forget scripts that were asked long ago, and those that were slow."""
+        self._slow_ms = {topic: at_ms for topic, at_ms in self._slow_ms.items() if 0 <= now_ms - at_ms < _REST_MS}
         for key, _ in list(takewhile(lambda one: not 0 <= now_ms - one[1].at_ms < _KEPT_MS, self._asked.items())):
             del self._asked[key]

@@ -72,19 +72,19 @@ def answer_at_expiry(shard: Shard, item: Item, now_ms: int) -> Answer | None:
     """Return what decides about an item whose lease is over; None: leave it, its script is being asked."""
     if item.attempts_begun < item.attempt or not has_hook(shard, item):
         return BY_POLICY
-    asked, key = shard.asked, (item.id, item.lease)
+    asked, key, topic = shard.asked, (item.id, item.lease, item.lease_expires_at_ms), item.lane.topic.key
     answer = asked.take(key)
     if answer is not None and answer.changes == shard.policies.changes:
         return answer
     if key in asked:
         return None
-    if asked.resting(now_ms):
+    if asked.resting(topic, now_ms):
         return BY_POLICY
     asked.ask(key, now_ms)
 
     def decided(outcome: FailureResult | FoqsError | None, at_ms: int) -> None:
         result = None if isinstance(outcome, FoqsError) else outcome
-        asked.answered(key, result, at_ms, shard.policies.changes)
+        asked.answered(key, topic, result, at_ms, shard.policies.changes)
 
     def read(body: NewItem | Body | None, error: FoqsError | None) -> None:
         if body is None:  # gone, or the shard was not read: the scan asks again if the row is still there

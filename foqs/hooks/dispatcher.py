@@ -66,13 +66,20 @@ class Dispatcher:
         """Give a call its outcome if it has none."""
         if waiting.over:
             return
+        waiting.over = True
         if waiting.queued:
             waiting.queued = False
             self.queued -= 1
-        waiting.over = True
+            self._drop_over(waiting.call)
         if isinstance(outcome, Failed) and not outcome.kind.blames_script:
             self.failures[outcome.kind] += 1
         self._give(waiting, outcome)
+
+    def _drop_over(self, call: HookCall) -> None:
+        """Forget the first calls of a queue that have their outcome: with no process, no message takes them."""
+        queue = self._queues.get((call.key, call.guarded))
+        while queue is not None and queue.calls and queue.calls[0].over:
+            queue.calls.popleft()
 
     def resolve_all(self, outcome: Outcome) -> None:
         """Give all calls in the queues the same outcome."""
@@ -161,7 +168,9 @@ class Dispatcher:
         for waiting, reply in zip(calls, replies, strict=True):
             outcome = outcome_of(waiting.call, reply, self.limits)
             queue.spent_us += outcome.elapsed_us + CALL_US - portion.each_us
-            if isinstance(outcome, Failed) and outcome.kind in (Kind.TIMEOUT, Kind.MEMORY):
+            if not _tells_of(waiting.call, queue):
+                pass
+            elif isinstance(outcome, Failed) and outcome.kind in (Kind.TIMEOUT, Kind.MEMORY):
                 queue.ended(outcome.elapsed_us)
             else:
                 queue.took(outcome.elapsed_us)
@@ -193,8 +202,11 @@ class Dispatcher:
     def _blame(self, portion: Portion, now_ms: int, at_ms: int, killed: bool) -> None:
         queue, first = portion.queue, portion.calls[0]
         elapsed_us = 1_000 * (SLICE_MS + portion.timeout_ms)
-        queue.ended(elapsed_us)
-        self._learn(queue)
+        if _tells_of(first.call, queue):
+            queue.ended(elapsed_us)
+            self._learn(queue)
+        else:
+            self._proven.pop((queue.key.ns, first.call.script.digest), None)
         for waiting in portion.calls:
             waiting.repeats += 1
         if (len(portion.calls) > 1 and first.repeats <= _REPEATS) or (not killed and first.repeats == 1):
@@ -241,6 +253,11 @@ class Dispatcher:
         if failure := _stopped(queue, now_ms):
             self._empty(queue, failure)
         self._list(queue)
+
+
+def _tells_of(call: HookCall, queue: CallQueue) -> bool:
+    """Whether the time of a call says something about the queue's next calls: it ran their script."""
+    return call.script.digest == queue.digest and not call.compiles
 
 
 def _together(one: HookCall, other: HookCall) -> bool:

@@ -21,8 +21,8 @@ NAMESPACES = 16
 """Namespaces whose settings a process knows."""
 SANDBOX_BYTES = 256 << 20
 """Address space of a process."""
-REPLY_BYTES = 1 << 20
-"""Longest message of a process."""
+REPLY_BYTES = 2 << 20
+"""Longest message of a process: a text of 8 KiB may take six times that as JSON, and a message has 32 replies."""
 _LENGTH_BYTES = 4
 
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode

@@ -78,6 +78,8 @@ class TopicSums:
         for one in hooks:
             known = self._hooks.get(one.hook)
             if known is None:
+                one.calls, one.failures, one.last_errors = one.calls or 0, one.failures or 0, one.last_errors or []
+                one.retry_after_ms = one.retry_after_ms or 0
                 self._hooks[one.hook] = one
                 continue
             known.calls += one.calls or 0

@@ -105,6 +105,28 @@ def test_a_slow_or_changed_script_is_a_suspect_again() -> None:
         assert rig.serve(10, suspects=True) == "jobs"
 
 
+def test_replies_of_the_script_before_prove_nothing() -> None:
+    rig = Rig()
+    rig.prove("jobs")
+    rig.add(count=FLUSH_CALLS)
+    portion = rig.portion(suspects=False)
+    assert portion is not None
+    waiting = Waiting(call_of("-- another\n" + GOOD), None, len(rig.outcomes))
+    rig.outcomes.append(None)
+    rig.dispatcher.add(waiting, 0)
+    rig.reply(portion, [[10, 0, {}]] * len(portion.calls))
+    assert rig.portion(suspects=False) is None
+    assert rig.serve(10, suspects=True) == "jobs"
+
+
+def test_calls_that_are_over_are_forgotten_without_a_process() -> None:
+    rig = Rig()
+    for waiting in rig.add(count=100):
+        rig.dispatcher.resolve(waiting, Failed(Kind.UNAVAILABLE, "too late"))
+    (queue,) = rig.dispatcher._queues.values()
+    assert (len(queue.calls), rig.dispatcher.queued, queue.idle) == (0, 0, True)
+
+
 def test_a_script_is_proven_for_all_topics() -> None:
     rig = Rig()
     rig.prove("jobs")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from foqs.hooks.frames import FLUSH_CALLS, REPLY_BYTES, framed, text_of
 from foqs.hooks.protocol import Answered, Failed, Hook, Kind
 from foqs.hooks.replies import outcome_of
 from foqs.hooks.results import EnqueueResult, FailureResult
@@ -26,11 +27,25 @@ def test_replies_become_outcomes() -> None:
     assert outcome_of(on_failure, [1, 2, {"delay_ms": 5}], LIMITS) == Answered(FailureResult(None, 5), 1, 2)
 
 
+def test_texts_of_a_process_are_cut_and_valid() -> None:
+    failed = outcome_of(call_of(GOOD), [1, 2, "error", "\ud800" + "x" * 5_000], LIMITS)
+    assert isinstance(failed, Failed)
+    assert failed.text == "?" + "x" * 999
+    failed = outcome_of(call_of(GOOD), [1, 2, {"refuse": "\ud800"}], LIMITS)
+    assert failed == Failed(Kind.INVALID, "the result has a text that is not UTF-8", 1, 2)
+
+
+def test_the_longest_replies_fit_a_message() -> None:
+    replies = [[1, 2, {"refuse": "\1" * 8_192}] for _ in range(FLUSH_CALLS)]
+    assert len(framed(text_of(replies))) < REPLY_BYTES
+
+
 @pytest.mark.parametrize(
     "reply",
     [
         None, 7, "x", {}, [], [1, 2], [1, 2, 3], [1, 2, []], ["1", 2, {}], [1, 2.0, {}], [True, 2, {}], [1, 2, "error"],
-        [1, 2, "error", 3], [1, 2, "killed", "x"], [1, 2, "open", "x"], [1, 2, ["error"], "x"], [1, 2, "error", "x", 3],
+        [-1, 2, {}], [1, 10**400, {}], [1, 2, "error", 3], [1, 2, "killed", "x"], [1, 2, "open", "x"],
+        [1, 2, ["error"], "x"], [1, 2, "error", "x", 3],
     ],
 )  # fmt: skip
 def test_a_reply_of_a_wrong_shape_is_invalid(reply: Any) -> None:

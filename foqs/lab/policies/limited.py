@@ -27,7 +27,7 @@ from foqs.lab.policies.throttled import keyed
 LIMIT = 4
 _NEW_S = 4.0
 _LEASE_MS = 3_000
-_LIVE = "SELECT id, lease FROM timer WHERE lease <> 0"
+_LIVE = "SELECT id, lease FROM `{}`.timer WHERE lease <> 0"
 _NS = 1_000_000_000
 
 
@@ -78,15 +78,15 @@ class Rows:
 
     def __init__(self, stage: Stage) -> None:
         self.most = self.reads = 0
-        self._shards = stage.cluster.shards
+        self._server = stage.cluster.shards[0].server
+        self._query = " UNION ALL ".join([_LIVE.format(shard.database) for shard in stage.cluster.shards])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         before: set[tuple[int, int]] = set()
         while not self._stop.is_set():
-            rows = [row for shard in self._shards for row in shard.server.query(_LIVE, database=shard.database)]
-            now = {(int(item), int(lease)) for item, lease in rows}
+            now = {(int(item), int(lease)) for item, lease in self._server.query(self._query)}
             self.most = max(self.most, len(now & before))
             self.reads += 1
             before = now

@@ -39,4 +39,7 @@ def test_the_commands_change_the_settings(client: Client) -> None:
         "throttle.api": {"per_second": 10, "burst": 20},
         "throttle.customer:*": {"per_second": 0.5},
         "topic.sync": {"throttles": ["api"]},
+        "throttle.gpu": {"concurrency": 4},
+        "throttle.import:*": {"concurrency": 2, "timeout_ms": 600_000},
+        "topic.resize": {"per_worker": 2},
     }

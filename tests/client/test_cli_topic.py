@@ -144,7 +144,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
     client.enqueue("mail", b"x", delay_ms=60_000)
     assert json.loads(run("stats", "mail").stdout) == {
         "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
-        "tenants": [], "more_tenants": None,
+        "tenants": [], "more_tenants": None, "hooks": [],
     }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
         (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
         (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
-        (["policy", "mail", "hooks={}"], 1, "topic.mail: hooks: this version of foqs does not have it"),
+        (["policy", "mail", "keep={}"], 1, "topic.mail: keep: this version of foqs does not have it"),
         (
             ["policy", "mail", "fair=busy"],
             2,

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -14,6 +15,9 @@ from foqs.lab.crash.rig import make_shards
 from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
 from tests.conftest import Server, required, start_or_skip
 
+# They import PyArrow, which script/setup check does not install.
+NEED_PYARROW = ("ahead", "driver", "orders", "rows", "state")
+collect_ignore = [f"test_consume_{name}.py" for name in NEED_PYARROW if find_spec("pyarrow") is None]
 _namespaces = count(1)
 # Long limits, because no test is about a slow host or database. A slow one makes shards deliver nothing for a while and
 # move, loses at-most-once items, and ends leases that are not yet written.

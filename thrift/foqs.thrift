@@ -726,7 +726,8 @@ struct ThrottleStats {
   5: optional double tokens,
   /** How many leases may live at a time. Default: the throttle has no such limit. */
   6: optional i32 concurrency,
-  /** Live leases with this key, and how many more there may be. Default: unknown, as `tokens`. */
+  /** Live leases with this key, and how many more there may be, as shards reported in the last half second. Default:
+      unknown, as `tokens`. */
   7: optional i64 taken,
   8: optional i64 free,
   /** Leases that lived longer than the throttle's timeout_ms, since the hosts started. */

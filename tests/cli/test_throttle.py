@@ -280,6 +280,7 @@ def test_a_limit_on_leases_holds_and_is_listed(client: Client, run: Run) -> None
     wait_until(lambda: held.extend(client.dequeue("train", 5, wait_ms=500)) or len(held) == 2, "two leases", 30)
     empty = client.dequeue("train", 5)
     assert (list(empty), empty.reason) == ([], "concurrency: gpu")
+    wait_until(lambda: lines(run("throttle", "list", "gpu"))[0]["taken"] == 2, "a report of both leases", 30)
     (row,) = lines(run("throttle", "list", "gpu"))
     assert (row["concurrency"], row["taken"], row["free"], row["per_second"], row["burst"]) == (2, 2, 0, None, None)
     shown = in_terminal(client, "throttle", "list")[1].splitlines()

@@ -377,17 +377,8 @@ def trouble_of(name: str) -> str:
     """The kind of simulation that finds the mutant."""
     if MUTANTS[name].__module__ in OF_MODULE:
         return OF_MODULE[MUTANTS[name].__module__]
-    if name in RIVALS:
-        return "rival"
-    if name in SKEWED:
-        return "skew"
-    if name in CALM:
-        return "calm"
-    if name in CUT:
-        return "cut"
-    if name in REFUSED:
-        return "refused"
-    return "topics" if name in TOPICS else ""
+    kinds = {"rival": RIVALS, "skew": SKEWED, "calm": CALM, "cut": CUT, "refused": REFUSED, "topics": TOPICS}
+    return next((kind for kind, names in kinds.items() if name in names), "")
 
 
 @pytest.fixture

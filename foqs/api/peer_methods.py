@@ -21,8 +21,7 @@ from foqs.peers import slot_migration
 from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import MOST_COUNTED, SlotCoordinator
-from foqs.peers.slot_counts import ShardCount
+from foqs.peers.slot_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
 from foqs.policies.names import throttle_key_error
 from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.bucket import Ask, Grant

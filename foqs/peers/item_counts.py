@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,11 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
+from foqs.peers.census import Census
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.quota import Bounded
 from foqs.quotas.namespace_tokens import NamespaceTokens
-from foqs.shardmgr.lifecycle import ShardState
 
 COUNT_MS = 500
 """How long a question for tokens waits for counts. The last count of a shard stands if its next one is later."""
@@ -78,7 +78,7 @@ class ItemCounts:
     def count_here(self, key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
         """Report, within `CENSUS_MS`, the items of `key` by shard of this host, including those not stored yet. A shard
         is left out unless its database confirms in time that this host owns it."""
-        census = _Census(self._engine.serving, key, answer)
+        census = Census(self._engine.serving, lambda shard: items_of(shard, key), answer)
         for shard in self._engine.serving:
             self._check(shard, partial(census.add, shard))
         if census.left:
@@ -112,32 +112,6 @@ class _Count:
         then, self.then = self.then, []
         for one in then:
             one()
-
-
-class _Census:
-    """One count of the shards of this host; `left` of them have yet to be added."""
-
-    __slots__ = ("_answer", "_found", "_key", "left")
-
-    def __init__(self, shards: Collection[Shard], key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
-        self.left = len(shards)
-        self._key = key
-        self._answer: Callable[[dict[int, int]], None] | None = answer
-        self._found: dict[int, int] = {}
-        if not shards:
-            self.end()
-
-    def add(self, shard: Shard, counts: bool) -> None:
-        if counts and shard.state in (ShardState.SERVING, ShardState.DRAINING):
-            self._found[shard.number] = items_of(shard, self._key)
-        self.left -= 1
-        if not self.left:
-            self.end()
-
-    def end(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer(self._found)
 
 
 def items_of(shard: Shard, key: Bounded) -> int:

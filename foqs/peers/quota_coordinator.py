@@ -18,7 +18,7 @@ from foqs.errors import FoqsError, NotServed, Unavailable
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
-from foqs.peers.slot_owners import SlotOwner, SlotOwners
+from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
 from foqs.quota import Bounded, Quota
 from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
@@ -99,25 +99,11 @@ class QuotaCoordinator:
     def lend(self, holder: str, asks: Sequence[tuple[Bounded, Ask]], answer: Grants) -> None:
         """Answer the questions of one host for tokens of throttle keys, after their shards were confirmed."""
         grants: list[Grant | None] = [None] * len(asks)
-        by_slot: dict[int, list[int]] = {}
-        for at, (key, _) in enumerate(asks):
-            by_slot.setdefault(coordinator_slot(*key), []).append(at)
-        left = len(by_slot)
 
-        def found(places: list[int], owner: SlotOwner | None, empty_at_ms: int) -> None:
-            nonlocal left
-            left -= 1
-            if owner is not None:
-                now_ms = self._monotonic_ms()
-                for at in places:
-                    grants[at] = self._lend_here(*asks[at], holder, owner, empty_at_ms, now_ms)
-            if not left:
-                answer(grants)
+        def lend(at: int, owner: SlotOwner, empty_at_ms: int) -> None:
+            grants[at] = self._lend_here(*asks[at], holder, owner, empty_at_ms, self._monotonic_ms())
 
-        if not asks:
-            answer(grants)
-        for slot, places in by_slot.items():
-            self._owners.find(slot, partial(found, places))
+        ask_owners(self._owners.find, [coordinator_slot(*key) for key, _ in asks], lend, lambda: answer(grants))
 
     def _lend_here(
         self, key: Bounded, asked: Ask, holder: str, owner: SlotOwner, empty_at_ms: int, now_ms: int

@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 
 from foqs.engine.concurrency import Counted
 from foqs.engine.engine import Engine
+from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
+from foqs.peers.census import Census
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import coordinator_slot
-from foqs.peers.slot_counts import CENSUS_MS, Counts, SlotCensus
-from foqs.peers.slot_owners import SlotOwner, SlotOwners
+from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
 from foqs.policies.layers import LeaseLimits
 from foqs.quota import THROTTLE, Bounded
 from foqs.throttles.slots import SlotAsk, SlotGrant, Slots
 
 BEAT_MS = 500
+CENSUS_MS = 1_000
+"""How long shards have to report their leases."""
 MOST_COUNTED = 1_000
 """Keys that one question counts."""
 _TENDED = 2_000
@@ -35,6 +38,18 @@ _MOST_IDLE = 10_000
 
 Grants = Callable[[list[SlotGrant | None]], None]
 """Gets an answer to each question; None where this host does not coordinate the key."""
+
+
+class ShardCount(NamedTuple):
+    """`leased`: by key, in the order of the question; -1 where that is not known yet."""
+
+    shard: int
+    epoch: int
+    number: int
+    leased: Sequence[int]
+
+
+Counts = Callable[[list[ShardCount]], None]
 
 
 class _Basis(NamedTuple):
@@ -78,32 +93,25 @@ class SlotCoordinator:
         """Answer the reports of one host, after the shards of their keys' coordinators were confirmed."""
         self._begin()
         grants: list[SlotGrant | None] = [None] * len(asks)
-        by_slot: dict[int, list[int]] = {}
-        for at, (key, _) in enumerate(asks):
-            by_slot.setdefault(coordinator_slot(*key), []).append(at)
-        left = len(by_slot)
 
-        def found(places: list[int], owner: SlotOwner | None, empty_at_ms: int) -> None:
-            nonlocal left
-            left -= 1
-            if owner is not None:
-                now_ms = self._monotonic_ms()
-                for at in places:
-                    grants[at] = self._lend_here(*asks[at], owner, empty_at_ms, now_ms)
-            if not left:
-                answer(grants)
-                self._tell()
+        def lend(at: int, owner: SlotOwner, empty_at_ms: int) -> None:
+            grants[at] = self._lend_here(*asks[at], owner, empty_at_ms, self._monotonic_ms())
 
-        if not asks:
+        def done() -> None:
             answer(grants)
-        for slot, places in by_slot.items():
-            self._owners.find(slot, partial(found, places))
+            self._tell()
+
+        ask_owners(self._owners.find, [coordinator_slot(*key) for key, _ in asks], lend, done)
 
     def count_here(self, keys: Sequence[Counted], shards: Collection[int], answer: Counts) -> None:
         """Report, within `CENSUS_MS`, the leases with these keys on those shards of this host whose databases confirm
         that it owns them."""
         here = [shard for shard in self._engine.serving if shard.number in shards]
-        census = SlotCensus(self._engine.throttling.concurrency, keys, len(here), answer)
+
+        def count(shard: Shard) -> ShardCount:
+            return ShardCount(shard.number, shard.epoch, *self._engine.throttling.concurrency.count(shard, keys))
+
+        census = Census(here, count, lambda found: answer(list(found.values())))
         for shard in here:
             self._owners.check(shard, partial(census.add, shard))
         if census.left:
@@ -160,12 +168,12 @@ class SlotCoordinator:
 
     def _tell(self) -> None:
         news, self._news = self._news, {}
-        for address, told in news.items():
+        for address, shards in news.items():
             if address is None:
-                for key, shard in told:
+                for key, shard in shards:
                     self.hear(key, shard)
                 continue
-            made = [idl.SlotNews(key[0], key[1][len(THROTTLE) :], shard) for key, shard in told]
+            made = [idl.SlotNews(key[0], key[1][len(THROTTLE) :], shard) for key, shard in shards]
             for at in range(0, len(made), MOST_COUNTED):
                 request = idl.TellSlotsRequest(made[at : at + MOST_COUNTED])
                 self._forwarder.ask(address, "TellSlots", request, CENSUS_MS, lambda response, error: None)

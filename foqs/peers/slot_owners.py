@@ -3,7 +3,7 @@ namespaces whose slots it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -25,6 +25,31 @@ class SlotOwner(NamedTuple):
 
 Found = Callable[[SlotOwner | None, int], None]
 """(owner, the monotonic ms until which another owner's tokens may be spent), or (None, 0): the slot is not here."""
+
+
+def ask_owners(
+    find: Callable[[int, Found], None], slots: Sequence[int], lend: Callable[[int, SlotOwner, int], None],
+    done: Callable[[], None],
+) -> None:  # fmt: skip
+    """Call `lend(at, owner, until)` for each place in `slots` whose slot `find` finds here, and `done` at the end."""
+    by_slot: dict[int, list[int]] = {}
+    for at, slot in enumerate(slots):
+        by_slot.setdefault(slot, []).append(at)
+    left = len(by_slot)
+
+    def found(places: list[int], owner: SlotOwner | None, until_ms: int) -> None:
+        nonlocal left
+        left -= 1
+        if owner is not None:
+            for at in places:
+                lend(at, owner, until_ms)
+        if not left:
+            done()
+
+    if not by_slot:
+        done()
+    for slot, places in by_slot.items():
+        find(slot, partial(found, places))
 
 
 class SlotOwners:

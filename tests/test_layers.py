@@ -183,5 +183,5 @@ def test_no_import_circles() -> None:
 
 
 def test_files_stay_readable() -> None:
-    long = {str(path): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 400}
+    long = {str(path): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 600}
     assert not long

@@ -14,7 +14,8 @@ from foqs.errors import Invalid
 NUMBER_BITS = 48
 MAX_NUMBER = (1 << NUMBER_BITS) - 1
 MAX_SHARD = (1 << 15) - 1
-_MAX_I64 = (1 << 63) - 1
+MIN_I64, MAX_I64 = -(1 << 63), (1 << 63) - 1
+_SHOWN_BITS = 256
 _SPELLED = re.compile(r"(0x)?([0-9a-f]+)", re.IGNORECASE | re.ASCII)
 
 
@@ -43,11 +44,15 @@ def number_of(item_id: int) -> int:
 
 def parse_id(given: object, what: str = "an item id") -> int:
     """Parse an id or a lease: decimal, or hexadecimal with 0x. Raises Invalid."""
-    if isinstance(given, int):
-        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        if MIN_I64 <= given <= MAX_I64:
+            return given
+        size = given.bit_length()
+        shown = str(given) if size <= _SHOWN_BITS else f"a number of {size} bits"
+        raise Invalid(f"{shown} is not {what}: it has more than 64 bits")
     spelled = _SPELLED.fullmatch(given.strip()) if isinstance(given, str) else None
     if spelled is not None and (spelled[1] or spelled[2].isdecimal()):
         number = int(spelled[2], 16 if spelled[1] else 10)
-        if number <= _MAX_I64:
+        if number <= MAX_I64:
             return number
     raise Invalid(f"{given!r} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")

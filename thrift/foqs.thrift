@@ -12,9 +12,10 @@
  *
  * Limits quoted here are the defaults. GetServerInfo returns those of a server.
  *
- * The reply to a batch has one outcome per item: one bad item does not fail its neighbours. A request that is wrong as
- * a whole throws RequestError. No field is `required`, so the contract can grow; the field ids left free below are
- * reserved by the comments beside them.
+ * The reply to a batch has one outcome per item: one bad item does not fail its neighbours, and their outcomes are the
+ * same as without it. Equal entries of one request have the same outcome. A request that is wrong as a whole (too many
+ * entries, a wrong context, a wrong namespace) throws RequestError. No field is `required`, so the contract can grow; the
+ * field ids left free below are reserved by the comments beside them.
  *
  * A host that stops sends GOAWAY on every connection: an exception message (TApplicationException, INTERNAL_ERROR) with
  * the name "Goodbye" and the sequence id 0, without a request. A client that reads GOAWAY instead of a reply knows that
@@ -380,6 +381,7 @@ struct DequeueResponse {
 
 // ------------------------------------------------------------------------------ Ack, Nack, ExtendLease
 
+/** INVALID without an id or a lease, as NackItem and ExtendItem. */
 struct AckItem {
   1: i64 id,
   2: i64 lease,
@@ -387,7 +389,10 @@ struct AckItem {
 }
 
 struct AckRequest {
-  /** 1 to 10,000; one id at most once. */
+  /**
+   * 1 to 10,000. An id and lease that come twice have one outcome, twice. An id that comes with two leases is two entries:
+   * each is judged by itself.
+   */
   1: list<AckItem> items,
   /** When given, an item of another namespace is NOT_FOUND. */
   2: optional string ns,
@@ -428,7 +433,10 @@ struct NackItem {
 }
 
 struct NackRequest {
-  /** 1 to 10,000; one id at most once. */
+  /**
+   * 1 to 10,000. Of entries with the same id and lease the first one that is not INVALID is carried out, even if the other
+   * fields differ; the later ones have its outcome.
+   */
   1: list<NackItem> items,
   2: optional string ns,
   15: optional RequestContext context,
@@ -456,7 +464,10 @@ struct ExtendItem {
 }
 
 struct ExtendLeaseRequest {
-  /** 1 to 10,000; one id at most once. */
+  /**
+   * 1 to 10,000. Equal entries have one outcome. Entries with the same id and lease that differ in other fields are carried
+   * out one after the other.
+   */
   1: list<ExtendItem> items,
   2: optional string ns,
   15: optional RequestContext context,
@@ -476,7 +487,7 @@ struct AckAndDequeueRequest {
   /** Of the topics. An item of `acks` that is in another namespace is NOT_FOUND. */
   1: string ns,
   /**
-   * 0 to 10,000; one id at most once. An ack that is not committed within about a second is UNAVAILABLE (nothing was
+   * 0 to 10,000; as in Ack. An ack that is not committed within about a second is UNAVAILABLE (nothing was
    * changed) or OUTCOME_UNKNOWN, so that it does not delay the items: repeat it with Ack.
    */
   2: list<AckItem> acks,
@@ -658,7 +669,7 @@ struct ListItemsResponse {
 }
 
 struct DeleteItemsRequest {
-  /** 1 to 10,000; deleted in any state, a live lease included. */
+  /** 1 to 10,000; deleted in any state, a live lease included. An id that comes twice has one outcome, twice. */
   1: list<i64> ids,
   15: optional RequestContext context,
 }

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import reply_bytes, responses, validation
+from foqs.api.entries import Sifted, sifted_acks
 from foqs.api.item_life import ItemLife
 from foqs.engine import item_ops
 from foqs.engine.engine import Engine
@@ -19,7 +20,6 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
-from foqs.wire.columns import ids_and_leases
 from foqs.wire.struct_writer import encode_struct
 
 
@@ -80,34 +80,41 @@ class AckDequeue:
     def ack_and_dequeue(self, call: Call) -> None:
         """Check both parts, then carry out the acks. Raises Invalid."""
         request, limits = call.request, self._items.limits
-        ids, leases = ids_and_leases(request.acks)
-        if ids:
-            validation.counted(ids, "acks", limits.request_items)
-            validation.nothing_twice(ids)
+        if request.acks:
+            validation.counted(request.acks, "acks", limits.request_items)
+        ids, leases, sifted = sifted_acks(request.acks or ())
         now_ms = self._now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(dequeue, now_ms)
-        if not ids:
+        if not request.acks:
             self._dequeue(dequeue, waiting, wait_ms)
             return
         timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
-        self._ack(request, ids, leases, now_ms, timeout_ms, partial(self._acked, call, dequeue, waiting))
+        acked = partial(self._acked, call, dequeue, waiting, sifted)
+        if ids:
+            self._ack(request, ids, leases, sifted, now_ms, timeout_ms, acked)
+        else:  # each ack has its error
+            acked([])
 
     def _ack(
-        self, request: Any, ids: list[int], leases: list[int], now_ms: int, timeout_ms: int,
+        self, request: Any, ids: list[int], leases: list[int], sifted: Sifted | None, now_ms: int, timeout_ms: int,
         acked: Callable[[list[FoqsError | None]], None],
     ) -> None:  # fmt: skip
-        """Call `acked` with the outcomes when every ack has one."""
+        """Call `acked` with the outcomes of `ids` when each of them has one."""
         if request.context is None:
             request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
-        origin = idl.AckRequest(request.acks, request.ns, request.context)
+        acks = request.acks if sifted is None else sifted.of(request.acks)
+        origin = idl.AckRequest(acks, request.ns, request.context)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         elsewhere = partial(self._forwarder.items, by_id.ACK, origin, ids, op, now_ms + timeout_ms)
         self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
 
     def _acked(
-        self, call: Call, dequeue: DequeueAfterAcks, waiting: DequeueCall, outcomes: list[FoqsError | None]
-    ) -> None:
+        self, call: Call, dequeue: DequeueAfterAcks, waiting: DequeueCall, sifted: Sifted | None,
+        outcomes: list[FoqsError | None],
+    ) -> None:  # fmt: skip
+        if sifted is not None:
+            outcomes = sifted.outcomes(outcomes)
         dequeue.outcomes = responses.item_outcomes(call, outcomes, self._engine.counters)
         # The outcomes may come while a batch is applied, in the middle of a shard's memory.
         self._engine.soon(partial(self._begin, dequeue, waiting))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from foqs.api import enqueue_hooks, reply_bytes, responses, validation
+from foqs.api.entries import Sifted, checked, sift, sifted_acks
 from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
@@ -28,7 +29,6 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
-from foqs.wire.columns import ids_and_leases
 
 _LIMITED_MS = 100
 """A worker without room for more items asks again after this time."""
@@ -243,32 +243,30 @@ class ItemLife:
         return any(key in limits and not room(key, limits[key], worker) for key, _ in wants)
 
     def ack(self, call: Call) -> None:
-        ids, leases = ids_and_leases(call.request.items)
-        validation.counted(ids, "items", self.limits.request_items)
+        given = validation.counted(call.request.items, "items", self.limits.request_items)
+        ids, leases, sifted = sifted_acks(given)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
-        waiting, ns, now_ms, timeout_ms = self._waiting(call, idl.AckResponse, by_id.ACK, ids, op)
-        self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms)
+        if (begun := self._begin(call, idl.AckResponse, by_id.ACK, ids, op, sifted)) is not None:
+            waiting, ns, now_ms, timeout_ms = begun
+            self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms)
 
     def nack(self, call: Call) -> None:
-        items = validation.counted(call.request.items, "items", self.limits.request_items)
-        self._settle(call, idl.NackResponse, by_id.NACK, [(item.id or 0, self._nack(item)) for item in items])
+        self._change(call, idl.NackResponse, by_id.NACK, self._nack, lambda item: (item.id, item.lease))
 
     def _nack(self, item: Any) -> item_ops.Op:
-        limits, lease = self.limits, item.lease or 0
-        try:
-            delay_ms = validation.within(item.delay_ms, "delay_ms", 0, limits.delay_max_ms, 0)
-            metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
-            if item.reason is not None:
-                if type(item.reason) is not str:
-                    raise Invalid("reason is not UTF-8")
-                if len(item.reason.encode("utf-8", "surrogatepass")) > limits.reason_bytes:
-                    raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
-            if sum(map(bool, (item.release, item.failed, item.reject))) > 1:
-                raise Invalid("at most one of release, failed and reject")
-            if (item.release or item.reject) and (delay_ms or metadata is not None):
-                raise Invalid(f"{'release' if item.release else 'reject'} excludes delay_ms and metadata")
-        except Invalid as error:
-            return item_ops.refuse(error)
+        """Raises Invalid."""
+        limits, lease = self.limits, item.lease
+        delay_ms = validation.within(item.delay_ms, "delay_ms", 0, limits.delay_max_ms, 0)
+        metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
+        if item.reason is not None:
+            if type(item.reason) is not str:
+                raise Invalid("reason is not UTF-8")
+            if len(item.reason.encode("utf-8", "surrogatepass")) > limits.reason_bytes:
+                raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
+        if sum(map(bool, (item.release, item.failed, item.reject))) > 1:
+            raise Invalid("at most one of release, failed and reject")
+        if (item.release or item.reject) and (delay_ms or metadata is not None):
+            raise Invalid(f"{'release' if item.release else 'reject'} excludes delay_ms and metadata")
         if item.release:
             return item_ops.release(lease)
         if item.reject:
@@ -278,45 +276,64 @@ class ItemLife:
         return item_ops.nack(lease, delay_ms, metadata)
 
     def extend(self, call: Call) -> None:
-        items = validation.counted(call.request.items, "items", self.limits.request_items)
-        found = [(item.id or 0, self._extend(item)) for item in items]
-        self._settle(call, idl.ExtendLeaseResponse, by_id.EXTEND, found)
+        # Several extensions of one lease may all hold, unlike two ends of it: only equal ones are one.
+        end_of = lambda item: (item.id, item.lease, item.lease_ms, item.begun)  # noqa: E731
+        self._change(call, idl.ExtendLeaseResponse, by_id.EXTEND, self._extend, end_of)
 
     def _extend(self, item: Any) -> item_ops.Op:
+        """Raises Invalid."""
         limits = self.limits
-        try:
-            lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
-        except Invalid as error:
-            return item_ops.refuse(error)
-        return item_ops.extend(item.lease or 0, lease_ms, item.begun)
+        lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+        return item_ops.extend(item.lease, lease_ms, item.begun)
 
-    def _settle(self, call: Call, response: Any, kind: by_id.Kind, items: list[tuple[int, item_ops.Op]]) -> None:
-        ids = [item_id for item_id, _ in items]
-        waiting, ns, now_ms, timeout_ms = self._waiting(call, response, kind, ids, lambda at: items[at][1])
-        self._engine.settle(waiting, items, ns, now_ms, timeout_ms)
+    def delete(self, call: Call) -> None:
+        ids = validation.counted(call.request.ids, "ids", self.limits.request_items)
+        sifted = sift(ids, {})
+        self._settle(call, idl.DeleteItemsResponse, by_id.DELETE, ids, [item_ops.delete] * len(ids), sifted)
 
-    def _waiting(
-        self, call: Call, response: Any, kind: by_id.Kind, ids: list[int], op: Callable[[int], item_ops.Op]
-    ) -> tuple[ItemsCall, str | None, int, int]:
-        """Check a request about items by id. Return (the call that waits for outcomes, namespace, now_ms,
-        timeout_ms)."""
+    def _change(
+        self, call: Call, response: Any, kind: by_id.Kind, op_of: Callable[[Any], item_ops.Op],
+        end_of: Callable[[Any], Hashable],
+    ) -> None:  # fmt: skip
+        """Carry out what `op_of` makes of each entry, once for entries with one `end_of`."""
+        items = validation.counted(call.request.items, "items", self.limits.request_items)
+        ids, ops, errors = checked(items, op_of)
+        self._settle(call, response, kind, ids, ops, sift(ids, errors, lambda at: end_of(items[at])))
+
+    def _settle(
+        self, call: Call, response: Any, kind: by_id.Kind, ids: Sequence[int], ops: Sequence[item_ops.Op],
+        sifted: Sifted | None,
+    ) -> None:  # fmt: skip
+        if sifted is not None:
+            ids, ops = sifted.of(ids), sifted.of(ops)
+        if (begun := self._begin(call, response, kind, ids, ops.__getitem__, sifted)) is not None:
+            waiting, ns, now_ms, timeout_ms = begun
+            self._engine.settle(waiting, list(zip(ids, ops, strict=True)), ns, now_ms, timeout_ms)
+
+    def _begin(
+        self, call: Call, response: Any, kind: by_id.Kind, ids: Sequence[int], op: Callable[[int], item_ops.Op],
+        sifted: Sifted | None,
+    ) -> tuple[ItemsCall, str | None, int, int] | None:  # fmt: skip
+        """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,
+        namespace, now_ms, timeout_ms), or None if the request is answered: each entry has its error. Raises Invalid."""
         request = call.request
         timeout_ms = validation.timeout_ms(request, self.limits)
-        validation.nothing_twice(ids)
         ns = getattr(request, "ns", None)
         if ns is not None:
             validation.name(ns, "ns", self.limits)
 
         def reply(outcomes: list[FoqsError | None]) -> None:
+            if sifted is not None:
+                outcomes = sifted.outcomes(outcomes)
             call.reply(
                 reply_bytes.items_response(outcomes)
                 or response(responses.item_outcomes(call, outcomes, self._engine.counters))
             )
 
+        if not ids:
+            reply([])
+            return None
         now_ms = self._now_ms()
-        elsewhere = partial(self._forwarder.items, kind, request, ids, op, now_ms + timeout_ms)
+        origin = request if sifted is None else kind.sifted(request, sifted.places)
+        elsewhere = partial(self._forwarder.items, kind, origin, ids, op, now_ms + timeout_ms)
         return ItemsCall(len(ids), reply, call.within, elsewhere), ns, now_ms, timeout_ms
-
-    def delete(self, call: Call) -> None:
-        ids = validation.counted(call.request.ids, "ids", self.limits.request_items)
-        self._settle(call, idl.DeleteItemsResponse, by_id.DELETE, [(item_id, item_ops.delete) for item_id in ids])

@@ -118,8 +118,8 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded",
-        "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weights",
+        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "_weighed",
+        "bounded", "errors", "hooked", "indices", "items", "keyed", "keys", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -142,7 +142,7 @@ class Intake:
         self._keys: dict[str, LaneKey] = {}
         self._asked: dict[tuple[Any, ...], LaneKey] = {}  # by the fields of specs that say which lane an item is in
         self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain
-        self.weights: dict[LaneKey, int] | None = None  # as in `Chunk`
+        self._weighed: dict[int, tuple[LaneKey, int]] = {}  # by index: the weight that an item brings
         self.items: list[NewItem] = []
         self.keys: list[LaneKey] = []
         self.indices: list[int] = []
@@ -159,6 +159,13 @@ class Intake:
             except FoqsError as error:
                 # Without its frames, which refer to this: the payloads would wait for the garbage collector.
                 self.errors[index] = error.with_traceback(None)
+
+    @property
+    def weights(self) -> dict[LaneKey, int] | None:
+        """The weights that `items` bring, as in `Chunk`."""
+        if not self._weighed:
+            return None
+        return dict(self._weighed[index] for index in self.indices if index in self._weighed) or None
 
     def _take_columns(self, specs: SpecColumns) -> bool:
         """Take all items at once. False when the first is refused, or a payload is too large."""
@@ -184,6 +191,8 @@ class Intake:
         ]
         self.keys = self.keys * count if tenants is None else self._lanes(specs.first, tenants)
         self.indices, self.sizes = list(range(count)), sizes
+        if weight := specs.first.weight:
+            self._weighed = {index: (lane, weight) for index, lane in enumerate(self.keys)}
         return True
 
     def amend(self, specs: Sequence[Any], changed: Container[int]) -> None:
@@ -197,9 +206,6 @@ class Intake:
             if one.at in changed and one.at not in errors:
                 spec = specs[one.at]
                 one.lane, one.weight = self._again(one.at, spec, one.item, one.lane), spec.weight or 0
-        if self.weights:
-            used = {*lanes, *(one.lane for one in self.keyed)}
-            self.weights = {lane: weight for lane, weight in self.weights.items() if lane in used}
         if errors:
             self._only([at for at, index in enumerate(self.indices) if index not in errors])
             self.keyed = [one for one in self.keyed if one.at not in errors]
@@ -216,7 +222,7 @@ class Intake:
             if spec.ttl_ms is not None:
                 item.expires_at_ms = self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, self._limits.ttl_max_ms, 0)
             if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
-                return self._tenant(self._keys[topic], spec)
+                return self._tenant(index, self._keys[topic], spec)
         except FoqsError as error:
             self.errors[index] = error.with_traceback(None)
             return lane
@@ -273,7 +279,7 @@ class Intake:
             expires_at_ms = now_ms + within(spec.ttl_ms, "ttl_ms", 1, limits.ttl_max_ms, 0)
         after_ms = due_ms or now_ms
         if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
-            key = self._tenant(key, spec)
+            key = self._tenant(index, key, spec)
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
@@ -287,16 +293,15 @@ class Intake:
         self.indices.append(index)
         self.sizes.append(size)
 
-    def _tenant(self, plain: LaneKey, spec: Any) -> LaneKey:
+    def _tenant(self, index: int, plain: LaneKey, spec: Any) -> LaneKey:
         """Return the lane of an item with a tenant, throttle keys or a weight, which is noted."""
         throttles, weight = spec.throttle_keys, spec.weight
         asked = (plain, spec.fairness_key, tuple(throttles) if throttles else (), weight)
         known = self._asked.get(asked)
         if known is None:
             known = self._asked[asked] = self._lane(plain, *tenancy(spec, self._limits))
-        elif weight:
-            assert self.weights is not None, "the first item brought the weight"
-            self.weights[known] = weight
+        if weight:
+            self._weighed[index] = known, weight
         return known
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
@@ -310,11 +315,7 @@ class Intake:
         if fairness or throttles or weight:
             refuse_while_behind(self._routing())
         key = lane_key(topic_key(plain), fairness, throttles)
-        key = self._tenants.setdefault(key, key)
-        if weight:
-            self.weights = self.weights or {}
-            self.weights[key] = weight
-        return key
+        return self._tenants.setdefault(key, key)
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
         """Take down what the policy means for the topic's items. Raises Unavailable."""
@@ -341,12 +342,6 @@ class Intake:
         if at_ms - self._now_ms > most:
             raise Invalid(f"deliver_after_ms is more than {most} ms ahead")
         return int(at_ms) if at_ms > self._now_ms else 0
-
-
-def nothing_twice(ids: list[int]) -> None:
-    """Refuse a request that names an id more than once."""
-    if len(set(ids)) != len(ids):
-        raise Invalid("an id stands in the request more than once")
 
 
 def refuse_when_full(budget: Budget, share: float, retry_after_ms: int) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
+from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail
+from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.look import State, state_of
 from foqs.cli.operators import YesOption
 from foqs.cli.progress import counting
@@ -20,7 +19,8 @@ from foqs.client import Client, FoqsError, ItemState, NotFound
 from foqs.client.json_lines import id_of_line
 from foqs.errors import Invalid
 from foqs.ids import parse_id
-from foqs.shardmgr.change import count, name
+from foqs.shardmgr.change import count as counted
+from foqs.shardmgr.change import name
 
 _PAGE_ITEMS = 1_000
 
@@ -39,26 +39,24 @@ def delete(
     """Delete items in any state, leased ones too.
 
     For each item that could not be deleted the command writes a JSON line with the error. The lines on stdin may be
-    those of `foqs items` and `foqs dequeue`.
+    those of `foqs items` and `foqs dequeue`. A wrong line fails alone; its error has the number of the line.
     """
-    numbers: Iterator[int]
+    numbers: Iterable[tuple[int, int | Invalid]]
     if ids == ["-"]:
-        numbers = (id_of_line(line, at) for at, line in stdin_lines("ids") if line.strip())
+        numbers = entries_of_lines("ids", id_of_line)
     else:
         try:
-            numbers = iter([parse_id(one) for one in ids])
+            numbers = [(0, item_id) for item_id in dict.fromkeys(map(parse_id, ids))]
         except Invalid as wrong:
             fail(wrong.message, 2)
-    total = failed = 0
+    count = Count()
     with connection.client() as client:
-        for item_id, error in _deleted(client, numbers):
-            total += 1
-            if error is not None:
-                failed += 1
-                write_line({"id": str(item_id), "error": error.code.name, "message": error.message})
-    if failed:
-        sys.stdout.flush()
-        fail(f"{failed} of {total} items were not deleted")
+        for ended in settle(numbers, client.delete_items):
+            count.add(ended)
+            if ended.error is not None:
+                named = {} if ended.entry is None else {"id": str(ended.entry)}
+                write_line({**named, "error": ended.error.code.name, "message": ended.message})
+    count.report("deleted")
 
 
 def purge(
@@ -88,14 +86,14 @@ def purge(
                 continue
             ids.append(item.id)
             states[state_of(item)] += 1
-        stay = f"; {count(kept, 'leased item')} {'stays' if kept == 1 else 'stay'}" if kept else ""
+        stay = f"; {counted(kept, 'leased item')} {'stays' if kept == 1 else 'stay'}" if kept else ""
         where = f"topic {name(topic)} in namespace {name(connection.namespace)}"
         if not ids:
             print(f"{where} has no item to delete{stay}")
             return
         listed = ", ".join(f"{states[one.value]:,} {one.value}" for one in State if states[one.value])
         print(f"{where}: {listed}{stay}", flush=True)
-        confirm_by_name(topic, f"delete {count(len(ids), 'item')}", yes=yes)
+        confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
         purge_items(client, ids)
 
 
@@ -104,21 +102,14 @@ def purge_items(client: Client, ids: list[int]) -> None:
     deleted = gone = 0
     errors: list[FoqsError] = []
     with counting("deleted") as advance:
-        for _, error in _deleted(client, ids):
-            if error is None:
+        for ended in settle(((0, item_id) for item_id in dict.fromkeys(ids)), client.delete_items):
+            if ended.error is None:
                 deleted += 1
                 advance(1)
-            elif isinstance(error, NotFound):
+            elif isinstance(ended.error, NotFound):
                 gone += 1
             else:
-                errors.append(error)
-    print(f"{count(deleted, 'item')} deleted{f'; {gone:,} were gone before' if gone else ''}", flush=True)
+                errors.append(ended.error)
+    print(f"{counted(deleted, 'item')} deleted{f'; {gone:,} were gone before' if gone else ''}", flush=True)
     if errors:
-        fail(f"{count(len(errors), 'item')} not deleted; the first error: {errors[0]}")
-
-
-def _deleted(client: Client, ids: Iterable[int]) -> Iterator[tuple[int, FoqsError | None]]:
-    """Delete the items, each once in a request. Yield the outcome of each."""
-    left = iter(ids)
-    while chunk := list(dict.fromkeys(islice(left, BATCH_ITEMS))):
-        yield from zip(chunk, client.delete_items(chunk), strict=True)
+        fail(f"{counted(len(errors), 'item')} not deleted; the first error: {errors[0]}")

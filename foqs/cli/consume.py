@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
 
-from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
+from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail
+from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.written import write_items
 from foqs.client import FoqsError, Items, Lease, Nack
 from foqs.client.json_lines import lease_of_line
+from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.policies.remedy import throttle_command, topic_command
 from foqs.shardmgr.change import name
@@ -94,7 +95,8 @@ def ack(
 ) -> None:
     """Ack one leased item, or many from stdin.
 
-    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
+    line: the id, or the error with the number of the line. A wrong line fails alone.
     """
     with connection.client() as client:
         _each_lease(item_id, lease, "acked", client.ack_many)
@@ -125,7 +127,8 @@ def nack(
 ) -> None:
     """Give back one leased item, or many from stdin, for another delivery.
 
-    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes.
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
+    line: the id, or the error with the number of the line. A wrong line fails alone.
     """
     options = (("--release", release), ("--failed", failed), ("--reject", reject))
     ends = [option for option, given in options if given]
@@ -150,18 +153,17 @@ def _each_lease(
     """Write a JSON line for each lease; end with an error if one failed."""
     if (item_id is None) != (lease is None):
         fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
-    leases: Iterator[Lease]
+    leases: Iterable[tuple[int, Lease | Invalid]]
     if item_id is None:
-        leases = (lease_of_line(line, number) for number, line in stdin_lines("leases as JSON") if line.strip())
+        leases = entries_of_lines("leases as JSON", lease_of_line)
     else:
-        leases = iter([Lease(parse_id(item_id), parse_id(lease, "a lease"))])
-    failed = total = 0
-    while chunk := list(islice(leases, BATCH_ITEMS)):
-        for sent, error in zip(chunk, send(chunk), strict=True):
-            total += 1
-            failed += error is not None
-            said = {"ok": True} if error is None else {"error": error.code.name, "message": error.message}
-            write_line({"id": str(sent.id), **said})
-        sys.stdout.flush()
-    if failed:
-        fail(f"{failed} of {total} items were not {done}")
+        leases = [(0, Lease(parse_id(item_id), parse_id(lease, "a lease")))]
+    count = Count()
+    for ended in settle(leases, send):
+        count.add(ended)
+        named = {"id": str(ended.entry.id)} if isinstance(ended.entry, Lease) else {}
+        error = ended.error
+        write_line(
+            {**named, **({"ok": True} if error is None else {"error": error.code.name, "message": ended.message})}
+        )
+    count.report(done)

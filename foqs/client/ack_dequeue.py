@@ -67,10 +67,13 @@ class AckDequeue:
         return self._clock() >= self._old_until
 
     def part(self, acks: Sequence[Leased], topics: Collection[str]) -> Part:
-        """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request."""
+        """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
+        more than a request holds, because two parts would answer one lease differently."""
+        if len(acks) > _MOST:
+            return Part((), ())
         routes = self._router.routes
         if routes.alone:
-            return Part(self._router.order(), range(min(len(acks), _MOST)))
+            return Part(self._router.order(), range(len(acks)))
         having = self._topics.having(topics)
         now = self._clock()
         stay = self._stay
@@ -80,7 +83,7 @@ class AckDequeue:
         else:
             to = self._router.order((stay,))
         owners = [routes.owner(item.id) for item in acks]
-        return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]][:_MOST])
+        return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]])
 
     def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,

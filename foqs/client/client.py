@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from weakref import finalize
 
 from foqs import second_answer
-from foqs.client import methods
+from foqs.client import entries, methods
 from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, topic_counts
 from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
 from foqs.client.dead_letters import DeadLetterCalls
+from foqs.client.entries import Entries
 from foqs.client.explain import Explaining
 from foqs.client.hooks import HookMethods
 from foqs.client.items import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
 
 _LIMITS = Limits()
+_ONLY_SPECS = frozenset((ItemSpec,))
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
@@ -148,6 +150,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         [1407374883553281, Invalid('topic is empty')]
         """
         specs = items if isinstance(items, list | tuple) else list(items)
+        if not _ONLY_SPECS.issuperset(map(type, specs)):
+            given = Entries(specs, entries.spec)
+            if given.errors:
+                return given.outcomes(self.enqueue_many(given.good, timeout_ms=timeout_ms))
         store = partial(self._enqueue_many, timeout_ms=timeout_ms)
         if self.tracing is None:
             return store(specs)
@@ -237,7 +243,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         all the same. Raises no FoqsError. An ack that failed where items came is not repeated, because the leases of
         these run: give it to `ack_many`.
         """
-        acks, counts = list(done), counts_of(topics, count)
+        given, counts = Entries(done, entries.ack), counts_of(topics, count)
+        acks = given.good
         wait_until = monotonic() + wait_ms / 1000
         deadline = monotonic() + self._requests.timeout_s(timeout_ms)
         dequeue = partial(self.dequeue, counts, lease_ms=lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms)
@@ -250,7 +257,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
             return dequeue(wait_ms=max(0, int((wait_until - monotonic()) * 1000)))
 
         part = self.combined.part(acks, counts) if acks and self.combined.known else Part((), ())
-        return ack_then_dequeue(acks, part, ask, partial(self.ack_many, timeout_ms=timeout_ms), wait)
+        taken = ack_then_dequeue(acks, part, ask, partial(self.ack_many, timeout_ms=timeout_ms), wait)
+        return taken._replace(outcomes=given.outcomes(taken.outcomes))
 
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
@@ -265,17 +273,11 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         to = self._router.order_for(item.id)
         found = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
-            one_of(self._ack_many((item,), timeout_ms, found))
+            one_of(self._each(methods.ACK, second_answer.END_ITEM, Entries((item,), entries.ack), timeout_ms, found))
 
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
-        return self._ack_many(items, timeout_ms)
-
-    def _ack_many(
-        self, items: Iterable[Leased], timeout_ms: int | None, first: First | None = None
-    ) -> list[FoqsError | None]:
-        acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
-        return self._requests.each(methods.ACK, second_answer.END_ITEM, acks, self._by_id, timeout_ms, first)
+        return self._each(methods.ACK, second_answer.END_ITEM, Entries(items, entries.ack), timeout_ms)
 
     # ------------------------------------------------------------------------------------- looking and operat
 
@@ -315,10 +317,9 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
 
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
-        ids = map(parse_id, item_ids)
-        return self._requests.each(
-            methods.DELETE, second_answer.END_ITEM, ids, lambda ids: partial(self._router.split, ids), timeout_ms
-        )
+        given, split = Entries(item_ids, parse_id), lambda ids: partial(self._router.split, ids)
+        deleted = self._requests.each(methods.DELETE, second_answer.END_ITEM, given.good, split, timeout_ms)
+        return given.outcomes(deleted)
 
     # ------------------------------------------------------------------------------------- life
 

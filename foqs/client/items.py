@@ -111,8 +111,8 @@ class ItemSpec:
                 size += 4 * len(self.fairness_key)
             if self.throttle_keys is not None:
                 size += sum(4 + 4 * len(key) for key in self.throttle_keys)
-        except (TypeError, AttributeError):
-            return 0  # a value without a length is refused when it is encoded
+        except Exception:  # noqa: BLE001 - a value that cannot be measured is refused when it is encoded
+            return 0
         return size
 
 
@@ -271,7 +271,10 @@ class Nack:
     @property
     def size_bytes(self) -> int:
         """At most this much in a request."""
-        return 64 + len(self.metadata or b"") + 4 * len(self.reason or "")
+        try:
+            return 64 + len(self.metadata or b"") + 4 * len(self.reason or "")
+        except Exception:  # noqa: BLE001 - as in `ItemSpec`
+            return 0
 
     @classmethod
     def of(

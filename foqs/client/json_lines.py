@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any, Unpack
 
@@ -85,7 +84,12 @@ def id_of_line(line: bytes, number: int) -> int:
     """The id in a line: the id alone, or an item that foqs wrote. Raises Invalid."""
     text = line.decode(errors="replace").strip()
     try:
-        return parse_id(_object(line).get("id") if text.startswith("{") else text)
+        if not text.startswith("{"):
+            return parse_id(text)
+        given = _object(line)
+        if "id" not in given:
+            raise Invalid("id is missing")
+        return parse_id(given["id"])
     except Invalid as error:
         raise Invalid(f"line {number}: {error.message}") from None
 
@@ -144,6 +148,8 @@ def _object(line: bytes) -> dict[str, Any]:
         given = json.loads(line)
     except ValueError as error:
         raise Invalid(f"not JSON: {error}") from None
+    except RecursionError:
+        raise Invalid("not JSON that can be read: it is nested too deeply") from None
     if not isinstance(given, dict):
         raise Invalid("not a JSON object")
     return given
@@ -162,7 +168,7 @@ def _binary(given: dict[str, Any], name: str) -> bytes | None:
         return value.encode() if encoded is None else base64.b64decode(value, validate=True)
     except UnicodeEncodeError:
         raise Invalid(f"{name} is not valid text") from None
-    except binascii.Error:
+    except ValueError:  # of the codec, or a text that is not ASCII
         raise Invalid(f"{name}_base64 is not base64") from None
 
 

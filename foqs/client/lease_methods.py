@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from foqs import second_answer
-from foqs.client import methods
+from foqs.client import entries, methods
+from foqs.client.entries import Entries
 from foqs.client.items import Leased, Nack, Released
 from foqs.client.requests import Requests
-from foqs.client.tasks import Split, one_of
+from foqs.client.tasks import First, Split, one_of
 from foqs.errors import FoqsError
 from foqs.idl import idl
+from foqs.second_answer import Policy
+from foqs.wire.remote_method import RemoteMethod
 
 
 class LeaseMethods:
@@ -45,7 +49,7 @@ class LeaseMethods:
         >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
         [None, None]
         """
-        return self._requests.each(methods.NACK, second_answer.NACK, nacks, self._by_id, timeout_ms)
+        return self._each(methods.NACK, second_answer.NACK, Entries(nacks, entries.nack), timeout_ms)
 
     def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
         """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
@@ -55,8 +59,7 @@ class LeaseMethods:
 
     def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`release` for many."""
-        nacks = [Nack.of(item, release=True) for item in items]
-        return self._requests.each(methods.NACK, second_answer.RELEASE, nacks, self._by_id, timeout_ms)
+        return self._each(methods.NACK, second_answer.RELEASE, Entries(items, entries.release), timeout_ms)
 
     def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
         """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
@@ -68,8 +71,8 @@ class LeaseMethods:
         self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
         """`extend` for many."""
-        extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
-        return self._requests.each(methods.EXTEND, second_answer.EXTEND, extensions, self._by_id, timeout_ms)
+        extensions = Entries(items, partial(entries.extension, lease_ms=lease_ms))
+        return self._each(methods.EXTEND, second_answer.EXTEND, extensions, timeout_ms)
 
     def begun_many(
         self, items: Iterable[Leased], *, begun: bool = True, timeout_ms: int | None = None
@@ -77,8 +80,14 @@ class LeaseMethods:
         """Says whether work on leased items was begun: the attempt of an item that was not begun is not counted if its
         lease ends by time. The leases end when they would have. An item of which nothing was said counts as begun.
         """
-        marks = [idl.ExtendItem(id=item.id, lease=item.lease, begun=begun) for item in items]
-        return self._requests.each(methods.EXTEND, second_answer.EXTEND, marks, self._by_id, timeout_ms)
+        marks = Entries(items, partial(entries.extension, begun=begun))
+        return self._each(methods.EXTEND, second_answer.EXTEND, marks, timeout_ms)
+
+    def _each(
+        self, method: RemoteMethod, policy: Policy, given: Entries, timeout_ms: int | None, first: First | None = None
+    ) -> list[FoqsError | None]:
+        """Return the outcome of each entry about a leased item."""
+        return given.outcomes(self._requests.each(method, policy, given.good, self._by_id, timeout_ms, first))
 
     def release_leases(
         self,

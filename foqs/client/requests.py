@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -13,7 +13,7 @@ from foqs.client.request_ids import current
 from foqs.client.router import Router
 from foqs.client.routes import Part
 from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid
 from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.wire.remote_method import RemoteMethod
 
@@ -103,17 +103,38 @@ class Requests:
                 return method.request(ids=chunk)
             return method.request(ns=self._namespace, items=chunk)
 
-        self._router.begin()
-        outcomes: list[Any] = []
-        for chunk in requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES):
+        def send(chunk: Sequence[Any]) -> list[Any]:
             deadline = monotonic() + self.timeout_s(timeout_ms) if first is None else first.deadline
             task = ItemTask(
                 self._caller, method, policy,
                 items=chunk, request=request, split=splitting(chunk), deadline=deadline, first=first,
             )  # fmt: skip
             self._caller.finish(task)
-            outcomes += task.closed()
-        return outcomes
+            return task.closed()
+
+        self._router.begin()
+        chunks = list(requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
+        if len(chunks) == 1 or method is methods.ENQUEUE:
+            return [outcome for chunk in chunks for outcome in send(chunk)]
+        end_of = (lambda item_id: item_id) if method is methods.DELETE else lambda item: (item.id, item.lease)
+        return one_by_one(chunks, end_of, send)
 
     def anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
         return (Part(self._router.order(last=set(refused.values())), asked),)
+
+
+def one_by_one(
+    chunks: Iterable[Sequence[Any]], end_of: Callable[[Any], Hashable], send: Callable[[Sequence[Any]], Sequence[Any]]
+) -> list[Any]:
+    """Return the outcome of each entry of several requests. A host answers entries of one request that ask for the same
+    end alike; an entry whose `end_of` an earlier request had gets that outcome, unless the earlier entry was wrong."""
+    known: dict[Hashable, Any] = {}
+    outcomes: list[Any] = []
+    for chunk in chunks:
+        ends = [end_of(entry) for entry in chunk]
+        new = [entry for entry, end in zip(chunk, ends, strict=True) if end not in known]
+        answers = iter(send(new) if new else ())
+        found = [known[end] if end in known else next(answers) for end in ends]
+        known.update((end, one) for end, one in zip(ends, found, strict=True) if not isinstance(one, Invalid))
+        outcomes += found
+    return outcomes

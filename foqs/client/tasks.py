@@ -15,7 +15,7 @@ from foqs.client.pool import Busy
 from foqs.client.request_ids import current
 from foqs.client.routes import Part
 from foqs.dedup import Duplicate
-from foqs.errors import FoqsError, NotServed, OutcomeUnknown, item_error, named
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, RequestTooLarge, item_error, named
 from foqs.limits import Limits
 from foqs.second_answer import LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.wire.errors import Unencodable
@@ -152,6 +152,13 @@ class ItemTask:
                     if not waiting[0].asked:
                         waiting.popleft()
                     continue
+                except RequestTooLarge as error:
+                    if len(part.asked) > 1:  # the size of an item may have been estimated too low
+                        half = len(part.asked) // 2
+                        waiting[0] = Part(part.to, part.asked[half:])
+                        waiting.appendleft(Part(part.to, part.asked[:half]))
+                        continue
+                    self._failed_whole(part.asked, error)
                 except Busy as error:
                     if under_way:
                         break
@@ -221,11 +228,11 @@ class ItemTask:
             self.outcomes[i] = unknown(error) if verdict is Verdict.UNKNOWN else error
 
     def _encodable(self, asked: Sequence[int], error: Unencodable) -> list[int]:
-        """Those of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
+        """Return those of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
         good = []
         for i in asked:
             try:
-                encode_struct(self._items[i])
+                encode_struct(self._request([self._items[i]]))
                 good.append(i)
             except Unencodable as own:
                 self.outcomes[i] = own

@@ -45,11 +45,6 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
     return StaleLease("the lease is being ended by another request")
 
 
-def refuse(error: FoqsError) -> Op:
-    """For an entry of a request that is wrong in itself."""
-    return lambda shard, item, waits, now_ms: error
-
-
 def ack(lease: int) -> Op:
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         if not _holds(item, lease):

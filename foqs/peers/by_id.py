@@ -33,6 +33,14 @@ class Kind:
             return idl.DeleteItemsRequest([request.ids[at] for at in group])
         return getattr(idl, f"{self.method}Request")([request.items[at] for at in group], request.ns)
 
+    def sifted(self, request: Any, group: Sequence[int]) -> Any:
+        """As `part`, in the context of `request`: lines of the log about both have one request id."""
+        part = self.part(request, group)
+        if request.context is None:
+            request.context = idl.RequestContext()
+        part.context = request.context
+        return part
+
 
 ACK = Kind("Ack", FORWARDED_ACK)
 NACK = Kind("Nack", ONCE)
@@ -66,7 +74,7 @@ class ForwardedItems(Forwarded):
         call: ItemsCall,
         kind: Kind,
         request: Any,
-        ids: Sequence[int | None],
+        ids: Sequence[int],
         op: Callable[[int], item_ops.Op],
         deadline_ms: int,
     ) -> None:
@@ -82,7 +90,7 @@ class ForwardedItems(Forwarded):
         return self._call.done
 
     def target(self, at: int) -> Target:
-        return target_of(self._exchange, self._ids[at] or 0)
+        return target_of(self._exchange, self._ids[at])
 
     def part(self, group: Sequence[int]) -> Any:
         return self._kind.part(self.origin, group)
@@ -105,7 +113,7 @@ class ForwardedItems(Forwarded):
             if not self.done:
                 self.merge(group, {}, outcomes)
 
-        items = [(self._ids[at] or 0, self._op(at)) for at in group]
+        items = [(self._ids[at], self._op(at)) for at in group]
         here = ItemsCall(len(group), reply, self._call.within)
         ns = getattr(self.origin, "ns", None)
         self._exchange.engine.settle(here, items, ns, now_ms, max(1, self.deadline_ms - now_ms))

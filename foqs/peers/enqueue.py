@@ -60,14 +60,16 @@ class ForwardedEnqueue(Forwarded):
         self._waiting.settled([self._indices[at]], [outcome])
 
     def merge(self, group: Sequence[int], ways: Ways, outcomes: Sequence[Outcome]) -> None:
-        nowhere = all(isinstance(outcome, Unavailable) for outcome in outcomes)
         more = self._tries[group[0]] + 1 < len(self._addresses) and self._exchange.now_ms() < self.deadline_ms
-        if not nowhere or not more:
-            self._waiting.settled([self._indices[at] for at in group], outcomes)
-            return
-        for at in group:
-            self._tries[at] += 1
-            self.add(at)
+        ended: dict[int, Outcome] = {}
+        for at, outcome in zip(group, outcomes, strict=True):
+            if more and isinstance(outcome, Unavailable):  # whatever became of the other entries
+                self._tries[at] += 1
+                self.add(at)
+            else:
+                ended[self._indices[at]] = outcome
+        if ended:
+            self._waiting.settled(list(ended), list(ended.values()))
 
 
 def outcomes_of(response: Any) -> Sequence[int | FoqsError] | None:

@@ -100,7 +100,7 @@ class Forwarder:
     # ------------------------------------------------------------------------------------- requests
 
     def items(
-        self, kind: Kind, request: Any, ids: Sequence[int | None], op: Callable[[int], item_ops.Op], deadline_ms: int,
+        self, kind: Kind, request: Any, ids: Sequence[int], op: Callable[[int], item_ops.Op], deadline_ms: int,
         call: ItemsCall,
     ) -> ForwardedItems | None:  # fmt: skip
         """Return what forwards the entries of `call` that are not served here; `op` as for `ForwardedItems`."""

@@ -225,12 +225,6 @@ def test_keep_drops_all_but_the_first_items(count: int) -> None:
     assert len(intake.items) == len(intake.keys) == len(intake.sizes) == len(intake.indices)
 
 
-def test_an_id_stands_once_in_a_request() -> None:
-    validation.nothing_twice([1, 2, 3])
-    with pytest.raises(Invalid, match=r"^an id stands in the request more than once$"):
-        validation.nothing_twice([1, 2, 1])
-
-
 def test_full_buffers_and_a_stopping_host_refuse() -> None:
     budget = Budget(1_000)
     budget.take(800)

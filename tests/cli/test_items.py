@@ -243,7 +243,16 @@ def test_ids_to_delete_come_from_stdin(client: Client, run: Run) -> None:
     text = f"{ids['ready']}\n\n{hex(ids['leased'])}\n" + run("items", "t", "--state", "delayed").stdout
     run("delete", "-", stdin=text)
     assert remaining(client, "t") == [b"stays"]
-    assert run("delete", "-", stdin="5\nx\n", status=1).stderr.startswith("foqs: line 2: ")
+
+
+def test_a_wrong_line_of_ids_fails_alone(client: Client, run: Run) -> None:
+    first, second = client.enqueue("t", b"a"), client.enqueue("t", b"b")
+    wrong = ["x", "{", '{"topic": "t"}', "[1]", '{"id": true}', str(1 << 64)]
+    done = run("delete", "-", stdin="\n".join([str(first), *wrong, "5", str(first), str(second)]), status=1)
+    said = [(line.get("id"), line["error"], line["message"].partition(":")[0]) for line in lines(done)]
+    assert said == [(None, "INVALID", f"line {at}") for at in range(2, 8)] + [("5", "NOT_FOUND", "line 8")]
+    assert done.stderr == "foqs: 7 of 10 items were not deleted\n"
+    assert remaining(client, "t") == []
 
 
 @pytest.mark.parametrize(

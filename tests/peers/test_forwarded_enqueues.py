@@ -146,10 +146,6 @@ def test_the_next_host_is_asked_when_none_was_stored() -> None:
         (Overloaded("full", 5), [Overloaded] * 2),
         (idl.EnqueueResponse([idl.EnqueueOutcome(7)]), [LostReply] * 2),
         (idl.EnqueueResponse([idl.EnqueueOutcome(7), idl.EnqueueOutcome()]), [int, OutcomeUnknown]),
-        (
-            idl.EnqueueResponse([idl.EnqueueOutcome(7), idl.EnqueueOutcome(None, idl.ItemError(5, "x"))]),
-            [int, Unavailable],
-        ),
     ],
 )
 def test_any_other_answer_ends_a_plain_enqueue(answer: Any, expected: list[type]) -> None:
@@ -158,6 +154,20 @@ def test_any_other_answer_ends_a_plain_enqueue(answer: Any, expected: list[type]
     rig.answer(answer)
     assert [type(outcome) for outcome in outcomes] == expected
     assert not rig.sent
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "expected"),
+    [(idl.EnqueueOutcome(7), 7), (idl.EnqueueOutcome(None, idl.ItemError(1, "wrong")), Invalid)],
+)
+def test_an_item_is_tried_elsewhere_without_its_neighbour(neighbour: Any, expected: Any) -> None:
+    rig = Rig({1: "b"})
+    outcomes = plain(rig, ["b:1", "c:1"])
+    rig.answer(idl.EnqueueResponse([neighbour, idl.EnqueueOutcome(None, idl.ItemError(5, "no healthy shard"))]))
+    (sent,) = rig.sent
+    assert (sent.address, [one.payload for one in sent.request.items]) == ("c:1", [b"2"])
+    rig.answer(idl.EnqueueResponse([idl.EnqueueOutcome(8)]))
+    assert [one if isinstance(one, int) else type(one) for one in outcomes] == [expected, 8]
 
 
 def test_a_plain_enqueue_ends_after_the_last_host() -> None:

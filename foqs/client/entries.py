@@ -1,0 +1,89 @@
+"""The entries of a call for many items. An entry that cannot be sent has its error; the other ones are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
+from typing import Any
+
+from foqs.client.items import ItemSpec, Nack
+from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
+from foqs.ids import MAX_I64, MIN_I64
+
+
+class Entries:
+    """`good` are the entries to send, in order; `errors` has those of the other ones, by their place."""
+
+    __slots__ = ("errors", "good")
+
+    def __init__(self, given: Iterable[Any], entry_of: Callable[[Any], Any]) -> None:
+        """`entry_of` makes an entry of each value that the caller gave. Its error is the outcome of that entry alone."""
+        self.good: list[Any] = []
+        self.errors: dict[int, FoqsError] = {}
+        good = self.good
+        for at, one in enumerate(given):
+            try:
+                good.append(entry_of(one))
+            except Invalid as error:
+                self.errors[at] = error.with_traceback(None)
+            except Exception as error:  # noqa: BLE001 - an object of the caller may raise anything where it is read
+                what = f"an entry of type {type(one).__name__} cannot be read ({type(error).__name__})"
+                self.errors[at] = Invalid(f"{what}: give what the call describes")
+
+    def outcomes(self, of_good: Sequence[Any]) -> list[Any]:
+        """Return the outcome of each entry; `of_good` has those of `good`."""
+        if not self.errors:
+            return list(of_good)
+        left, total = iter(of_good), len(of_good) + len(self.errors)
+        return [self.errors[at] if at in self.errors else next(left) for at in range(total)]
+
+
+def ack(item: Any) -> Any:
+    """Return the AckItem of an item or a lease. Raises Invalid, and AttributeError without an id or a lease."""
+    item_id, lease = item.id, item.lease
+    if type(item_id) is int and type(lease) is int:
+        return idl.AckItem(item_id, lease)
+    return idl.AckItem(whole(item_id, "id"), whole(lease, "lease"))
+
+
+def extension(item: Any, lease_ms: int | None = None, begun: bool | None = None) -> Any:
+    """As `ack`, an ExtendItem."""
+    return idl.ExtendItem(whole(item.id, "id"), whole(item.lease, "lease"), lease_ms, begun)
+
+
+def release(item: Any) -> Nack:
+    """As `ack`, a nack of an item that was not begun."""
+    return Nack(whole(item.id, "id"), whole(item.lease, "lease"), release=True)
+
+
+def nack(given: Any) -> Nack:
+    """Return `given` if each of its fields has its type. Raises Invalid."""
+    if not isinstance(given, Nack):
+        raise Invalid(f"an entry is of type {type(given).__name__}: make a Nack with Nack.of(item, ...)")
+    whole(given.id, "id")
+    whole(given.lease, "lease")
+    if given.delay_ms is not None:
+        whole(given.delay_ms, "delay_ms")
+    if not isinstance(given.metadata, bytes | bytearray | memoryview | None):
+        raise Invalid(f"metadata is of type {type(given.metadata).__name__}: it must be bytes")
+    return given
+
+
+def spec(given: Any) -> ItemSpec:
+    """Return `given` if it is an ItemSpec. Raises Invalid."""
+    if not isinstance(given, ItemSpec):
+        raise Invalid(f"an entry is of type {type(given).__name__}: make an ItemSpec(topic, payload, ...)")
+    return given
+
+
+def whole(value: object, what: str) -> int:
+    """Return an integer of 64 bits. The codec would cut a float. Raises Invalid."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise Invalid(f"{what} is of type {type(value).__name__}: it must be an integer")
+        value = index(value)
+    if not MIN_I64 <= value <= MAX_I64:
+        given = f"is {value}" if value.bit_length() <= 256 else f"has {value.bit_length()} bits"
+        raise Invalid(f"{what} {given}: it must be an integer from {MIN_I64} to {MAX_I64}")
+    return value

@@ -984,7 +984,7 @@ struct LendRequest {
 }
 
 struct LendResponse {
-  /** In the order of the request. */
+  /** In the order of the request. A grant without fields: the question is wrong, or the host does not lend the key. */
   1: list<TokenGrant> tokens,
   /** In the order of the request. */
   2: optional list<SlotGrant> slots,
@@ -1013,7 +1013,7 @@ struct SlotCount {
   2: i64 epoch,
   /** As SlotAsk.number. */
   3: i64 number,
-  /** In the order of the request; -1 where the owner does not know yet. */
+  /** In the order of the request; -1 where the owner does not know yet, and for a wrong key. */
   4: list<i32> leased,
 }
 

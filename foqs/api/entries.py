@@ -78,7 +78,10 @@ def sifted_acks(acks: Any) -> tuple[list[int], list[int], Sifted | None]:
     """Return the ids and the leases of the acks that are carried out, and what `sift` says about the list."""
     ids, leases = ids_and_leases(acks)
     errors: dict[int, FoqsError] = {}
-    if not isinstance(acks, AckColumns):  # which have both fields
+    if type(acks) is AckColumns:  # which have both fields
+        if len(set(ids)) == len(ids):
+            return ids, leases, None
+    else:
         errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
     sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
     return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)

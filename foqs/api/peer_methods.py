@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from foqs.api import validation
 from foqs.api.tenancy import fairness_key
@@ -29,6 +29,8 @@ from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots
 from foqs.throttles.slots import SlotAsk, SlotGrant
+
+T = TypeVar("T")
 
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
@@ -108,30 +110,34 @@ class PeerMethods:
         if not 0 < len(asked) + len(slots_asked) <= _MOST_ASKS:
             count = len(asked) + len(slots_asked)
             raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count}")
-        tokens = [(_throttle_key(token), _lend_ask(token)) for token in asked]
-        slots = [(_throttle_key(ask), _slot_ask(ask)) for ask in slots_asked]
+        tokens = _right(asked, lambda token: (_throttle_key(token), _lend_ask(token)))
+        slots = _right(slots_asked, lambda ask: (_throttle_key(ask), _slot_ask(ask)))
 
         def tokens_lent(grants: list[Grant | None]) -> None:
-            made = [idl.TokenGrant(*(grant or ())) for grant in grants]
-            self._slot_coordinator.lend(slots, partial(slots_lent, made))
+            made = [idl.TokenGrant(*(grant or ())) for grant in _in_places(tokens, len(asked), grants, None)]
+            self._slot_coordinator.lend(list(slots.values()), partial(slots_lent, made))
 
         def slots_lent(made: list[Any], grants: list[SlotGrant | None]) -> None:
-            call.reply(idl.LendResponse(made, [idl.SlotGrant(*(grant or ())) for grant in grants] or None))
+            lent = _in_places(slots, len(slots_asked), grants, None)
+            call.reply(idl.LendResponse(made, [idl.SlotGrant(*(grant or ())) for grant in lent] or None))
 
-        self._coordinator.lend(holder, tokens, tokens_lent)
+        self._coordinator.lend(holder, list(tokens.values()), tokens_lent)
 
     def count_slots(self, call: Call) -> None:
-        keys = [(_throttle_key(key), key.version or 0) for key in _some(call.request.keys, "keys", MOST_COUNTED)]
+        asked = _some(call.request.keys, "keys", MOST_COUNTED)
+        keys = _right(asked, lambda key: (_throttle_key(key), key.version or 0))
         shards = frozenset(call.request.shards or ())
 
         def answer(found: list[ShardCount]) -> None:
-            call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in found]))
+            made = [one._replace(leased=_in_places(keys, len(asked), one.leased, -1)) for one in found]
+            call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in made]))
 
-        self._slot_coordinator.count_here(keys, shards, answer)
+        self._slot_coordinator.count_here(list(keys.values()), shards, answer)
 
     def tell_slots(self, call: Call) -> None:
-        for one in _some(call.request.news, "news", _MOST_ASKS):
-            self._slot_coordinator.hear(_throttle_key(one), one.shard or 0)
+        news = _right(_some(call.request.news, "news", _MOST_ASKS), lambda one: (_throttle_key(one), one.shard or 0))
+        for key, shard in news.values():
+            self._slot_coordinator.hear(key, shard)
         call.reply(idl.TellSlotsResponse())
 
     def count_items(self, call: Call) -> None:
@@ -150,16 +156,44 @@ class PeerMethods:
         asks = request.urgent or ()
         if len(asks) > MOST_ASKED:
             raise Invalid(f"urgent: more than {MOST_ASKED} topics")
-        keys = [(validation.name(one.ns, "ns", _NAMES), validation.name(one.topic, "topic", _NAMES)) for one in asks]
-        self._shares.heard(host, [_shares_of(topic) for topic in topics])
+        keys, shares = _right(asks, _topic_key), _right(topics, _shares_of)
+        self._shares.heard(host, shares.values())
         now_ms = self._now_ms()
-        urgent = [idl.TopicUrgency(*key, most_urgent(self._engine, key, now_ms)) for key in keys]
+        urgent = [idl.TopicUrgency(*key, most_urgent(self._engine, key, now_ms)) for key in keys.values()]
         call.reply(idl.TellSharesResponse(urgent or None))
+
+
+def _right(entries: Sequence[Any], read: Callable[[Any], T]) -> dict[int, T]:
+    """Return what `read` makes of the entries, by their places, without wrong ones: these must not stop the exchange of
+    all keys and topics of a host. Raises Invalid if each entry is wrong."""
+    made: dict[int, T] = {}
+    first: Invalid | None = None
+    for at, entry in enumerate(entries):
+        try:
+            made[at] = read(entry)
+        except Invalid as error:
+            first = first or error
+    if first is not None and not made:
+        raise first
+    return made
+
+
+def _in_places(right: Mapping[int, object], count: int, answers: Sequence[T], missing: T) -> list[T]:
+    """Return an answer for each of `count` entries; `answers` has those of the right ones."""
+    if len(right) == count:
+        return list(answers)
+    found = dict(zip(right, answers, strict=True))
+    return [found.get(at, missing) for at in range(count)]
+
+
+def _topic_key(one: Any) -> TopicKey:
+    """Raises Invalid."""
+    return validation.name(one.ns, "ns", _NAMES), validation.name(one.topic, "topic", _NAMES)
 
 
 def _shares_of(share: Any) -> tuple[TopicKey, list[tuple[str, int]]]:
     """Return (topic, [(fairness key, service)]) of a TopicShare. Raises Invalid."""
-    key = validation.name(share.ns, "ns", _NAMES), validation.name(share.topic, "topic", _NAMES)
+    key = _topic_key(share)
     tenants = share.tenants or ()
     if len(tenants) > MOST_TENANTS:
         raise Invalid(f"tenants: more than {MOST_TENANTS}")

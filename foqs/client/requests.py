@@ -13,7 +13,7 @@ from foqs.client.request_ids import current
 from foqs.client.router import Router
 from foqs.client.routes import Part
 from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.wire.remote_method import RemoteMethod
 
@@ -126,15 +126,23 @@ class Requests:
 def one_by_one(
     chunks: Iterable[Sequence[Any]], end_of: Callable[[Any], Hashable], send: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """Return the outcome of each entry of several requests. A host answers entries of one request that ask for the same
-    end alike; an entry whose `end_of` an earlier request had gets that outcome, unless the earlier entry was wrong."""
-    known: dict[Hashable, Any] = {}
+    """Return the outcome of each entry of several requests, as one request for all of them would give it.
+
+    An entry that an earlier request had is not sent again. Another entry with the same `end_of` is: it may be wrong."""
+    known: dict[Hashable, tuple[Any, Any]] = {}  # by end: the first entry that was not wrong, and its outcome
     outcomes: list[Any] = []
     for chunk in chunks:
-        ends = [end_of(entry) for entry in chunk]
-        new = [entry for entry, end in zip(chunk, ends, strict=True) if end not in known]
+        before = [known.get(end_of(entry)) for entry in chunk]
+        new = [entry for entry, old in zip(chunk, before, strict=True) if old is None or old[0] != entry]
         answers = iter(send(new) if new else ())
-        found = [known[end] if end in known else next(answers) for end in ends]
-        known.update((end, one) for end, one in zip(ends, found, strict=True) if not isinstance(one, Invalid))
-        outcomes += found
+        for entry, old in zip(chunk, before, strict=True):
+            if old is not None and old[0] == entry:
+                outcome = old[1]
+            else:
+                outcome = next(answers)
+                if old is None and not isinstance(outcome, Invalid):
+                    known.setdefault(end_of(entry), (entry, outcome))
+                elif old is not None and old[1] is None and isinstance(outcome, StaleLease | NotFound):
+                    outcome = None  # the earlier entry has ended the lease
+            outcomes.append(outcome)
     return outcomes

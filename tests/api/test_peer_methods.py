@@ -6,7 +6,7 @@ import pytest
 
 from foqs.config.schema import QuotaKeys
 from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
-from foqs.errors import NotServed, Unavailable
+from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.quotas.bucket import TTL_MS
@@ -158,6 +158,43 @@ def test_questions_for_tokens_of_keys_are_checked(ask: tuple[Any, ...], why: str
     assert refused(host, "Lend", holder="h", tokens=[idl.TokenAsk(*ask)]) == why
     assert refused(host, "Lend", tokens=[idl.TokenAsk("n", "api", 1, 5, 0, 0)]) == "holder is missing"
     assert refused(host, "Lend", holder="h", tokens=[]) == "tokens and slots: 1 to 10000 are needed, not 0"
+
+
+def test_a_wrong_question_for_tokens_fails_alone() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}))
+    host.settings.apply(Settings("n", 1, {"throttle.api": '{"per_second": 2}', "throttle.s": '{"concurrency": 2}'}))
+    host.wait(500)
+    host.wait(TTL_MS + 600)
+    asks = [("n", "a*", 1, 1, 0, 0), ("n", "api", 1, 0, 0, 0), ("n", "api", 2, -1, 0, 0)]
+    assert [granted for granted, _, _ in lent(host, *asks)] == [None, 0, None]
+    slots = [idl.SlotAsk("n", key, 1, 1, 1, 0, 0, 1, 0, 0) for key in ("a*", "s", "")]
+    grants = host.ask("Lend", holder="h", slots=slots).slots
+    assert [grant.granted is None for grant in grants] == [True, False, True]
+
+
+def test_a_wrong_key_of_slots_is_skipped() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}))
+    host.settings.apply(Settings("n", 1, {"throttle.s": '{"concurrency": 2}'}))
+    put(host, b"x", throttle_keys=["s"])
+    keys = [idl.SlotKey("n", key, 1) for key in ("s", "a*", "s")]
+    (count,) = host.ask("CountSlots", keys=keys, shards=[1]).shards
+    (alone,) = host.ask("CountSlots", keys=keys[:1], shards=[1]).shards
+    assert count.leased == [alone.leased[0], -1, alone.leased[0]]
+    assert refused(host, "CountSlots", keys=keys[1:2], shards=[1]) == "a throttle key does not end in *"
+    assert (
+        host.ask("TellSlots", news=[idl.SlotNews("n", "a*", 1), idl.SlotNews("n", "s", 1)]) == idl.TellSlotsResponse()
+    )
+    assert refused(host, "TellSlots", news=[idl.SlotNews("n", "a*", 1)]) == "a throttle key does not end in *"
+
+
+def test_a_wrong_topic_of_a_report_is_skipped() -> None:
+    host = OneHost(1, routing=routing_of({1: "a"}))
+    put(host, b"x", priority=3)
+    urgent = [idl.TopicUrgency("n", ""), idl.TopicUrgency("n", "t")]
+    (found,) = host.ask("TellShares", host="b", urgent=urgent, topics=[idl.TopicShare("n", "t", [])]).urgent
+    assert (found.ns, found.topic, found.priority) == ("n", "t", 3)
+    wrong = host.ask("TellShares", host="b", urgent=urgent[:1])
+    assert (type(wrong), str(wrong)) == (Invalid, "topic must have 1 to 255 bytes")
 
 
 # ------------------------------------------------------------------------------------------ CountItems

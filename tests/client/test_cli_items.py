@@ -96,6 +96,56 @@ def test_bad_lines_fail_alone_and_the_command_says_so(foqs, peer):
     assert done.stderr == b"foqs: 1 of 3 items were not enqueued; the first error: " + why + b"\n"
 
 
+WRONG_LEASES = [
+    b"junk", b"{", b"[]", b"{}", b'{"id": "1"}', b'{"lease": "1"}', b'{"id": "x", "lease": "1"}',
+    b'{"id": "1", "lease": null}', b'{"id": "1", "lease": "18446744073709551616"}', b'{"id": 1.5, "lease": 1}',
+    b'{"id": true, "lease": 1}', b'{"id": "1", "lease": []}', b"\xff\xfe", b"[" * 100_000, b"1" * 5_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [("ack",), ("nack", "--release"), ("nack", "--delay-ms", "0")])
+def test_a_wrong_line_of_leases_fails_alone(foqs, peer, command):
+    foqs("enqueue", "--raw", "t", stdin="x\ny\n")
+    first, second = foqs("dequeue", "t", "--count", "2").stdout.splitlines()
+    gone, stale = b'{"id": "9", "lease": "1"}', first.replace(b'"lease": "1001"', b'"lease": "5"')
+    done = foqs(*command, stdin=b"\n".join([first, *WRONG_LEASES, b"", gone, stale, second]))
+    said, last = lines(done), len(WRONG_LEASES) + 1
+    assert [line.get("id") for line in said] == ["1", *[None] * len(WRONG_LEASES), "9", "1", "2"]
+    assert [said[0], said[-1]] == [{"id": "1", "ok": True}, {"id": "2", "ok": True}]
+    assert [line["error"] for line in said[1:last]] == ["INVALID"] * len(WRONG_LEASES)
+    assert [line["message"].startswith(f"line {at}") for at, line in enumerate(said[1:last], 2)] == [True] * (last - 1)
+    ended = "NOT_FOUND" if command == ("ack",) else "STALE_LEASE"
+    refused = [(line["error"], line["message"]) for line in said[last:-1]]
+    assert refused == [("NOT_FOUND", f"line {last + 2}: no"), (ended, f"line {last + 3}: no")]
+    verb = command[0]
+    assert done.stderr == f"foqs: {last + 1} of {last + 3} items were not {verb}ed\n".encode()
+    assert done.returncode == 1
+    assert (peer.acked if verb == "ack" else [one.id for one in peer.nacked]) == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["ack", "nack", "delete"])
+def test_a_line_that_comes_twice_has_one_outcome(foqs, peer, command):
+    """The command sends 500 entries in a request."""
+    count = 300
+    foqs("enqueue", "--raw", "t", stdin="x\n" * count)
+    leased = foqs("dequeue", "t", "--count", str(count)).stdout
+    arguments = ("delete", "-") if command == "delete" else (command,)
+    done = foqs(*arguments, stdin=leased + leased)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [line["ok"] for line in lines(done)] == ([] if command == "delete" else [True] * 2 * count)
+    assert len(peer.acked if command == "ack" else peer.nacked) == (0 if command == "delete" else count)
+    assert len(peer.items) == (count if command == "nack" else 0)
+
+
+def test_a_line_that_cannot_be_read_fails_alone(foqs, peer):
+    wrong = [b"[" * 100_000, b'{"payload_base64": "\xc3\xa9"}', b'{"payload": "\\ud800"}', b'{"payload": 3}', b"\xff"]
+    done = foqs("enqueue", "t", stdin=b"\n".join([b'{"payload": "a"}', *wrong, b'{"payload": "b"}']))
+    assert [list(line) for line in lines(done)] == [["id"], *[["error", "message"]] * 5, ["id"]]
+    assert [item.payload for item in peer.items.values()] == [b"a", b"b"]
+    assert b"foqs: 5 of 7 items were not enqueued; the first error: line 2: not JSON" in done.stderr
+    assert done.returncode == 1
+
+
 def test_the_error_of_a_number_out_of_range_names_line_and_range(foqs, peer):
     done = foqs("enqueue", "t", stdin='{"priority": 1}\n\n{"priority": 99999999999}\n{"ttl_ms": 1e3}\n')
     assert done.returncode == 1

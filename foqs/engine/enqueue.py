@@ -57,16 +57,43 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     if chunk.request.done:
         return
     shard = choose(state, chunk, now_ms)
-    host = state.config.host
-    if shard is None or not state.budget.fits(0, host.input_share + 0.3):
+    share = state.config.host.input_share + 0.3
+    if shard is None or not state.budget.fits(0, share):
         healthy = [shard for shard in state.serving if shard.takes_new and shard.healthy(now_ms)]
-        chunk.request.refused(chunk.indices, _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms))
+        error = _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms)
+        left = _place_known(state, chunk, healthy) if state.budget.fits(0, share) else chunk
+        if left.items:
+            chunk.request.refused(left.indices, error)
         return
+    _put(state, shard, chunk)
+
+
+def _put(state: State, shard: Shard, chunk: Chunk) -> None:
     shard.chunks.append(chunk)
     shard.chunk_rows += len(chunk.items)
     if not state.dirty:  # `touch`
         state.wake()
     state.dirty[shard] = None
+
+
+def _place_known(state: State, chunk: Chunk, healthy: Sequence[Shard]) -> Chunk:
+    """Give the items whose lanes a shard with room has to such a shard, because no shard takes all lanes of `chunk`.
+    Return the items that are left: an item of a new lane must not fail those before and behind it."""
+    parts: list[tuple[Shard, Chunk]] = []
+    left = chunk
+    for shard in healthy:
+        if shard.chunk_rows + len(shard.changes) >= shard.config.pending_rows:
+            continue
+        known = [at for at, key in enumerate(left.keys) if key in shard.lanes]
+        if known:
+            parts.append((shard, left.part(known)))
+            left = left.part([at for at, key in enumerate(left.keys) if key not in shard.lanes])
+    request = chunk.request
+    if parts and isinstance(request, EnqueueCall):
+        request.chunks = [one for one in request.chunks if one is not chunk] + [part for _, part in parts]
+    for shard, part in parts:
+        _put(state, shard, part)
+    return left
 
 
 def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:

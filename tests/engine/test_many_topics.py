@@ -9,6 +9,7 @@ import pytest
 from foqs.engine import consumers, enqueue, item_ops
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.state import Callbacks
+from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
@@ -247,6 +248,41 @@ def test_a_topic_too_many_is_refused_in_words() -> None:
     (refused,) = outcomes
     assert str(refused) == f"each shard of the host {FULL}"
     assert refused.retry_after_ms == enqueue.RETRY_MS
+
+
+def enqueue_all(lab: Laboratory, keys: list[TopicKey]) -> tuple[EnqueueCall, list[Any]]:
+    """Give an enqueue of an item for each of `keys`. The outcomes come later."""
+    outcomes: list[Any] = []
+    call = EnqueueCall(len(keys), outcomes.extend)
+    items = [NewItem(b"x", None, None, 0, lab.now_ms, 0, lab.now_ms, 0, 0, 1) for _ in keys]
+    lab.engine.enqueue(call, range(len(keys)), items, keys, [1] * len(keys), lab.now_ms, 5_000)
+    return call, outcomes
+
+
+def test_a_topic_too_many_fails_no_other_item_of_its_request() -> None:
+    """Each shard has topics that the other one does not have."""
+    lab = crowded(1, 2)
+    for number, topics in ((1, TOPICS[:100]), (2, TOPICS[100:200])):
+        lab.engine.serving = [lab.engine.shards[number]]
+        fill(lab, topics)
+    lab.engine.serving = list(lab.engine.shards.values())
+    _, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300], TOPICS[101], TOPICS[301], TOPICS[2]])
+    lab.settle()
+    assert [isinstance(one, int) and shard_of(one) for one in outcomes] == [1, False, 2, False, 1]
+    assert {str(one) for one in outcomes[1::2]} == {f"each shard of the host {FULL}"}
+
+
+def test_items_beside_a_topic_too_many_time_out_by_themselves() -> None:
+    lab = crowded(1)
+    fill(lab, TOPICS[:100])
+    call, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300]])
+    ((shard, batch),) = lab.send()
+    call.timed_out(lab.engine.shards)
+    assert [type(one) for one in outcomes] == [OutcomeUnknown, Overloaded]
+    lab.arrive(shard, batch)
+    late, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300]])
+    late.timed_out(lab.engine.shards)
+    assert [type(one) for one in outcomes] == [Unavailable, Overloaded]
 
 
 def test_a_topic_too_many_with_a_key_is_refused_in_words() -> None:

@@ -78,7 +78,7 @@ def test_a_life_through_a_host_without_shards(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
 def test_a_batch_over_all_hosts_is_answered_in_order(cluster: Cluster, method: str) -> None:
-    """Items of this host and of other hosts, stale leases, and ids of shards that do not exist."""
+    """Items of this host and of other hosts, stale leases, leases that come twice, and ids of no shard."""
     a, b, _ = three(cluster)
     here, there = held_at(cluster, a, *[b""] * 3), held_at(cluster, b, *[b""] * 3)
     before = a.counters.forwarded  # to see the leases
@@ -92,6 +92,9 @@ def test_a_batch_over_all_hosts_is_answered_in_order(cluster: Cluster, method: s
         (here[1].id, here[1].lease + 1, Code.STALE_LEASE),
         (there[2].id, there[2].lease, 0),
         (here[2].id, here[2].lease, 0),
+        (there[0].id, there[0].lease, 0),
+        (here[2].id, here[2].lease, 0),
+        (77 << 48 | 1, 5, Code.NOT_FOUND),
     ]
     wire = cluster.wire(a)
     expected = [code for _, _, code in cases]
@@ -104,7 +107,7 @@ def test_a_batch_over_all_hosts_is_answered_in_order(cluster: Cluster, method: s
     assert a.counters.forwarded == before + 1
 
 
-def test_entries_that_are_wrong_are_refused_by_the_owner(cluster: Cluster) -> None:
+def test_entries_that_are_wrong_are_refused(cluster: Cluster) -> None:
     a, b, _ = three(cluster)
     (item,) = held_at(cluster, b, b"")
     wire = cluster.wire(a)

@@ -90,7 +90,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     `dedup_key` it is asked again, and stored once.
 
     Methods for one item raise its error; `*_many` return one outcome per item, in order, and raise nothing:
-    a request that fails as a whole is the outcome of each of its items.
+    a request that fails as a whole is the outcome of each of its items. An entry that cannot be sent is `Invalid`, and
+    the other ones are sent. A lease that comes twice has one outcome, twice.
     """
 
     def __init__(

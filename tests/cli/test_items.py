@@ -223,6 +223,24 @@ def test_listed_items_are_copied_with_their_delay(client: Client, run: Run) -> N
     assert "line 1: no item that foqs wrote" in lines(done)[0]["message"]
 
 
+# ------------------------------------------------------------------------------------------------- ending leases
+
+
+@pytest.mark.parametrize(
+    ("options", "left"), [(["ack"], 0), (["nack", "--release"], 300), (["nack", "--delay-ms", "60000"], 300)]
+)
+def test_lines_that_come_twice_or_are_wrong(client: Client, run: Run, options: list[str], left: int) -> None:
+    """The command sends 500 lines in a request."""
+    client.enqueue_many([ItemSpec("t", b"x")] * 300)
+    leases = run("dequeue", "t", "--count", "300", "--wait-ms", "20000").stdout
+    done = run(*options, stdin=f"{leases}wrong\n{leases}", status=1)
+    said = lines(done)
+    assert [line.get("ok") for line in said] == [True] * 300 + [None] + [True] * 300
+    assert (said[300]["error"], said[300]["message"][:8]) == ("INVALID", "line 301")
+    assert done.stderr == f"foqs: 1 of 601 items were not {options[0]}ed\n"
+    assert len(remaining(client, "t")) == left
+
+
 # ------------------------------------------------------------------------------------------------- deleting
 
 

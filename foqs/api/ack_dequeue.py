@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
+from foqs.wire.columns import are_distinct, ids_and_leases
 from foqs.wire.struct_writer import encode_struct
 
 
@@ -80,13 +81,16 @@ class AckDequeue:
     def ack_and_dequeue(self, call: Call) -> None:
         """Check both parts, then carry out the acks. Raises Invalid."""
         request, limits = call.request, self._items.limits
-        if request.acks:
-            validation.counted(request.acks, "acks", limits.request_items)
-        ids, leases, sifted = sifted_acks(request.acks or ())
+        ids, leases = ids_and_leases(request.acks)
+        has_acks, sifted = bool(ids), None
+        if has_acks:
+            validation.counted(ids, "acks", limits.request_items)
+            if not are_distinct(request.acks, ids):
+                ids, leases, sifted = sifted_acks(request.acks, ids, leases)
         now_ms = self._now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(dequeue, now_ms)
-        if not request.acks:
+        if not has_acks:
             self._dequeue(dequeue, waiting, wait_ms)
             return
         timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
@@ -97,8 +101,8 @@ class AckDequeue:
             acked([])
 
     def _ack(
-        self, request: Any, ids: list[int], leases: list[int], sifted: Sifted | None, now_ms: int, timeout_ms: int,
-        acked: Callable[[list[FoqsError | None]], None],
+        self, request: Any, ids: Sequence[int], leases: Sequence[int], sifted: Sifted | None,
+        now_ms: int, timeout_ms: int, acked: Callable[[list[FoqsError | None]], None],
     ) -> None:  # fmt: skip
         """Call `acked` with the outcomes of `ids` when each of them has one."""
         if request.context is None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from foqs.engine.item_ops import Op
 from foqs.errors import FoqsError, Invalid
-from foqs.wire.columns import AckColumns, ids_and_leases
+from foqs.wire.columns import AckColumns
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def sift(
 
     `errors` are those of entries that are wrong in themselves. Entries with one `end_of` ask for the same end; by
     default those with one id."""
-    if not errors and len(set(ids)) == len(ids):  # one pass in C: each plain request comes here
+    if not errors and len(set(ids)) == len(ids):
         return None
     first: dict[Hashable, int] = {}
     places: list[int] = []
@@ -74,14 +74,10 @@ def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[in
     return ids, ops, errors
 
 
-def sifted_acks(acks: Any) -> tuple[list[int], list[int], Sifted | None]:
+def sifted_acks(acks: Sequence[Any], ids: list[int], leases: list[int]) -> tuple[list[int], list[int], Sifted | None]:
     """Return the ids and the leases of the acks that are carried out, and what `sift` says about the list."""
-    ids, leases = ids_and_leases(acks)
     errors: dict[int, FoqsError] = {}
-    if type(acks) is AckColumns:  # which have both fields
-        if len(set(ids)) == len(ids):
-            return ids, leases, None
-    else:
+    if not isinstance(acks, AckColumns):  # which have both fields
         errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
     sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
     return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)

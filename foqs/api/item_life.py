@@ -29,6 +29,7 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
+from foqs.wire.columns import are_distinct, ids_and_leases
 
 _LIMITED_MS = 100
 """A worker without room for more items asks again after this time."""
@@ -157,7 +158,8 @@ class ItemLife:
         if not taken.items or forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
             return
         timeout_ms = max(1, deadline_ms - now_ms)
-        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, taken.weights)
+        weights = taken.weights if taken.weighed else None
+        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights)
 
     def dequeue(self, call: Call) -> None:
         validation.refuse_when_draining(self._engine.draining)
@@ -243,8 +245,12 @@ class ItemLife:
         return any(key in limits and not room(key, limits[key], worker) for key, _ in wants)
 
     def ack(self, call: Call) -> None:
-        given = validation.counted(call.request.items, "items", self.limits.request_items)
-        ids, leases, sifted = sifted_acks(given)
+        given = call.request.items
+        ids, leases = ids_and_leases(given)
+        validation.counted(ids, "items", self.limits.request_items)
+        sifted = None
+        if not are_distinct(given, ids):
+            ids, leases, sifted = sifted_acks(given, ids, leases)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         if (begun := self._begin(call, idl.AckResponse, by_id.ACK, ids, op, sifted)) is not None:
             waiting, ns, now_ms, timeout_ms = begun

@@ -118,8 +118,8 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "_weighed",
-        "bounded", "errors", "hooked", "indices", "items", "keyed", "keys", "sizes",
+        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded",
+        "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -142,11 +142,13 @@ class Intake:
         self._keys: dict[str, LaneKey] = {}
         self._asked: dict[tuple[Any, ...], LaneKey] = {}  # by the fields of specs that say which lane an item is in
         self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain
-        self._weighed: dict[int, tuple[LaneKey, int]] = {}  # by index: the weight that an item brings
         self.items: list[NewItem] = []
         self.keys: list[LaneKey] = []
         self.indices: list[int] = []
         self.sizes: list[int] = []
+        self.weighed: dict[
+            int, tuple[LaneKey, int]
+        ] = {}  # by index: the lane of an item, and the weight that it brings
         self.keyed: list[Keyed] = []  # items with a deduplication key; they are not in `items`
         self.errors: dict[int, FoqsError] = {}
 
@@ -162,10 +164,8 @@ class Intake:
 
     @property
     def weights(self) -> dict[LaneKey, int] | None:
-        """The weights that `items` bring, as in `Chunk`."""
-        if not self._weighed:
-            return None
-        return dict(self._weighed[index] for index in self.indices if index in self._weighed) or None
+        """The weights that `items` bring, as in `Chunk`; None where `weighed` is empty."""
+        return dict(self.weighed[index] for index in self.indices if index in self.weighed) or None
 
     def _take_columns(self, specs: SpecColumns) -> bool:
         """Take all items at once. False when the first is refused, or a payload is too large."""
@@ -192,7 +192,7 @@ class Intake:
         self.keys = self.keys * count if tenants is None else self._lanes(specs.first, tenants)
         self.indices, self.sizes = list(range(count)), sizes
         if weight := specs.first.weight:
-            self._weighed = {index: (lane, weight) for index, lane in enumerate(self.keys)}
+            self.weighed = {index: (lane, weight) for index, lane in enumerate(self.keys)}
         return True
 
     def amend(self, specs: Sequence[Any], changed: Container[int]) -> None:
@@ -301,7 +301,7 @@ class Intake:
         if known is None:
             known = self._asked[asked] = self._lane(plain, *tenancy(spec, self._limits))
         if weight:
-            self._weighed[index] = known, weight
+            self.weighed[index] = known, weight
         return known
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:

@@ -65,10 +65,6 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
         if left.items:
             chunk.request.refused(left.indices, error)
         return
-    _put(state, shard, chunk)
-
-
-def _put(state: State, shard: Shard, chunk: Chunk) -> None:
     shard.chunks.append(chunk)
     shard.chunk_rows += len(chunk.items)
     if not state.dirty:  # `touch`
@@ -92,7 +88,9 @@ def _place_known(state: State, chunk: Chunk, healthy: Sequence[Shard]) -> Chunk:
     if parts and isinstance(request, EnqueueCall):
         request.chunks = [one for one in request.chunks if one is not chunk] + [part for _, part in parts]
     for shard, part in parts:
-        _put(state, shard, part)
+        shard.chunks.append(part)
+        shard.chunk_rows += len(part.items)
+        state.touch(shard)
     return left
 
 

@@ -69,7 +69,7 @@ def test_a_batch_of_acks_answers_item_by_item(wire: Wire, topic: str) -> None:
 
 @pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
 def test_requests_that_are_wrong_as_a_whole(wire: Wire, topic: str, method: str) -> None:
-    """Nothing, too much, an id twice, a bad namespace."""
+    """Nothing, too much, a bad namespace."""
     item = held(wire, topic)
     entry = {"Ack": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}.get(method)
     field = "ids" if entry is None else "items"
@@ -77,7 +77,7 @@ def test_requests_that_are_wrong_as_a_whole(wire: Wire, topic: str, method: str)
     def entries(ids: list[int]) -> list[Any]:
         return ids if entry is None else [entry(item_id, item.lease) for item_id in ids]
 
-    wrong: list[dict[str, Any]] = [{field: None}, {field: []}, {field: entries([item.id, 5, item.id])}]
+    wrong: list[dict[str, Any]] = [{field: None}, {field: []}]
     wrong.append({field: entries(list(range(1, 10_002)))})
     if entry is not None:
         wrong += [{field: entries([item.id]), "ns": name} for name in ("", "a\n", b"\xff", "n" * 256)]
@@ -87,6 +87,24 @@ def test_requests_that_are_wrong_as_a_whole(wire: Wire, topic: str, method: str)
         assert refused.value.code == Code.INVALID
     assert len(wire.ask(method, **{field: entries(list(range(1, 10_001)))}).outcomes) == 10_000
     assert wire.ack(item) == [0]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "with a written lease"])
+@pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
+def test_entries_that_are_wrong_or_come_twice(wire: Wire, topic: str, method: str, late: bool) -> None:
+    items = [held(wire, topic) for _ in range(2)]
+    if late:
+        assert len(wire.listed(topic, state=State.LEASED)) == 2
+    first, second = [(item.id, item.lease) for item in items]
+    if method == "DeleteItems":
+        assert wire.delete(first[0], second[0], first[0], 5, 5) == [0, 0, 0, Code.NOT_FOUND, Code.NOT_FOUND]
+        return
+    entry = {"Ack": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}[method]
+    wrong = [entry(None, 5), entry(first[0], None)]
+    stale = entry(second[0], second[1] + 1)
+    asked = [entry(*first), *wrong, stale, entry(*second), entry(*first), stale]
+    invalid, other = Code.INVALID, Code.STALE_LEASE
+    assert wire.settle(method, asked) == [0, invalid, invalid, other, 0, 0, other]
 
 
 def test_another_namespace_is_not_found(wire: Wire, topic: str) -> None:

@@ -222,7 +222,12 @@ struct ItemSpec {
    * shard. Weights in the settings come first. Default: no change; 1 at first.
    */
   14: optional i32 weight,
-  // 15: rules   16-20: retry and dead-letter policy
+  // 15: rules   16, 17, 19, 20: retry and dead-letter policy
+  /**
+   * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends on no
+   * clock but the server's. At most 366 days ahead. A time in the past is a TTL of 1 ms.
+   */
+  18: optional i64 expires_at_ms,
 }
 
 /** UNAVAILABLE items: with a fairness key, throttle keys or a weight, while a host of an older version lives. */
@@ -805,6 +810,8 @@ struct GetServerInfoResponse {
   3: optional map<i32, i64> shard_rows,
   /** By shard that this host serves: items in any state, counted up to a second ago. Set with count_items. */
   4: optional map<i32, i64> shard_items,
+  /** Epoch milliseconds: the host's clock, which follows its databases' clocks. All times of items are by it. */
+  5: optional i64 now_ms,
 }
 
 /** The host that serves a shard. */

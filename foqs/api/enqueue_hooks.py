@@ -67,4 +67,4 @@ def set_fields(spec: Any, result: EnqueueResult) -> None:
     if result.delay_ms is not None:
         spec.delay_ms, spec.deliver_after_ms = result.delay_ms, None
     if result.ttl_ms is not None:
-        spec.ttl_ms = result.ttl_ms
+        spec.ttl_ms, spec.expires_at_ms = result.ttl_ms, None

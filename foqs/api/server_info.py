@@ -1,4 +1,4 @@
-"""GetServerInfo: the host's version, its limits, and how much its shards have done and hold."""
+"""GetServerInfo: the host's version, its limits, its clock, and how much its shards have done and hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Info:
     def server_info(self, call: Call) -> None:
         rows = {shard.number: shard.rows_changed for shard in self._engine.serving}
         items = self._count() if call.request.count_items else None
-        call.reply(idl.GetServerInfoResponse(__version__, {**self._limits().as_map(), **FIXED}, rows, items))
+        limits = {**self._limits().as_map(), **FIXED}
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, self._now_ms()))
 
     def _count(self) -> Mapping[int, int]:
         now_ms = self._now_ms()

@@ -31,7 +31,7 @@ def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:
         made.delivery = policy.delivery
     if spec.lease_ms is None and policy.lease_ms is not None:
         made.lease_ms = min(max(policy.lease_ms, limits.lease_min_ms), limits.lease_max_ms)
-    if spec.ttl_ms is None and policy.ttl_ms is not None:
+    if spec.ttl_ms is None and spec.expires_at_ms is None and policy.ttl_ms is not None:
         made.ttl_ms = min(policy.ttl_ms, limits.ttl_max_ms)
     if spec.delay_ms is None and spec.deliver_after_ms is None:
         made.delay_ms = min(policy.delay_ms, limits.delay_max_ms)

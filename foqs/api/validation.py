@@ -219,8 +219,8 @@ class Intake:
             item.priority = spec.priority
             item.due_ms = self._due_ms(spec)
             item.deliver_after_ms = item.due_ms or self._now_ms
-            if spec.ttl_ms is not None:
-                item.expires_at_ms = self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, self._limits.ttl_max_ms, 0)
+            if spec.ttl_ms is not None or spec.expires_at_ms is not None:
+                item.expires_at_ms = self._expires_at_ms(spec)
             if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
                 return self._tenant(index, self._keys[topic], spec)
         except FoqsError as error:
@@ -275,8 +275,8 @@ class Intake:
         lease_ms = expires_at_ms = 0
         if spec.lease_ms is not None:
             lease_ms = within(spec.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
-        if spec.ttl_ms is not None:
-            expires_at_ms = now_ms + within(spec.ttl_ms, "ttl_ms", 1, limits.ttl_max_ms, 0)
+        if spec.ttl_ms is not None or spec.expires_at_ms is not None:
+            expires_at_ms = self._expires_at_ms(spec)
         after_ms = due_ms or now_ms
         if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
             key = self._tenant(index, key, spec)
@@ -342,6 +342,19 @@ class Intake:
         if at_ms - self._now_ms > most:
             raise Invalid(f"deliver_after_ms is more than {most} ms ahead")
         return int(at_ms) if at_ms > self._now_ms else 0
+
+    def _expires_at_ms(self, spec: Any) -> int:
+        """Return when the TTL of an item ends, which has one."""
+        at_ms, most = spec.expires_at_ms, self._limits.ttl_max_ms
+        if at_ms is None:
+            return self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, most, 0)
+        if spec.ttl_ms is not None:
+            raise Invalid("both expires_at_ms and ttl_ms are given")
+        if at_ms < self._now_ms // 100:  # it may be a time in seconds
+            raise Invalid(f"expires_at_ms is {at_ms}: it must be Unix epoch milliseconds")
+        if at_ms - self._now_ms > most:
+            raise Invalid(f"expires_at_ms is more than {most} ms ahead")
+        return max(int(at_ms), self._now_ms + 1)  # scans of TTLs look for no earlier time
 
 
 def refuse_when_full(budget: Budget, share: float, retry_after_ms: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -71,6 +73,17 @@ class Connection:
             routing=False,
             on_retry=_say_retry,
         )
+
+
+def server_clock(client: Client) -> Callable[[], int]:
+    """Return a function for the time of the server's clock (Unix epoch, milliseconds). The machine's own clock may be
+    hours off. The first call asks the server, later calls count from its answer."""
+
+    @cache
+    def anchor_ms() -> float:
+        return client.server_info().now_ms - monotonic() * 1000
+
+    return lambda: int(anchor_ms() + monotonic() * 1000)
 
 
 def stdin_lines(what: str) -> Iterator[tuple[int, bytes]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from time import time
 from typing import Annotated, NamedTuple
 
 import typer
@@ -69,7 +68,7 @@ def list_dead(
             for group in groups:
                 write_line(_json(group))
         elif groups:
-            _print(groups_table(groups, int(time() * 1000)))
+            _print(groups_table(groups, client.server_info().now_ms))
         else:
             print(_none(client, topic, connection))
     if found.missing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from time import time
 from typing import Annotated, Any
 
 import typer
@@ -39,15 +38,17 @@ def explain(
     The reasons are in the order in which they have to end. "until" is when one ends by itself.
     """
     number = None if topic else _id(what)
+    in_table = sys.stdout.isatty() and not as_json
     with connection.client() as client:
         found = client.explain_topic(what) if number is None else client.explain(number)
-    if as_json or not sys.stdout.isatty():
+        now_ms = client.server_info().now_ms if in_table and found.reasons else 0
+    if not in_table:
         write_line(shown(found))
         return
     subject = f"topic {name(what)}" if number is None else f"item {number}"
     print(headline(subject, found))
     if found.reasons:
-        Console(markup=False, highlight=False, emoji=False).print(reasons_table(found, int(time() * 1000)))
+        Console(markup=False, highlight=False, emoji=False).print(reasons_table(found, now_ms))
 
 
 def headline(subject: str, found: Explanation) -> str:

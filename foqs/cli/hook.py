@@ -22,7 +22,10 @@ from foqs.client.json_lines import spec_of_line
 from foqs.shardmgr.change import name
 
 _SAMPLE_TOPIC = "sample"
-_FIELDS = ("topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms")
+_FIELDS = (
+    "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
+    "expires_at_ms",
+)  # fmt: skip
 """Fields of an item that a script reads or sets."""
 _SCRIPT, _TOPIC = "script.", "topic."
 

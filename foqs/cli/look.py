@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from itertools import islice
-from time import time
 from typing import Annotated
 
 import typer
@@ -69,16 +68,17 @@ def topics(
                 write_line({key: value for key, value in topic._asdict().items() if value is not None})
             return
         rows = list(found)
+        now_ms = client.server_info().now_ms if rows else 0
     if not rows:
         where = "" if all_namespaces else f" in namespace {name(connection.namespace)}"
         print(f"no topic{where} has items" if all_states else f"no topic{where} has ready items; try --all")
         return
-    _print(topics_table(rows, int(time() * 1000), all_states=all_states))
+    _print(topics_table(rows, now_ms, all_states=all_states))
 
 
 def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool) -> Table:
-    """Return a row for each topic; "oldest" is the longest time that a ready item may have
-    waited."""
+    """Return a row for each topic; "oldest" is the longest time that a ready item may have waited. `now_ms` is the
+    server's time."""
     states = ("ready", "delayed", "leased") if all_states else ("ready",)
     headers = ("namespace", "topic", *states, "oldest", "hosts")
     table = plain_table(*headers, numbers=(*states, "oldest"), folded=("namespace", "topic", "hosts"))
@@ -122,17 +122,19 @@ def items(
             return
         assert most is not None
         rows = list(islice(found, most + 1))
+        now_ms = client.server_info().now_ms if rows else 0
     if not rows:
         what = "items" if state is None else f"{state.value} items"
         print(f"topic {name(topic)} in namespace {name(connection.namespace)} has no {what}")
         return
-    _print(items_table(rows[:most], int(time() * 1000)))
+    _print(items_table(rows[:most], now_ms))
     if len(rows) > most:
         print(f"foqs: these are the first {most:,} items; --limit shows more", file=sys.stderr)
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:
-    """Return a row for each item. Failures, fairness keys and throttle keys have a column each if an item has one."""
+    """Return a row for each item. Failures, fairness keys and throttle keys have a column each if an item has one.
+    `now_ms` is the server's time."""
     texts = {
         "fairness key": [name(_keys_of(one).fairness_key or "-") for one in items],
         "throttle keys": [" ".join(map(name, _keys_of(one).throttle_keys)) or "-" for one in items],

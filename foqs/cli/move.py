@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import time
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from foqs.cli.consume import say_why_empty
 from foqs.cli.errors import fail
 from foqs.cli.progress import counting
 from foqs.client import Client, Duplicate, FoqsError, Item, Items, ItemSpec, NotFound, StaleLease
-from foqs.client.copies import copy_key, is_there, job_of, store_copies, ttl_left_ms
+from foqs.client.copies import copy_key, is_there, job_of, store_copies
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
 
@@ -46,7 +45,7 @@ def move(
     """Move ready items to another topic of the namespace.
 
     The command leases items from FROM, stores a copy of each in TO, and acks the item when its copy is stored. A copy
-    has a new id; it keeps payload, headers, metadata, priority, delivery, fairness key, throttle keys and the rest of a
+    has a new id; it keeps payload, headers, metadata, priority, delivery, fairness key, throttle keys and the end of a
     TTL, and its attempts begin at 0. Dead letters have their keys in the failure, and only `foqs dead redrive` returns
     them to these. Delayed and leased items stay in FROM; `foqs spark move` moves delayed ones and selects items.
 
@@ -148,11 +147,10 @@ class Move:
         return lines
 
     def _batch(self, items: list[Item]) -> None:
-        now_ms = int(time() * 1000)
         for item in items:
             if item.at_most_once:  # its copy may be stored from now on: given back, it could be delivered twice
                 del self._held[item.id]
-        copies, failed = store_copies({item.id: self._copy(item, now_ms) for item in items}, self._client)
+        copies, failed = store_copies({item.id: self._copy(item) for item in items}, self._client)
         self.errors += list(failed.values())[:1]
         for item in items:
             if (error := failed.get(item.id)) is None:
@@ -164,18 +162,18 @@ class Move:
                 self._held[item.id] = item
         self._ack([item for item in items if item.id in copies and self._may_go(item, copies[item.id])])
 
-    def _copy(self, item: Item, now_ms: int) -> ItemSpec:
+    def _copy(self, item: Item) -> ItemSpec:
         return ItemSpec(
             self._target,
             item.payload,
             metadata=item.metadata,
             headers=item.headers,
             priority=item.priority,
-            ttl_ms=ttl_left_ms(item.expires_at_ms, now_ms),
             delivery=item.delivery,
             dedup_key=copy_key("move", self._job, item.id, item.enqueued_at_ms),
             fairness_key=item.fairness_key or None,
             throttle_keys=item.throttle_keys or None,
+            expires_at_ms=item.expires_at_ms,
         )
 
     def _may_go(self, item: Item, copy: int) -> bool:

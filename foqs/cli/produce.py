@@ -7,12 +7,11 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from time import time
 from typing import Annotated
 
 import typer
 
-from foqs.cli.connection import BATCH_ITEMS, Connection, stdin_lines, write_line
+from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.progress import reading
 from foqs.client import Duplicate, FoqsError, ItemOptions, ItemSpec, Producer
@@ -62,12 +61,12 @@ def enqueue(
     """Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items.
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
-    lease_ms, ttl_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a list), weight, and
-    delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
+    lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
+    list), weight, and delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
-    payload, headers, metadata, priority, delivery, fairness key, throttle keys, a time in the future and the rest of
-    the TTL.
+    payload, headers, metadata, priority, delivery, fairness key, throttle keys, time and end of the TTL. A time that
+    has passed means now, and a copy whose TTL is over is removed at once.
 
     For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
@@ -91,7 +90,7 @@ def enqueue(
 
     def spec(line: bytes) -> ItemSpec:
         if copy:
-            return copy_of_line(line, topic=topic, now_ms=int(time() * 1000), **options)
+            return copy_of_line(line, topic=topic, now_ms=now_ms, **options)
         if raw:
             return ItemSpec(topic or "", line.removesuffix(b"\n"), **options)
         return spec_of_line(line, topic=topic or "", **options)
@@ -111,6 +110,7 @@ def enqueue(
         Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
         reading(sys.stdin.buffer) as advance,
     ):
+        now_ms = server_clock(client)
         for number, line in stdin_lines("payloads" if raw else "items as JSON"):
             advance(len(line))
             if not raw and not line.strip():

@@ -31,11 +31,6 @@ def copy_key(verb: str, job: str, item_id: int, enqueued_at_ms: int) -> str:
     return f"{verb}:{job}:{item_id}:{enqueued_at_ms}"
 
 
-def ttl_left_ms(expires_at_ms: int | None, now_ms: int) -> int | None:
-    """Return the TTL of a copy: it expires with its source."""
-    return None if expires_at_ms is None else max(1, expires_at_ms - now_ms)
-
-
 def store_copies(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, int], dict[int, FoqsError]]:
     """Store copies with dedup keys. Return the id of each by that of its source (a Duplicate if the key was known), and
     the errors of the rest.

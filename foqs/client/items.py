@@ -42,6 +42,8 @@ class ItemOptions(TypedDict, total=False):
     deliver_after_ms  the same as Unix epoch milliseconds; not both
     lease_ms          duration of the lease a consumer gets that does not ask for one
     ttl_ms            duration: the item is removed this long after the enqueue, unless it is leased then
+    expires_at_ms     the same as Unix epoch milliseconds of the server's clock, such as `Item.expires_at_ms`; not both.
+                      A time in the past is a TTL of 1 ms
     metadata          small opaque state that a nack may replace
     headers           fixed text pairs
     delivery          default `Delivery.AT_LEAST_ONCE`
@@ -57,6 +59,7 @@ class ItemOptions(TypedDict, total=False):
     deliver_after_ms: int | None
     lease_ms: int | None
     ttl_ms: int | None
+    expires_at_ms: int | None
     metadata: bytes | None
     headers: Mapping[str, str] | None
     delivery: Delivery
@@ -90,6 +93,7 @@ class ItemSpec:
     fairness_key: str | None = None
     throttle_keys: Sequence[str] | None = None
     weight: int | None = None
+    expires_at_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters."""
@@ -318,10 +322,12 @@ class Released(NamedTuple):
 
 
 class ServerInfo(NamedTuple):
-    """`limits` by name: payload_bytes, request_items, lease_max_ms, ..."""
+    """`limits` by name: payload_bytes, request_items, lease_max_ms, ... `now_ms` is the time of the server's clock,
+    Unix epoch milliseconds. All times of items are by that clock."""
 
     version: str
     limits: dict[str, int]
+    now_ms: int
 
 
 def counts_of(topics: str | Sequence[str] | Mapping[str, int], count: int) -> Mapping[str, int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any, Unpack
 
-from foqs.client.copies import ttl_left_ms
 from foqs.client.items import Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
 
-_INTEGERS = {"priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "weight"}
+_INTEGERS = {"priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "expires_at_ms", "weight"}
 _PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle_keys"}
 _SHOWN = 40
 """Characters of a value in an error."""
@@ -25,20 +25,21 @@ def spec_of_line(line: bytes, *, topic: str, **defaults: Unpack[ItemOptions]) ->
     return _spec(_object(line), topic, defaults)
 
 
-def copy_of_line(line: bytes, *, topic: str | None, now_ms: int, **defaults: Unpack[ItemOptions]) -> ItemSpec:
+def copy_of_line(
+    line: bytes, *, topic: str | None, now_ms: Callable[[], int], **defaults: Unpack[ItemOptions]
+) -> ItemSpec:
     """Return a copy of the item in a line that `item_json` made: in `topic`, or in the item's own topic.
 
-    It has the rest of the TTL, and a time in the future. `defaults` are for missing keys. Raises Invalid.
+    It keeps the item's times: the server's clock decides whether one has passed. `defaults` are for missing keys; a
+    delay is also for an item whose time has passed by `now_ms`, the server's clock. Raises Invalid.
     """
     given = _object(line)
     if "id" not in given:
         raise Invalid("no item that foqs wrote: id is missing")
     kept = {name: value for name, value in given.items() if name in _KNOWN}
-    due_ms, expires_at_ms = _integer(given, "deliver_after_ms"), _integer(given, "expires_at_ms")
-    if due_ms is not None and due_ms <= now_ms:
+    due_ms = _integer(given, "deliver_after_ms")
+    if due_ms is not None and defaults.get("delay_ms") is not None and due_ms <= now_ms():
         del kept["deliver_after_ms"]
-    if expires_at_ms is not None:
-        kept["ttl_ms"] = ttl_left_ms(expires_at_ms, now_ms)
     if topic is not None:
         kept["topic"] = topic
     elif not isinstance(kept.get("topic"), str):

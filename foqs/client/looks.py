@@ -146,9 +146,9 @@ class Looks:
                 return Throttles(tuple(found), tuple(sorted(missing)))
 
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
-        """Version and limits of the server that answers."""
+        """Version, limits and clock of the server that answers."""
         response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
-        return ServerInfo(response.version, response.limits or {})
+        return ServerInfo(response.version, response.limits or {}, response.now_ms)
 
 
 def _hook(found: Any) -> HookStats:

@@ -1,4 +1,4 @@
-"""The places of a snapshot's shards, and a connection that reads a shard as of one moment."""
+"""The places of a snapshot's shards, their clock, and a connection that reads a shard as of one moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid, Unavailable
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_wanted import ranges
-from foqs.store.link import Database, Link
+from foqs.store import queries
+from foqs.store.dialect import MYSQL, SQLITE
+from foqs.store.link import Database, Link, place_of
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.zk.shards import read_shards
@@ -74,6 +76,23 @@ def snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link
         raise Unavailable(f"{name} cannot be read: {error}") from None
     except (ShardRefused, StoreError) as error:
         raise Invalid(f"{name} cannot be read: {error}") from None
+
+
+def clock_ms(options: SnapshotOptions) -> int:
+    """Return the time by which hosts judge the items (Unix epoch, milliseconds): the median of the clocks of the
+    database servers, the earlier of two. Raises Invalid, Unavailable, Forbidden."""
+    servers: dict[str, str] = {}
+    for _, url in _places(options):
+        place = place_of(url)
+        servers.setdefault(url if place is None else place[0], url)  # a text that is no URL fails below
+    times = sorted(map(_time_ms, servers.values()))
+    return times[(len(times) - 1) // 2]
+
+
+def _time_ms(url: str) -> int:
+    with snapshot(None, url) as (_, database, link):
+        ((now_ms,),) = link.fetch(queries.clock(SQLITE if database.is_file else MYSQL))
+        return int(now_ms)
 
 
 def _place(text: str) -> str:

@@ -18,6 +18,7 @@ COLUMNS = {
     "delay_ms": _NUMBER,
     "lease_ms": _NUMBER,
     "ttl_ms": _NUMBER,
+    "expires_at": ("timestamp",),
     "metadata": _BYTES,
     "headers": ("map<string,string>",),
     "delivery": _TEXT,

@@ -34,9 +34,11 @@ class KeyMaker:
             spec.topic, spec.deliver_after_ms, spec.delay_ms, spec.lease_ms, spec.ttl_ms, spec.metadata,
             spec.headers and sorted(spec.headers.items()), spec.delivery,
         )  # fmt: skip
-        tenancy = (spec.fairness_key, spec.throttle_keys and sorted(spec.throttle_keys), spec.weight)
-        if tenancy != _PLAIN:  # rows without any keep the keys that earlier versions made
-            fields += tenancy
+        rest = (
+            spec.fairness_key, spec.throttle_keys and sorted(spec.throttle_keys), spec.weight, spec.expires_at_ms
+        )  # fmt: skip
+        if rest != _PLAIN:  # rows without any keep the keys that earlier versions made
+            fields += rest
         if fields != self._fields:
             self._fields = fields
             self._start = blake2b(repr(fields).encode("utf-8", "surrogatepass"), digest_size=16)
@@ -47,9 +49,9 @@ class KeyMaker:
         return f"{self._scope}:{digest.hex()}:{number}"
 
 
-_PLAIN = (None, None, None)
+_PLAIN = (None, None, None, None)
 _DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
-_FIELDS = {"deliver_after": "deliver_after_ms"}
+_FIELDS = {"deliver_after": "deliver_after_ms", "expires_at": "expires_at_ms"}
 """Fields whose names differ from their columns."""
 
 
@@ -79,8 +81,8 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
 
 def _values(name: str, column: Any, default: Any) -> list[Any]:
     """Return the values of an item field; `default` where the column is null."""
-    if name == "deliver_after":
-        # Spark's timestamps have microseconds, in UTC; round up, so that an item is never due too early.
+    if name in _FIELDS:
+        # Spark's timestamps have microseconds, in UTC; round up, so that an item is never due or removed too early.
         return [None if at is None else -(-at // 1000) for at in column.cast(pa.int64()).to_pylist()]
     if name in ("payload", "metadata") and column.type in (pa.string(), pa.large_string()):
         column = column.cast(pa.binary())

@@ -143,6 +143,13 @@ def test_a_script_may_make_an_item_invalid_by_the_hosts_limits() -> None:
     assert kinds(enqueue(host, spec("t"))) == [Invalid]
 
 
+def test_the_ttl_of_a_script_replaces_the_end_of_one() -> None:
+    host = host_with(lambda _: EnqueueResult(ttl_ms=1_000))
+    enqueue(host, spec("t", expires_at_ms=host.now_ms + 9_000))
+    (item,) = take(host).items
+    assert item.expires_at_ms - item.enqueued_at_ms == 1_000
+
+
 def test_items_of_one_shape_run_the_hook() -> None:
     columns = SpecColumns(spec("t", b"a"))
     columns.payloads, columns.priorities = [b"a", b"bb", b"ccc"], [1, 2, 3]

@@ -16,6 +16,7 @@ def test_the_version_the_limits_and_rows_of_each_shard() -> None:
     before = host.ask("GetServerInfo")
     assert (before.version, before.limits) == (__version__, {**host.limits.as_map(), **FIXED})
     assert before.shard_items is None
+    assert before.now_ms == host.now_ms
     put(host, b"x", b"y", b"z")
     changed = host.ask("GetServerInfo").shard_rows
     assert changed.keys() == {1, 2}

@@ -55,6 +55,7 @@ def test_an_item_that_sets_nothing_gets_the_values_of_the_policy() -> None:
         ({"priority": -2}, (-2, 7_000, 60_000, 300, AT_MOST_ONCE)),
         ({"lease_ms": 100}, (5, 100, 60_000, 300, AT_MOST_ONCE)),
         ({"ttl_ms": 1}, (5, 7_000, 1, 300, AT_MOST_ONCE)),
+        ({"expires_at_ms": NOW_MS + 9}, (5, 7_000, 9, 300, AT_MOST_ONCE)),
         ({"delay_ms": 0}, (5, 7_000, 60_000, 0, AT_MOST_ONCE)),
         ({"delay_ms": 9}, (5, 7_000, 60_000, 9, AT_MOST_ONCE)),
         ({"deliver_after_ms": NOW_MS}, (5, 7_000, 60_000, 0, AT_MOST_ONCE)),

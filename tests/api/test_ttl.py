@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.api.hosts import HostProcess, until
 from tests.api.wire import Code, Delivery, State, Wire, now_ms, spec
 
@@ -31,6 +33,29 @@ def test_a_ready_item_is_removed(wire: Wire, topic: str) -> None:
     until(lambda: wire.state(short) is None, "the end of the TTL")
     assert now_ms() >= other.enqueued_at_ms + 200 - 5
     assert [item.id for item in wire.drain(topic)] == [long, none]
+
+
+def test_a_ttl_may_be_given_by_its_end(wire: Wire, topic: str) -> None:
+    """A time that has passed is the shortest TTL."""
+    end_ms = now_ms() + HOUR_MS
+    (later,) = wire.enqueue(spec(topic, expires_at_ms=end_ms))
+    assert wire.look(later).item.expires_at_ms == end_ms
+    (over,) = wire.put(topic, b"", expires_at_ms=end_ms - 2 * HOUR_MS)
+    until(lambda: wire.state(over) is None, "the end of the TTL")
+    assert [item.id for item in wire.drain(topic)] == [later]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"expires_at_ms": HOUR_MS, "ttl_ms": 5}, "both expires_at_ms and ttl_ms"),
+        ({"expires_at_ms": 1_795_000_000}, "expires_at_ms is 1795000000: it must be Unix epoch milliseconds"),
+        ({"expires_at_ms": -1}, "expires_at_ms is -1"),
+        ({"expires_at_ms": (1 << 63) - 1}, "expires_at_ms is more than"),
+    ],
+)
+def test_an_end_of_a_ttl_that_is_none(wire: Wire, topic: str, fields: dict[str, int], problem: str) -> None:
+    assert problem in wire.refusal(spec(topic, **fields))
 
 
 def test_a_delayed_item_is_removed(wire: Wire, topic: str) -> None:

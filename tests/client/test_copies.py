@@ -1,7 +1,7 @@
 """Copies of items are stored once, and an unknown outcome stays unknown."""
 
 from foqs.client import Duplicate, Invalid, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, Unavailable
-from foqs.client.copies import TRIES, copy_key, is_there, job_of, store_copies, ttl_left_ms
+from foqs.client.copies import TRIES, copy_key, is_there, job_of, store_copies
 
 
 class Service:
@@ -35,10 +35,6 @@ def test_a_key_names_the_kind_the_job_and_the_source():
         copy_key(*one) for one in (("move", "j", 1, 2), ("copy", "j", 1, 2), ("move", "j", 1, 3), ("move", "k", 1, 2))
     }
     assert len(keys) == 4
-
-
-def test_a_copy_expires_with_its_source():
-    assert [ttl_left_ms(None, 5), ttl_left_ms(9, 5), ttl_left_ms(4, 5)] == [None, 4, 1]
 
 
 def test_only_copies_that_may_be_repeated_are_repeated():

@@ -79,9 +79,9 @@ def test_a_lease_is_read_in_hexadecimal_too():
 NOW_MS = 1_000_000
 
 
-def copy(item: Item | dict, topic: str | None = None) -> ItemSpec:
+def copy(item: Item | dict, topic: str | None = None, delay_ms: int | None = 7) -> ItemSpec:
     line = json.dumps(item if isinstance(item, dict) else item_json(item)).encode()
-    return copy_of_line(line, topic=topic, priority=3, delay_ms=7, now_ms=NOW_MS)
+    return copy_of_line(line, topic=topic, priority=3, delay_ms=delay_ms, now_ms=lambda: NOW_MS)
 
 
 def whole(**fields) -> Item:
@@ -94,7 +94,7 @@ def test_a_copy_keeps_what_describes_the_work():
     item = whole(payload=b"\xff", metadata=b"m", headers={"a": "b"}, priority=-4, delivery=2, deliver_after_ms=NOW_MS)
     item.enqueued_at_ms, item.lease_expires_at_ms, item.expires_at_ms = NOW_MS - 9, NOW_MS + 9, NOW_MS + 500
     assert copy(item) == ItemSpec(
-        "x", b"\xff", b"m", {"a": "b"}, -4, delay_ms=7, ttl_ms=500, delivery=Delivery.AT_MOST_ONCE
+        "x", b"\xff", b"m", {"a": "b"}, -4, delay_ms=7, expires_at_ms=NOW_MS + 500, delivery=Delivery.AT_MOST_ONCE
     )
     assert copy(item, "y").topic == "y"
 
@@ -128,6 +128,15 @@ def test_a_dead_letter_shows_the_keys_that_it_had():
 def test_a_copy_keeps_a_time_in_the_future():
     spec = copy(whole(deliver_after_ms=NOW_MS + 1))
     assert (spec.deliver_after_ms, spec.delay_ms) == (NOW_MS + 1, None)
+
+
+def test_the_server_decides_which_times_of_a_copy_have_passed():
+    def no_clock() -> int:
+        raise AssertionError("without a delay of the command there is nothing to decide")
+
+    item = whole(deliver_after_ms=NOW_MS - 9, expires_at_ms=NOW_MS - 5)
+    spec = copy_of_line(json.dumps(item_json(item)).encode(), topic="t", now_ms=no_clock)
+    assert (spec.deliver_after_ms, spec.expires_at_ms, spec.ttl_ms) == (NOW_MS - 9, NOW_MS - 5, None)
 
 
 @pytest.mark.parametrize(

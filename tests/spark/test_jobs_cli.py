@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foqs.errors import Invalid
+from foqs.errors import Invalid, Unavailable
+from foqs.spark import snapshot_shards
 from foqs.spark.jobs import command
 from foqs.spark.jobs import session as sessions
 from foqs.spark.jobs.session import Place, Source
@@ -219,3 +220,25 @@ def test_times():
     assert command.epoch_ms("2026-03-04T13:00:00+01:00") == 1_772_625_600_000
     with pytest.raises(Invalid):
         command.epoch_ms("yesterday")
+
+
+def test_a_report_counts_by_the_clock_of_the_databases(monkeypatch, capsys):
+    """By the median, as hosts do: each server is asked once."""
+    clocks = {"//a/": 5, "//b/": 900, "//c/": 7, "//d/": 8}
+    asked = []
+
+    def time_ms(url):
+        asked.append(url)
+        return next(time for host, time in clocks.items() if host in url)
+
+    monkeypatch.setattr(snapshot_shards, "_time_ms", time_ms)
+    urls = [f"mysql://{host}/foqs_{n}" for n, host in enumerate("aabcd")]
+    assert sessions.time_of(Source(shards=urls)) == 7
+    assert asked == urls[:1] + urls[2:]
+
+    def away(url):
+        raise Unavailable("shard 1 cannot be read: it is away")
+
+    monkeypatch.setattr(snapshot_shards, "_time_ms", away)
+    assert sessions.time_of(Source(shards=urls)) > 1_772_625_600_000
+    assert "this machine's time (--now names another): shard 1 cannot be read" in capsys.readouterr().err

@@ -209,16 +209,17 @@ def test_the_fields_that_a_copy_keeps():
         7, priority=-3, metadata=bytearray(b"m"), headers={"k": "v"}, delivery="AT_MOST_ONCE", lease_ms=9_000,
         expires_at_ms=NOW_MS + 500, payload=bytearray(b"p"),
     )  # fmt: skip
-    spec = spec_of(given, TARGET, NOW_MS)
+    spec = spec_of(given, TARGET)
     assert (spec.topic, spec.payload, spec.metadata, spec.headers) == ("again", b"p", b"m", {"k": "v"})
-    assert (spec.priority, spec.delivery, spec.lease_ms, spec.ttl_ms) == (-3, Delivery.AT_MOST_ONCE, 9_000, 500)
+    assert (spec.priority, spec.delivery, spec.lease_ms) == (-3, Delivery.AT_MOST_ONCE, 9_000)
+    assert (spec.expires_at_ms, spec.ttl_ms) == (NOW_MS + 500, None)
     assert type(spec.payload) is bytes
     assert spec.deliver_after_ms is None
     assert (spec.fairness_key, spec.throttle_keys) == (None, None)
-    spec = spec_of(row(7, fairness_key="acme", throttle_keys=["api:acme", "db"]), TARGET, NOW_MS)
+    spec = spec_of(row(7, fairness_key="acme", throttle_keys=["api:acme", "db"]), TARGET)
     assert (spec.fairness_key, spec.throttle_keys) == ("acme", ["api:acme", "db"])
-    assert spec_of(row(7, state="delayed"), TARGET, NOW_MS).deliver_after_ms == NOW_MS
-    assert spec_of(row(7, expires_at_ms=NOW_MS - 5), TARGET, NOW_MS).ttl_ms == 1
+    assert spec_of(row(7, state="delayed"), TARGET).deliver_after_ms == NOW_MS
+    assert spec_of(row(7, expires_at_ms=NOW_MS - 5), TARGET).expires_at_ms == NOW_MS - 5
 
 
 def test_batches_are_bounded(monkeypatch):
@@ -290,8 +291,8 @@ def test_carried_out_in_tasks(spark, tmp_path, monkeypatch):
     def task(rows, target):
         rows = list(rows)
         for one in rows:
-            spec = spec_of(one, target, 0)
-            kept = f"{spec.payload!r} {spec.headers} {spec.metadata!r} {spec.deliver_after_ms} {spec.ttl_ms}"
+            spec = spec_of(one, target)
+            kept = f"{spec.payload!r} {spec.headers} {spec.metadata!r} {spec.deliver_after_ms} {spec.expires_at_ms}"
             with open(f"{folder}/{one['id']}", "w") as file:
                 file.write(f"{kept} {one['enqueued_at_ms']}")
         return Totals(stored=len(rows), error="e" if len(rows) > 0 else None)

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from time import time
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -110,10 +109,8 @@ def ask(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True)
 
 
-def epoch_ms(given: str | None) -> int:
-    """Parse ISO 8601 (UTC if it names no zone); None means now. Raises Invalid."""
-    if given is None:
-        return int(time() * 1000)
+def epoch_ms(given: str) -> int:
+    """Parse ISO 8601 (UTC if it names no zone). Raises Invalid."""
     try:
         moment = datetime.fromisoformat(given)
     except ValueError:

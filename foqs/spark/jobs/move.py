@@ -76,7 +76,7 @@ def move(
     Each item is stored in the new topic with a dedup key made of the job, the item's id and the time of its enqueue. A
     repeated task or command stores no item twice while the queue remembers the keys (limits.dedup_window_ms, a day). A
     copy and a move are different jobs, also with the same --job-id. The copy keeps priority, metadata, headers,
-    delivery, fairness key, throttle keys, a delay and the rest of a TTL; its attempts begin at 0.
+    delivery, fairness key, throttle keys, a delay and the end of a TTL; its attempts begin at 0.
 
     A move deletes a source when its copy is stored. If an earlier attempt stored the copy, the move looks for it first.
     If the copy is gone (a consumer of the new topic acked it, or it expired), the move keeps and counts the source:

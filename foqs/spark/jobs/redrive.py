@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from time import time
 from typing import Any, NamedTuple
 
 from foqs.client import Client, Delivery, Duplicate, FoqsError, Invalid, ItemSpec, NotFound
-from foqs.client.copies import copy_key, is_there, store_copies, ttl_left_ms
+from foqs.client.copies import copy_key, is_there, store_copies
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
@@ -106,8 +105,8 @@ def move_rows(
     return totals
 
 
-def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
-    """Return the copy of an item: with its own time, the rest of its TTL, and a key that names its source."""
+def spec_of(row: Any, target: Target) -> ItemSpec:
+    """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
     verb = "copy" if target.copy else "move"
     return ItemSpec(
         target.topic,
@@ -117,11 +116,11 @@ def spec_of(row: Any, target: Target, now_ms: int) -> ItemSpec:
         priority=row["priority"],
         deliver_after_ms=row["deliver_after_ms"] if row["state"] == "delayed" else None,
         lease_ms=row["lease_ms"],
-        ttl_ms=ttl_left_ms(row["expires_at_ms"], now_ms),
         delivery=Delivery[row["delivery"].upper()],
         dedup_key=copy_key(verb, target.job, row["id"], row["enqueued_at_ms"]),
         fairness_key=row["fairness_key"] or None,
         throttle_keys=row["throttle_keys"] or None,
+        expires_at_ms=row["expires_at_ms"],
     )
 
 
@@ -163,8 +162,7 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _move(batch: list[Any], target: Target, client: Any) -> Totals:
-    now_ms = int(time() * 1000)
-    specs = {row["id"]: spec_of(row, target, now_ms) for row in batch}
+    specs = {row["id"]: spec_of(row, target) for row in batch}
     copies, failures = store_copies(specs, client)
     error = next((str(failure) for failure in failures.values()), None)
     duplicates = {source for source, copy in copies.items() if isinstance(copy, Duplicate)}

@@ -13,7 +13,7 @@ import typer
 
 from foqs.spark.jobs import command
 from foqs.spark.jobs.page import render
-from foqs.spark.jobs.session import Place, Source, session, snapshot
+from foqs.spark.jobs.session import Place, Source, session, snapshot, time_of
 from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic
 from foqs.spark.jobs.words import many, size
 
@@ -42,7 +42,12 @@ def report(
         int, typer.Option(min=1, max=1_000, help="The page shows this many topics, and the sum of the rest.")
     ] = TOP_TOPICS,
     now: Annotated[
-        str | None, typer.Option("--now", metavar="TIME", help="Ages count up to this time (ISO 8601). Default: now.")
+        str | None,
+        typer.Option(
+            "--now",
+            metavar="TIME",
+            help="Ages count up to this time (ISO 8601). Default: now, by the databases' clock.",
+        ),
     ] = None,
     *,
     source: Source,
@@ -53,8 +58,9 @@ def report(
     Under --out, `topics` has one row for each topic, and `total` has one row for all; each run replaces both. With
     neither --out nor --page, the job only prints the totals.
     """
-    now_ms = command.epoch_ms(now)
+    given_ms = None if now is None else command.epoch_ms(now)
     with session("foqs report", place) as spark:
+        now_ms = time_of(source) if given_ms is None else given_ms
         items = snapshot(spark, source, payloads=False, namespace=namespace, topic=topic)
         found = summarise(items, now_ms, out=out, oldest=oldest, top=top)
     if page is not None:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.errors import Invalid
+from foqs.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,6 +111,19 @@ class Place:
         if os.environ.get("SPARK_REMOTE"):
             return f"SPARK_REMOTE={os.environ['SPARK_REMOTE']}"
         return None
+
+
+def time_of(source: Source) -> int:
+    """Return the time of the databases' clocks (Unix epoch, milliseconds), as hosts follow it. Where this machine
+    cannot read them, print a note and return its own. Raises Invalid."""
+    from foqs.spark.snapshot_options import SnapshotOptions
+    from foqs.spark.snapshot_shards import clock_ms
+
+    try:
+        return clock_ms(SnapshotOptions.parse(source.options(payloads=False)))
+    except Unavailable as error:
+        print(f"foqs: ages count up to this machine's time (--now names another): {error.message}", file=sys.stderr)
+        return int(time() * 1000)
 
 
 def no_connect(cause: str) -> str:

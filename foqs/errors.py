@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from foqs.travel import TravellingError
+
 PEER_VERSION = 1
 """What this version understands in the answers of other hosts: 1 is NOT_OWNER."""
 
@@ -28,7 +30,7 @@ class Code(IntEnum):
     CONFLICT = 10
 
 
-class FoqsError(Exception):
+class FoqsError(TravellingError):
     """Base of every error of foqs. `retry_after_ms` is a hint, or None. The client library sets `request_id` on the
     errors of a request: the hosts' logs have the same id."""
 

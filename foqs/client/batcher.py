@@ -61,5 +61,9 @@ class Batcher(Generic[T]):
         self.first += len(batch)
         return batch
 
+    def waiting(self) -> list[T]:
+        """Return the entries that no batch has yet."""
+        return [entry for entry, _, _ in self._entries]
+
     def __repr__(self) -> str:
         return f"Batcher({len(self)} entries, {self.bytes} bytes, first is number {self.first})"

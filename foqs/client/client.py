@@ -44,6 +44,7 @@ from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.limits import Limits
+from foqs.travel import Local
 
 if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
@@ -54,8 +55,8 @@ _ONLY_SPECS = frozenset((ItemSpec,))
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
-class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, SettingsMethods):
-    """Calls one namespace of a foqs service. Thread-safe; usable in a forked child as well.
+class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, SettingsMethods, Local):
+    """Calls one namespace of a foqs service. Thread-safe. A forked child may use it: with connections of its own.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
     ...     client.enqueue("mail", b"to: someone", priority=-1)
@@ -93,6 +94,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     a request that fails as a whole is the outcome of each of its items. An entry that cannot be sent is `Invalid`, and
     the other ones are sent. A lease that comes twice has one outcome, twice.
     """
+
+    instead = "make a Client with the same arguments there"
 
     def __init__(
         self,

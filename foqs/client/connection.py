@@ -14,6 +14,7 @@ from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from typing import NamedTuple
 
+from foqs.client.forks import renew_after_fork
 from foqs.client.tls import Securing, refused
 from foqs.client.wrong_peer import (
     PROBE_S,
@@ -128,6 +129,14 @@ class Connection:
         self._tls = self._socket if isinstance(self._socket, SSLSocket) else None
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The connection is the parent's, and a thread there may use it just now. This process closes its copy. That
+        sends nothing, and the copy keeps no host from seeing the end of the parent."""
+        self._ended = True
+        with suppress(OSError):
+            self.close()
 
     def usable(self) -> bool:
         """False when the server closed it, or sent bytes without a request, while it was idle."""

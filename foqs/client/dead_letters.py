@@ -10,6 +10,7 @@ from foqs.client import methods
 from foqs.client.requests import Requests
 from foqs.idl import idl
 from foqs.rows import FailureCause
+from foqs.travel import Value
 
 _PAGE_GROUPS = 1_000
 
@@ -37,7 +38,7 @@ class Failures(NamedTuple):
 
 
 @dataclass(slots=True)
-class FailureFilter:
+class FailureFilter(Value):
     """The conditions that a dead letter has to meet, all that are given.
 
     >>> FailureFilter(cause=FailureCause.FAILED, reason_contains="SMTP 451").reason_contains

@@ -15,6 +15,7 @@ from thriftpy2.thrift import TType
 
 from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.travel import Value
 
 
 class Delivery(IntEnum):
@@ -70,7 +71,7 @@ class ItemOptions(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class ItemSpec:
+class ItemSpec(Value):
     """One item to enqueue; see `ItemOptions` for the fields.
 
     >>> ItemSpec("mail", b"hello", priority=-5, delay_ms=60_000).topic
@@ -121,7 +122,7 @@ class ItemSpec:
 
 
 @dataclass(slots=True)
-class Failure:
+class Failure(Value):
     """What ended the attempts of a dead letter.
 
     `topic` is where the item came from, with the `fairness_key` ("": none) and the `throttle_keys` that it had
@@ -150,7 +151,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Ledger(Value):
     """What an item waited for: `waited_ms` from its `deliver_after_ms` to this delivery. It was `overtaken` by so many
     items of its topic on its host, which did not come before it when it became ready; None where that is not known.
 
@@ -170,7 +171,7 @@ class Ledger:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Item:
+class Item(Value):
     """An item as a consumer or an operator sees it. Read only by convention; compared by identity.
 
     `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
@@ -249,7 +250,7 @@ class Lease(NamedTuple):
 
 
 @dataclass(slots=True)
-class Nack:
+class Nack(Value):
     """One item to give back with `nack_many`. Make it with `Nack.of(item, ...)`.
 
     `delay_ms` is a duration (default: at once, at the item's old place in the order); `metadata` replaces the

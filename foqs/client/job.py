@@ -9,11 +9,12 @@ from time import monotonic
 from foqs.client.ack_policy import bounded
 from foqs.client.held import Held
 from foqs.client.items import Item, Nack
+from foqs.travel import Local, TravellingError
 
 _closing = threading.Lock()
 
 
-class Retry(Exception):
+class Retry(TravellingError):
     """Raised by a handler that wants its item again: after `delay_ms` (default: as the retry rule of the topic's policy
     says, else after the worker's backoff), with `metadata` in place of the item's (default: `job.metadata`, else
     kept)."""
@@ -24,7 +25,7 @@ class Retry(Exception):
         self.metadata = metadata
 
 
-class Job:
+class Job(Local):
     """One handler at work on one item.
 
     item        the leased item
@@ -33,7 +34,11 @@ class Job:
                 returns or raises after that is a failure with the reason "time limit"
     stopping    an Event: the worker is asked to stop, and waits for its grace
     metadata    set it to record progress: it replaces the item's metadata if this attempt fails
+
+    It stays in the process of its worker: send another process the item.
     """
+
+    instead = "send job.item, and end the job in the process of its worker"
 
     def __init__(
         self,

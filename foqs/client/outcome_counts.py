@@ -9,12 +9,13 @@ from foqs.client.held import Held
 from foqs.client.leases import Leases
 from foqs.client.settler import Ending, Settled
 from foqs.errors import FoqsError, NotFound, StaleLease
+from foqs.travel import Value
 
 log = logging.getLogger("foqs.client")
 
 
 @dataclass(slots=True)
-class Counts:
+class Counts(Value):
     """Outcomes of the items that a worker got. `done`: acked; with ACK_FIRST, the handler returned as well. `failed`:
     nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease was over before the outcome could be sent, or
     before work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.

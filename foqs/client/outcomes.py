@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from foqs.errors import Code, FoqsError
+from foqs.travel import Local
 
 
 class UnreadFailures(FoqsError):
@@ -95,7 +96,7 @@ class Unread:
                 future.counted = self._tally, self._tally.add(error)
 
 
-class ItemFuture(Future[int]):
+class ItemFuture(Local, Future[int]):
     """Notes whether a caller reads the outcome: by `result`, `exception` or a callback. A read that times out is none.
 
     Attributes have their defaults in the class, as a Producer makes one of these for each item.
@@ -104,6 +105,15 @@ class ItemFuture(Future[int]):
     is_read = False
     unread: tuple[Unread, Exception] | None = None
     counted: tuple[_Tally, str] | None = None
+    instead = "send what its result() returns"
+
+    def leave(self) -> None:
+        """Called in a forked child, which does not learn the outcome. The callbacks are the parent's."""
+        self._condition = threading.Condition()  # a thread of the parent may have held it
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        if not self.done():
+            self.set_exception(RuntimeError("the process that forked this one sends the item: ask for its id there"))
 
     def result(self, timeout: float | None = None) -> int:
         self.is_read = True

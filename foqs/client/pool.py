@@ -63,11 +63,8 @@ class Pool:
         return len(self._living.union(self.addresses)) > 1
 
     def after_fork(self) -> None:
-        """The sockets belong to the parent: closing this process's copies does not disturb it."""
-        inherited = self._idle
+        """The connections belong to the parent, and close their copies here."""
         self._start()
-        for connection in inherited:
-            connection.close()
 
     def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
         """A connection for the caller alone, to be returned with `give`: to the first of `wanted` that did not fail

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import chain
 from time import monotonic
 from types import TracebackType
 from typing import Literal, NamedTuple, Unpack
@@ -15,9 +16,11 @@ from typing import Literal, NamedTuple, Unpack
 from foqs.client.batcher import Batcher
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
+from foqs.client.forks import renew_after_fork
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
+from foqs.travel import Local
 
 log = logging.getLogger("foqs.client")
 
@@ -30,7 +33,7 @@ class _Entry(NamedTuple):
     future: ItemFuture
 
 
-class Producer:
+class Producer(Local):
     """Takes single items from any thread and enqueues them in batches; each has a future of its own.
 
     >>> with Client() as client, Producer(client) as producer:      # doctest: +SKIP
@@ -58,8 +61,10 @@ class Producer:
 
     Close it (or leave its `with`) to be sure that everything was sent. A normal end of the process closes it too, and
     logs failures that no caller read, but cannot change the exit status. It does not work in a forked child: its
-    threads are in the parent.
+    threads are in the parent, which sends the items. The end of the child sends nothing.
     """
+
+    instead = "make a Producer there"
 
     def __init__(
         self,
@@ -94,6 +99,7 @@ class Producer:
         ]
         for thread in self._threads:
             thread.start()
+        renew_after_fork(self)
         atexit.register(self.close, _AT_EXIT_MS, raise_errors=False)
 
     def enqueue(self, topic: str, payload: bytes, **options: Unpack[ItemOptions]) -> Future[int]:
@@ -165,6 +171,11 @@ class Producer:
         return f"Producer({self._pending_items} items, {self._pending_bytes} bytes pending)"
 
     # ------------------------------------------------------------------------------------- inside
+
+    def after_fork(self) -> None:
+        """No thread of this process will end the futures of items that are not answered yet."""
+        for entry in [*self._batcher.waiting(), *chain.from_iterable(self._under_way.values())]:
+            entry.future.leave()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

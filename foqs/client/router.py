@@ -75,11 +75,9 @@ class Router:
         self._running = False
 
     def after_fork(self) -> None:
-        """The thread is in the parent, and so is its connection: only this process's copy is closed."""
+        """The thread is in the parent, and so is its connection, which closes its copy here."""
         self._start()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection = None
 
     def begin(self) -> None:
         """Called before every call."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from foqs.client.backoff import Backoff
 from foqs.client.batcher import Batcher
 from foqs.client.client import Client
+from foqs.client.forks import renew_after_fork
 from foqs.client.held import Held
 from foqs.client.items import Nack
 from foqs.errors import FoqsError
@@ -65,13 +66,27 @@ class Settler:
         self._failures = 0
         self._hold_until_ms = 0.0
         self._closed = False
+        self.inherited = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="foqs-settler", daemon=True)
 
     def start(self) -> None:
+        renew_after_fork(self)
         self._thread.start()
 
+    def after_fork(self) -> None:
+        self.inherited = True
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a child of the process of the thread, which does not see what the child puts."""
+        if self.inherited:
+            raise RuntimeError(
+                "a handler called os.fork(), and the child returned to the Worker, which works in the parent: let the "
+                "child end with os._exit(), or use subprocess or multiprocessing"
+            )
+
     def put(self, ending: Ending) -> None:
+        self.check_process()
         ending.held.settling = True
         with self._change:
             due_at_ms = self._batcher.due_at_ms()

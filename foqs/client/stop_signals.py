@@ -7,6 +7,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import Any
+
+from foqs.client.forks import renew_after_fork
+
+
+class _Before:
+    """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
+    signal has to end it."""
+
+    def __init__(self, before: dict[signal.Signals, Any]) -> None:
+        self._before = before
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def restore(self) -> None:
+        self.after_fork()
+        self._before = {}
 
 
 @contextmanager
@@ -16,11 +36,13 @@ def stop_signals() -> Iterator[SimpleQueue[int | None]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {
-        number: signal.signal(number, lambda got, _frame: caught.put(got)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    before = _Before(
+        {
+            number: signal.signal(number, lambda got, _frame: caught.put(got))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+    )
     try:
         yield caught
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        before.restore()

@@ -53,6 +53,7 @@ class Work:
         end = self._ended_by_job if self._policy is AckPolicy.MANUAL else None
         job = Job(held, self._leases.extend, self._stopping, end)
         error = self._failure(call, held, job)
+        self._settler.check_process()
         late = self._time_limit_s is not None and job.time_left_ms() == 0
         if self._policy is AckPolicy.ACK_FIRST:
             self._report(held, error, "it stays acked")

@@ -20,6 +20,7 @@ from foqs.client.backoff import Backoff
 from foqs.client.begun import Begun
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
+from foqs.client.forks import renew_after_fork
 from foqs.client.handlers import Handler, check_handler, handler_call
 from foqs.client.held import Held
 from foqs.client.items import Item
@@ -32,6 +33,7 @@ from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.client.stop_signals import stop_signals
 from foqs.client.work import Work
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
+from foqs.travel import Local
 
 log = logging.getLogger("foqs.client")
 
@@ -44,7 +46,7 @@ _SHORT_WAIT_MS = 50
 _NAME_CHARS = 100
 
 
-class Worker:
+class Worker(Local):
     """Takes items of `topics` and calls `handler` for each, in `concurrency` threads.
 
     >>> def handle(item):
@@ -94,6 +96,8 @@ class Worker:
     With several topics a fetch asks for a share of each, so that no more comes than may be held.
     """
 
+    instead = "make a Worker there"
+
     def __init__(
         self,
         client: Client,
@@ -142,6 +146,7 @@ class Worker:
         self._begun = Begun(client, self._leases)
         self._stop_by = 0.0
         self._ended = threading.Event()
+        self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
         self._turn = 0
         self._handlers: list[threading.Thread] = []
@@ -151,9 +156,11 @@ class Worker:
 
     def start(self) -> None:
         """Begins to work, in threads. Raises Invalid for a handler that it cannot call."""
+        self._check_process()
         calls = [handler_call(self._handler) for _ in range(self._concurrency)]
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
+        renew_after_fork(self)
         self._settler.start()
         self._handlers = [
             threading.Thread(target=self._work, args=(call,), name=f"foqs-handler-{n}", daemon=True)
@@ -165,15 +172,20 @@ class Worker:
 
     def stop(self, grace_ms: int | None = None) -> None:
         """Asks the worker to end, and returns: it takes no more, gives back items that were not started, and waits up
-        to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace.
+        to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace. A child process
+        that was forked while the worker ran does nothing here.
         """
+        if self._inherited:  # a thread of the parent may have held the lock
+            return
         self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
         self._stopping.set()
         with self._leases.change:
             self._leases.change.notify_all()
 
     def join(self, timeout_ms: float | None = None) -> bool:
-        """Waits for the end; False when it did not come in time. Raises what ended the worker by itself."""
+        """Waits for the end; False when it did not come in time. Raises what ended the worker by itself, and
+        RuntimeError in a child process that was forked while it ran."""
+        self._check_process()
         if not self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
             return False
         if self._error is not None:
@@ -199,8 +211,17 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-        self.join()
+        if not self._inherited:
+            self.stop()
+            self.join()
+
+    def after_fork(self) -> None:
+        """The threads are in the parent."""
+        self._inherited = True
+
+    def _check_process(self) -> None:
+        if self._inherited:
+            raise RuntimeError("this Worker works in the process that forked this one: make another one here")
 
     def __repr__(self) -> str:
         return f"Worker({self._topics} {len(self._leases)} of {self._leases.capacity} held, {self.counts})"

@@ -25,6 +25,7 @@ from foqs.spark.consume_folder import StateFolder
 from foqs.spark.consume_lease import NOW_IMPOSSIBLE, Leaser, LeaseSettings, Taken
 from foqs.spark.consume_rows import joined, leases_of, without_body
 from foqs.spark.consume_state import ready_ms, split
+from foqs.travel import Value
 
 log = logging.getLogger("foqs.spark")
 
@@ -46,7 +47,7 @@ class ConsumeSettings(LeaseSettings, Protocol):
 
 
 @dataclass(slots=True)
-class Counts:
+class Counts(Value):
     """Counts of items. `stale`: another consumer has the item by now, so it is delivered twice. `gone`: acked before,
     deleted, or an at-most-once item whose lease had ended."""
 

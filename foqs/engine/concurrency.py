@@ -93,8 +93,8 @@ class Concurrency:
 
     def before_parking(self, flow: Parked, gate: Gate, items: int, at_ms: int) -> int:
         """The flow, of which consumers want so many items, waits at this gate. Return how many slots of this shard they
-        could use. The flow keeps its claims on slots of keys that come before this one by name, for a moment, and gives
-        up those of keys behind it: the order is the same in all shards, so no two wait for each other."""
+        could use. The flow claims slots of keys that come before this one by name, and may keep them until it has all.
+        It gives up those of later keys: the order is the same in all shards, so no two flows wait for each other."""
         ready = 0
         for lane in flow.lanes:
             slots, here = lane.slots, lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard
@@ -102,6 +102,8 @@ class Concurrency:
             for other in slots.gates if slots is not None else ():
                 if here and other.bounded < gate.bounded:
                     other.claim(flow, at_ms)
+                    if other.keep(lane.topic.key, flow, flow.waits_ms, at_ms):
+                        self._agenda.settle_soon(other)
                 elif other is not gate and other.claims(flow):
                     other.settled(flow)
                     self._agenda.settle_soon(other)
@@ -264,6 +266,7 @@ class Concurrency:
     def settle(self, gate: Gate, at_ms: int) -> None:
         """Wake flows for the free slots, and ask for more if they lack some."""
         if not gate.closed:
+            gate.end_keep(self._demand.waits)
             for topic, flow in gate.wake(self._demand.of, lives, at_ms):
                 self._unpark(topic, flow)
             self._agenda.schedule(gate, at_ms)
@@ -279,6 +282,7 @@ class Concurrency:
         if gate.closed or gate.asking:
             return None
         at_ms = self._monotonic_ms()
+        gate.end_keep(self._demand.waits)
         for topic, flow in gate.wake(self._demand.of, lives, at_ms):
             self._unpark(topic, flow)
         need = gate.wanted_of(self._demand.wanted, gate.throttle.concurrency or 1)

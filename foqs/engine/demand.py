@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -61,6 +61,11 @@ class Demand:
         lacked = self.lacked.get(topic)
         return lacked is not None and self._monotonic_ms() - lacked[0] < RECENT_MS
 
+    def waits(self, gate: AnyGate, topic: TopicKey, flow: Parked) -> bool:
+        """Return True if the flow waits at another gate than this one of its own, and consumers want its items."""
+        waits = flow.parked is not None and flow.parked is not gate and flow.ready > 0
+        return waits and self.of(topic) and gate in gates_of(flow)
+
     def wanted(self, topic: TopicKey) -> int:
         """Return how many items of the topic consumers want."""
         if not self.of(topic):
@@ -79,6 +84,15 @@ class Demand:
         """Return the gate at which flows of the topics are parked and that may have units first."""
         gates = [gate for topic in topics for gate in self.gates(topic)]
         return min(gates, key=lambda gate: gate.due_ms, default=None)
+
+
+def gates_of(flow: Parked) -> Iterator[AnyGate]:
+    """Yield the gates of the flow's keys, as it knew them last."""
+    if flow.rules is not None:
+        yield from flow.rules.keys
+        if flow.rules.limited:
+            for lane in flow.lanes:
+                yield from lane.slots.gates if lane.slots is not None else ()
 
 
 def lives(flow: Parked) -> bool:

@@ -1,19 +1,20 @@
 """Throttles on one host: which flows may be delivered, which are parked, and which throttle keys need tokens.
 
 `foqs.peers.token_lender` asks the coordinators for tokens. A flow is delivered if there is a token of each of its keys;
-else it takes none, and is parked on the first key, in the order of their names, that has none. The order is the same on
-all hosts, so no two flows wait for each other.
+else it takes none, and is parked on the first key, the slowest first, that has none. All hosts have the same order, so
+no two flows wait for each other. A flow may keep a token while it waits for the next one (`Gate.keep`): it then keeps
+one of a slow key until a faster key makes one, which is short for the slow key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from typing import NamedTuple
 
 from foqs.dedup import digest_of, slot_of
 from foqs.engine.concurrency import Concurrency
-from foqs.engine.demand import RECENT_MS, AnyGate, Demand, Parked, lives
+from foqs.engine.demand import RECENT_MS, AnyGate, Demand, Parked, gates_of, lives
 from foqs.engine.pending import DequeueCall, Hint
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
@@ -33,8 +34,8 @@ _SLICE = 500
 
 
 class Rules(NamedTuple):
-    """The throttles of a flow, when `Throttling.changes` had this value. `keys` have a rate, and are in the order of
-    their names. `limited`: some key has a limit on leases."""
+    """The throttles of a flow, when `Throttling.changes` had this value. `keys` have a rate; the slowest comes first,
+    and keys of one rate are in the order of their names. `limited`: some key has a limit on leases."""
 
     changes: int
     keys: tuple[Key, ...]
@@ -100,6 +101,7 @@ class Throttling:
             if full is not None:
                 return full
             self.concurrency.lease(flow, item, at_ms)
+        flow.waits_ms = 0
         for key in rules.keys:
             key.settled(flow)
             if not key.spend(at_ms) or key.allowance.used_up():
@@ -112,6 +114,10 @@ class Throttling:
         at_ms = self.monotonic_ms()
         topic = flow.lanes[0].topic.key
         asks_now, items = gate.due_ms <= at_ms, min(flow.ready, wanted)
+        flow.waits_ms = flow.waits_ms or at_ms
+        for key in takewhile(lambda key: key is not gate, flow.rules.keys):
+            if key.keep(topic, flow, flow.waits_ms, at_ms):
+                self.agenda.settle_soon(key)
         for later in gate.holds_up(flow, flow.rules.keys, at_ms):
             self.agenda.settle_soon(later)
         if isinstance(gate, ShardSlots):
@@ -121,7 +127,8 @@ class Throttling:
             self._let_go(gate, at_ms)
         self.demand.parked(topic, gate, wanted, at_ms)
         flow.parked = gate
-        gate.park(topic, flow, flow.tenant.start, items, at_ms)
+        keeping = any(other.keeps(flow) for other in gates_of(flow))
+        gate.park(topic, flow, flow.tenant.start, flow.waits_ms, items, at_ms, keeping=keeping)
         self.agenda.schedule(gate, at_ms)
         return asks_now
 
@@ -170,7 +177,8 @@ class Throttling:
         limited = False
         if namespace is not None:
             names = {*flow.throttles, *namespace.of(topic[1]).throttles}
-            keys = [key for name in sorted(names) if (key := self._key(topic[0], name)) is not None]
+            keys = [key for name in names if (key := self._key(topic[0], name)) is not None]
+            keys.sort(key=lambda key: (key.throttle.per_second, key.name))
             limited = namespace.limits is not None and any(map(namespace.concurrency, names))
         rules = flow.rules = Rules(self.changes, tuple(keys), limited, self)
         return rules
@@ -271,6 +279,7 @@ class Throttling:
     def _report(self) -> Iterator[None]:
         for done, key in enumerate(list(self._holding), 1):
             key.allowance.beat(self.monotonic_ms())
+            key.end_keep(self.demand.waits)
             if key.allowance.balance:
                 self._beating.add(key)
                 self.agenda.ask(key)
@@ -311,7 +320,8 @@ class Throttling:
         behind, gate.behind = gate.behind, {}
         for other, flows in behind.items():
             for flow in flows:
-                other.settled(flow)
+                if not other.keeps(flow):
+                    other.settled(flow)
             if other.unneeded(at_ms):
                 other.returning = True
                 self.agenda.ask(other)
@@ -323,11 +333,14 @@ class Throttling:
         self.agenda.schedule(key, at_ms)
 
     def _wake(self, key: Key, at_ms: int) -> None:
+        key.end_keep(self.demand.waits)
         for topic, flow in key.wake(self.demand.of, lives, at_ms):
             self._unpark(topic, flow)
 
     def _unpark(self, topic: TopicKey, flow: Parked) -> None:
         flow.parked = None
+        for gate in gates_of(flow):
+            gate.woken(flow, self.monotonic_ms())
         flow.wake()
         self._woken(topic)
 

@@ -165,9 +165,10 @@ class Tenant(Generic[L]):
 
 class Flow(Generic[L]):
     """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: what the
-    throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it."""
+    throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it. `waits_ms`: when
+    it was parked first since its last delivery, 0 if it was not."""
 
-    __slots__ = ("_parked", "lanes", "names_bytes", "rules", "tenant", "throttles")
+    __slots__ = ("_parked", "lanes", "names_bytes", "rules", "tenant", "throttles", "waits_ms")
 
     def __init__(self, tenant: Tenant[L], throttles: Throttles) -> None:
         self.tenant = tenant
@@ -175,6 +176,7 @@ class Flow(Generic[L]):
         self.names_bytes = tenancy_bytes(tenant.name, throttles)  # in an answer, for each item
         self.lanes: tuple[L, ...] = ()
         self.rules: Any = None
+        self.waits_ms = 0
         self._parked: Any = None
 
     @property

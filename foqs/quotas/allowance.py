@@ -90,12 +90,12 @@ class Allowance:
             self.pending -= taken
             self.balance += unused
 
-    def ask(self, need: int, now_ms: int, *, ahead: bool, spare: bool = False) -> Ask:
+    def ask(self, need: int, now_ms: int, *, ahead: bool, spare: bool = False, keep: int = 0) -> Ask:
         """The question to send now: for `need`, and for what recent use will need where that is `ahead`. With `spare`
-        gives back what that does not."""
+        gives back what that does not, but for `keep` tokens."""
         self._end_term(now_ms)
         aim = self._aim() if ahead else 0
-        back = max(0, self.balance - aim) if spare and not need else 0
+        back = max(0, self.balance - max(aim, keep)) if spare and not need else 0
         self.balance -= back
         wanted = max(0, need + aim - self.balance)
         ago_ms = max(0, now_ms - self._spent_ms - 1) if self._spent else 0  # both times are rounded down

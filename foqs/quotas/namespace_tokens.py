@@ -11,6 +11,8 @@ from foqs.quotas.bucket import Ask, Bucket, Grant
 STORED_RETRY_MS = 1_000
 """The hint when the bound on stored items is reached: when consumers make room is not known."""
 UNCOUNTED_RETRY_MS = 200
+PATIENCE_MS = 100
+"""A host that got no token for two intervals and this time comes before other hosts. It asks again within this time."""
 
 
 class NamespaceTokens:
@@ -20,13 +22,14 @@ class NamespaceTokens:
     An item stored after a count used a token that was granted, and not known to be spent, when the counting began. So
     no shard's items are missed: all tokens granted since the oldest count are taken to be stored on top of it."""
 
-    __slots__ = ("_bucket", "_counts", "_quota")
+    __slots__ = ("_bucket", "_counts", "_quota", "_waiting")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
         """See `Bucket`."""
         self._quota = quota
         self._bucket = Bucket(quota, empty_at_ms)
         self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
+        self._waiting: dict[str, tuple[int, int]] = {}  # by holder: since when it got no token, and when it asks again
 
     def follow(self, quota: Quota, now_ms: int) -> None:
         """Go by another rate, burst or bound on stored items."""
@@ -51,10 +54,28 @@ class NamespaceTokens:
         return Grant(granted, kept, retry_after_ms)
 
     def lend(self, holder: str, ask: Ask, now_ms: int) -> Grant:
-        """Return the answer to a question for tokens of a throttle key, with the time until the next token."""
-        kept = self._bucket.report(holder, ask, now_ms)
-        granted = self._bucket.grant(holder, ask.number, ask.wanted, now_ms)
-        return Grant(granted, kept, self._bucket.ms_until(1) if granted < ask.wanted else 0)
+        """Return the answer to a question for tokens of a throttle key, with the time until the next token. The host of
+        the coordinator asks without delay, so it could take each token of a fast key: a token is kept for the host that
+        has waited longest, if it is patient no more."""
+        bucket = self._bucket
+        kept = bucket.report(holder, ask, now_ms)
+        reserved = ask.wanted > 0 and self._reserved(holder, now_ms)
+        free = max(0, int(bucket.here(now_ms)) - reserved)
+        granted = bucket.grant(holder, ask.number, min(ask.wanted, free), now_ms)
+        retry_after_ms = bucket.ms_until(1 + reserved) if granted < ask.wanted else 0
+        since_ms, _ = self._waiting.pop(holder, (now_ms, 0))
+        if ask.wanted and not granted:
+            self._waiting[holder] = (since_ms, now_ms + retry_after_ms)
+        return Grant(granted, kept, retry_after_ms)
+
+    def _reserved(self, holder: str, now_ms: int) -> bool:
+        """Return True if a token is kept for another host than `holder`."""
+        for other, (_, again_ms) in list(self._waiting.items()):
+            if now_ms > again_ms + PATIENCE_MS:
+                del self._waiting[other]  # it wants none, or is gone
+        first = min(self._waiting, key=lambda other: self._waiting[other][0], default=holder)
+        waited_ms = now_ms - self._waiting[first][0] if first != holder else 0
+        return waited_ms > PATIENCE_MS + 2 * self._quota.ms_for(1)
 
     def lacks(self, wanted: int, shards: Collection[int]) -> bool:
         """Whether another count may allow more of `wanted`."""

@@ -4,6 +4,11 @@ A flow that finds none is parked here. When n of them arrive, n flows wake: the 
 turn. A woken flow may have no use for its unit: another key of it is dry, its items ended, or their shard is away. So
 its claim on the unit ends after `AWAKE_MS`, or when it is parked again, and the next flow wakes. Invariant: while flows
 of wanted topics are parked, there are no more units than claims.
+
+A flow that needs units of several keys would lose its claims on the first ones each time it waits for a later one. So
+one claim a gate has no such end: the keeper's, which is the flow that has waited longest of those that wait at a later
+gate. All flows wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper. At
+the later gate every second unit is for flows that keep one, so that they keep it for a short time.
 """
 
 from __future__ import annotations
@@ -31,7 +36,10 @@ class Gate(Generic[T, F]):
     `due_ms`: when the coordinator may have units. `behind`: throttle keys with tokens here, and the flows that need
     those and are parked on this gate."""
 
-    __slots__ = ("_awake", "active", "asleep", "behind", "bounded", "due_ms", "slot", "throttle", "timer_ms")
+    __slots__ = (
+        "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "due_ms", "slot",
+        "throttle", "timer_ms",
+    )  # fmt: skip
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
         """`slot`: where its coordinator is."""
@@ -44,6 +52,9 @@ class Gate(Generic[T, F]):
         self.due_ms = 0
         self.timer_ms = 0  # when its due time is looked at; 0 if it is not
         self._awake: dict[F, int] = {}
+        self._keeper: tuple[F, T, int] | None = None  # the flow, its topic, since when it waits
+        self._keeping: dict[F, T] = {}  # parked here, and keeper of other gates; some entries are out of date
+        self._others_turn = False
 
     @property
     def name(self) -> str:
@@ -76,10 +87,9 @@ class Gate(Generic[T, F]):
 
     def has_room(self, flow: F, now_ms: int) -> bool:
         """Whether there is a unit that no other flow has a claim on."""
-        awake = self._awake
-        if not awake:
+        if not self._awake and self._keeper is None:
             return self.here(now_ms) > 0
-        return self._room(now_ms) + (flow in awake) > 0
+        return self._room(now_ms) + self.claims(flow) > 0
 
     def wanted_of(self, wanted: Callable[[T], int], most: int, begin: int = 0) -> int:
         """Return how many units the consumers of its parked flows could use beside `begin`, at most `most`."""
@@ -92,18 +102,23 @@ class Gate(Generic[T, F]):
 
     # ------------------------------------------------------------------------------------- flows
 
-    def park(self, topic: T, flow: F, start: float, items: int, now_ms: int) -> None:
-        """Park a flow that found no unit. Its topic is wanted now."""
-        self._awake.pop(flow, None)
+    def park(
+        self, topic: T, flow: F, start: float, since_ms: int, items: int, now_ms: int, *, keeping: bool = False
+    ) -> None:
+        """Park a flow that found no unit, and was first parked at some gate at `since_ms`. Its topic is wanted now.
+        `keeping`: the flow is the keeper of other gates."""
+        self.settled(flow)
+        if keeping:
+            self._keeping[flow] = topic
         parking = self.active.get(topic)
         if parking is None:
             parking = self.asleep.pop(topic, None) or Parking()
             self.active[topic] = parking
-        parking.add(flow, start, items, now_ms)
+        parking.add(flow, start, since_ms, items, now_ms)
 
     def remove(self, topic: T, flow: F) -> None:
         """Forget a parked or woken flow."""
-        self._awake.pop(flow, None)
+        self.settled(flow)
         for topics in (self.active, self.asleep):
             parking = topics.get(topic)
             if parking is not None and parking.remove(flow) and not parking:
@@ -116,19 +131,50 @@ class Gate(Generic[T, F]):
         for other in keys:
             if other is self:
                 later = True
-            elif other.here(now_ms):
+            elif other.here(now_ms) and not (other.keeps(flow) and not later):
                 self.behind.setdefault(other, []).append(flow)
-                if later and other._awake.pop(flow, None) is not None:
+                if later and other.claims(flow):
+                    other.settled(flow)
                     given_up.append(other)
         return given_up
 
-    def settled(self, flow: F) -> None:
-        """A woken flow took its unit, or has no use for it."""
+    def keep(self, topic: T, flow: F, since_ms: int, now_ms: int) -> bool:
+        """The flow waits at a later gate, since `since_ms` at one or another. If there is a unit for it here, and no
+        keeper that has waited longer, it becomes the keeper. Return True if it replaced one."""
+        keeper = self._keeper
+        if keeper is not None and (keeper[0] is flow or keeper[2] <= since_ms):
+            return False
+        if not self.has_room(flow, now_ms):
+            return False
         self._awake.pop(flow, None)
+        self._keeper = (flow, topic, since_ms)
+        return keeper is not None
+
+    def keeps(self, flow: F) -> bool:
+        """Return True if the flow is the keeper."""
+        return self._keeper is not None and self._keeper[0] is flow
+
+    def woken(self, flow: F, now_ms: int) -> None:
+        """The flow waits at the later gate no more. If it is the keeper, its claim ends like that of any woken flow."""
+        if self.keeps(flow):
+            self._keeper = None
+            self._awake[flow] = now_ms
+
+    def end_keep(self, waits: Callable[[Gate[T, F], T, F], bool]) -> None:
+        """Forget the keeper unless it still waits at a later gate, for consumers that want its items."""
+        if self._keeper is not None and not waits(self, self._keeper[1], self._keeper[0]):
+            self._keeper = None
+
+    def settled(self, flow: F) -> None:
+        """A flow took the unit that it had a claim on, or has no use for it."""
+        self._awake.pop(flow, None)
+        self._keeping.pop(flow, None)
+        if self.keeps(flow):
+            self._keeper = None
 
     def claims(self, flow: F) -> bool:
-        """Whether a woken flow has a claim on a unit."""
-        return flow in self._awake
+        """Return True if the flow has a claim on a unit."""
+        return flow in self._awake or self.keeps(flow)
 
     def wake(self, demanded: Callable[[T], bool], lives: Callable[[F], bool], now_ms: int) -> list[tuple[T, F]]:
         """Return the flows that wake for the units which are here."""
@@ -137,6 +183,14 @@ class Gate(Generic[T, F]):
         room = self._room(now_ms)
         woken: list[tuple[T, F]] = []
         while room > 0 and self.active:
+            keeping = None if self._others_turn else self._next_keeping(demanded, lives)
+            self._others_turn = keeping is not None
+            if keeping is not None:
+                self._awake[keeping[1]] = now_ms
+                woken.append(keeping)
+                room -= 1
+            if keeping is not None or not self.active:
+                continue
             topic, parking = next(iter(self.active.items()))
             del self.active[topic]
             if not demanded(topic):
@@ -151,6 +205,19 @@ class Gate(Generic[T, F]):
                 woken.append((topic, flow))
                 room -= 1
         return woken
+
+    def _next_keeping(self, demanded: Callable[[T], bool], lives: Callable[[F], bool]) -> tuple[T, F] | None:
+        """Remove the first flow that is the keeper of other gates, of a topic that consumers want."""
+        for flow, topic in list(self._keeping.items()):
+            del self._keeping[flow]
+            parking = self.active.get(topic)
+            if parking is None or not demanded(topic) or not parking.remove(flow):
+                continue
+            if not parking:
+                del self.active[topic]
+            if lives(flow):
+                return topic, flow
+        return None
 
     def doze(self, demanded: Callable[[T], bool], lives: Callable[[F], bool]) -> list[tuple[T, F]]:
         """Put topics that no consumer wants to sleep, some at a time. Return a flow of each, which wakes without a
@@ -175,8 +242,13 @@ class Gate(Generic[T, F]):
 
     @property
     def awake(self) -> int:
-        """Number of woken flows that have not used their unit yet."""
-        return len(self._awake)
+        """Number of claims on units."""
+        return len(self._awake) + self.kept
+
+    @property
+    def kept(self) -> int:
+        """Number of units that a keeper has: 0 or 1."""
+        return self._keeper is not None
 
     def parked(self) -> Iterator[tuple[T, Parking[F]]]:
         yield from self.active.items()
@@ -184,7 +256,7 @@ class Gate(Generic[T, F]):
 
     def _room(self, now_ms: int) -> int:
         self.end_claims(now_ms)
-        return self.here(now_ms) - len(self._awake)
+        return self.here(now_ms) - self.awake
 
     def end_claims(self, now_ms: int) -> None:
         """Forget the claims of flows that did not use them in time."""

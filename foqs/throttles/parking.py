@@ -13,24 +13,25 @@ _STALE = 64
 
 
 class Parking(Generic[F]):
-    """The flows in the order of their tenants' virtual starts. `items`: how many items consumers wanted of them.
-    `scout`: the flow that woke without a token while no consumer wants the topic."""
+    """The flows in the order of their tenants' virtual starts, and then of their waiting time, here and at other gates.
+    `items`: how many items consumers wanted of them. `scout`: the flow that woke without a token while no consumer
+    wants the topic."""
 
     __slots__ = ("_heap", "_parked", "_seq", "items", "scout")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, F]] = []  # with flows that left
+        self._heap: list[tuple[float, int, int, F]] = []  # with flows that left
         self._parked: dict[F, tuple[int, int, int]] = {}  # its entry's number, its items, since when
         self._seq = 0
         self.items = 0
         self.scout: F | None = None
 
-    def add(self, flow: F, start: float, items: int, now_ms: int) -> None:
-        """Park a flow that is not here. `start`: of its tenant."""
+    def add(self, flow: F, start: float, since_ms: int, items: int, now_ms: int) -> None:
+        """Park a flow that is not here. `start`: of its tenant. `since_ms`: when it was first parked at some gate."""
         self._seq += 1
         self._parked[flow] = (self._seq, items, now_ms)
         self.items += items
-        heappush(self._heap, (start, self._seq, flow))
+        heappush(self._heap, (start, since_ms, self._seq, flow))
 
     def remove(self, flow: F) -> bool:
         """Remove the flow; return whether it was here."""
@@ -39,14 +40,14 @@ class Parking(Generic[F]):
             return False
         self.items -= entry[1]
         if len(self._heap) > 2 * len(self._parked) + _STALE:
-            self._heap = [one for one in self._heap if self._parked.get(one[2], (0,))[0] == one[1]]
+            self._heap = [one for one in self._heap if self._parked.get(one[3], (0,))[0] == one[2]]
             heapify(self._heap)
         return True
 
     def pop(self) -> F | None:
         """Remove the fairest flow and return it; None if there is none."""
         while self._heap:
-            _, seq, flow = heappop(self._heap)
+            _, _, seq, flow = heappop(self._heap)
             entry = self._parked.get(flow)
             if entry is not None and entry[0] == seq:
                 del self._parked[flow]

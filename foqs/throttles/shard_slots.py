@@ -87,14 +87,16 @@ class ShardSlots(Gate[T, F]):
         if self._tied:
             self._tied -= 1
             self.has -= 1
+        elif self.contended:  # also where flows of this shard wait: the coordinator knows which have waited longest
+            self.has -= 1
         self.running.pop(item_id, None)
         self._in_time.pop(item_id, None)
         self.reclaimed += by_time
 
     def claim(self, flow: F, now_ms: int) -> None:
         """Keep a slot for a flow that waits for one of another key, if there is one."""
-        if self.has_room(flow, now_ms):
-            self._awake.pop(flow, None)  # the oldest claim stands first
+        if self.has_room(flow, now_ms) and not self.keeps(flow):
+            self._awake.pop(flow, None)  # the oldest claim comes first
             self._awake[flow] = now_ms
 
     def look_after(self, now_ms: int) -> None:

@@ -71,8 +71,9 @@ class ThrottleKey(Gate[T, F]):
         return moment >= self.mark and not self.throttle.shadow and self.allowance.give_back(now_ms)
 
     def need(self, wanted: Callable[[T], int]) -> int:
-        """Return how many more tokens the consumers of its parked flows could use, at most the burst."""
-        return self.wanted_of(wanted, self.throttle.burst, self.lacked)
+        """Return how many tokens the consumers of its parked flows could use, and its keeper, at most the burst."""
+        need = self.wanted_of(wanted, self.throttle.burst, self.lacked)
+        return min(need + self.kept, self.throttle.burst) if need else 0
 
     def ask(self, need: int, now_ms: int, mark: int, *, beat: bool = False) -> Ask | None:
         """Return the question to send now, None if there is nothing to ask, report or return. On a `beat` the tokens
@@ -84,7 +85,7 @@ class ThrottleKey(Gate[T, F]):
             return None
         self.mark, self.lacked = mark, 0
         spare = returning or (beat and not self._awake)
-        asked = allowance.ask(need, now_ms, ahead=beat, spare=spare)
+        asked = allowance.ask(need, now_ms, ahead=beat, spare=spare, keep=self.kept)
         if asked.back:  # the coordinator has these again: a flow that wants one now asks at once
             self.due_ms = self.returned_ms = now_ms
         return asked
@@ -120,7 +121,7 @@ class ThrottleKey(Gate[T, F]):
     def unneeded(self, now_ms: int) -> bool:
         """Whether its tokens wait for a token of another key alone. Tokens go back once a millisecond: two flows on the
         coordinator's own host could return each other's, and ask for them at once, without end."""
-        idle = self.allowance.balance > 0 and not self.active and now_ms - self.used_ms >= _USED_MS
+        idle = self.allowance.balance > self.kept and not self.active and now_ms - self.used_ms >= _USED_MS
         return idle and now_ms > self.returned_ms
 
     @property

@@ -99,3 +99,17 @@ def test_a_tenant_that_gets_nothing() -> None:
     fair = [delivery(key, 1 + at / 300) for at, key in enumerate(red[:2_000])]
     assert list(starved(enqueued, [*unfair, *fair])) == []
     assert list(starved([stored(key, 0.0) for key in (*others, *red[:99])], unfair)) == []
+
+
+def test_a_throttle_set_that_gets_nothing() -> None:
+    """Items with two keys, beside items with one of these keys each. Sets without a common key are no rivals."""
+    keys = [f"producer-1/throttled:{n}" for n in range(30_000)]
+    by_set = {wanted: [key for key in keys if throttles_of(key) == wanted] for wanted in set(map(throttles_of, keys))}
+    both, quick, wide = by_set["quick", "slow"], by_set["quick",], by_set["wide",]
+    unfair = [delivery(key, 1 + at / 1_000) for at, key in enumerate(quick[:2_001])]
+    (lie,) = starved([stored(key, 0.0) for key in (*both[:20], *quick)], unfair)
+    assert lie == "throttle set quick, slow got none of 2,000 deliveries while 20 of its items waited"
+    assert list(starved([stored(key, 0.0) for key in (*both[:19], *quick)], unfair)) == []
+    assert list(starved([stored(key, 0.0) for key in (*both[:40], *quick)], [*unfair, delivery(both[0], 2.0)])) == []
+    others = [delivery(key, 1 + at / 1_000) for at, key in enumerate(wide[:2_500])]
+    assert list(starved([stored(key, 0.0) for key in (*both[:20], *wide)], others)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -280,3 +281,52 @@ def test_a_lane_counts_at_the_gates_of_its_limited_keys() -> None:
     host.apply(GPU)
     assert (slots.commits, slots.stale) == (False, True)
     assert [gate.name for gate in lane.slots.gates] == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"throttle.a": '{"concurrency": 1}', "throttle.b": '{"concurrency": 1}'},
+        {"throttle.a": '{"per_second": 4, "burst": 1}', "throttle.b": '{"concurrency": 1}'},
+        {"throttle.a": '{"concurrency": 1}', "throttle.b": '{"per_second": 4, "burst": 1}'},
+        {"throttle.a": '{"concurrency": 2, "per_second": 10}', "throttle.b": '{"concurrency": 1, "per_second": 3}'},
+    ],
+)
+def test_items_with_two_keys_do_not_starve(entries: dict[str, str]) -> None:
+    """Units come one at a time, and an item with two keys needs both at one time."""
+    host = Limited(entries)
+    for keys in (["a"], ["b"], ["a", "b"]):
+        host.put(200, *keys)
+    given: dict[tuple[str, ...], list[int]] = {("a",): [], ("b",): [], ("a", "b"): []}
+    work: list[tuple[int, Any]] = []
+    call = host.dequeue(1, wait_ms=5_000)
+    for now in range(0, 20_000, 10):
+        if call.answers:
+            for item in call.answer.items:
+                given[tuple(sorted(item.throttle_keys))].append(now)
+                work.append((now + 200, item))
+            call = host.dequeue(1, wait_ms=5_000)
+        while work and work[0][0] <= now:
+            host.ack(work.pop(0)[1])
+        host.pass_ms(10)
+    for keys, times in given.items():
+        longest_ms = max(after - before for before, after in pairwise([0, *times, 20_000]))
+        assert longest_ms <= 3_000, (keys, longest_ms, times)
+
+
+def test_shards_take_turns_at_a_limit() -> None:
+    """A shard whose own items wait gives its freed slot back where those of another shard have waited longer."""
+    host = Limited({"throttle.a": '{"concurrency": 1}'})
+    for tenant in ("x", "y"):
+        host.put(60, "a", tenant=tenant)
+    given: list[str] = []
+    call = host.dequeue(1, wait_ms=5_000)
+    for _ in range(40):
+        host.pass_ms(100)
+        assert call.answers
+        (item,) = call.answer.items
+        given.append(item.fairness_key)
+        call = host.dequeue(1, wait_ms=5_000)
+        host.ack(item)
+    assert len({shard for shard in host.engine.shards if host.dbs[shard].items}) == 2
+    assert min(given.count("x"), given.count("y")) >= 15

@@ -6,6 +6,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+from foqs.engine.demand import RECENT_MS
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
 from foqs.item import Given
@@ -244,21 +245,41 @@ def test_two_flows_with_crossed_claims_get_on() -> None:
     assert first.delivered
 
 
-def test_a_flow_behind_another_claim_keeps_no_token() -> None:
-    """The only token of b is kept for a flow whose topic just had a consumer; no coordinator is asked for b."""
+def test_a_flow_keeps_its_token_while_the_next_is_claimed() -> None:
+    """The only token of b is claimed for a flow whose topic just had a consumer; no coordinator is asked for b."""
     host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
     for key in "ab":
         filled(host, put(host, key, topic="other", ready=1))
     host.awake.clear()
-    both, only = put(host, "a", "b"), put(host, "a")
+    both, only = put(host, "a", "b", ready=1), put(host, "a")
     a, b = (host.throttling.keys[NS, f"\1{key}"] for key in "ab")
     a._awake = {both: host.cluster.now}
     for flow, dry in ((both, b), (only, a)):
         assert take(host, flow) is dry
         park(host, flow, dry)
     host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
-    host.cluster.run(1)
-    assert only.delivered and not both.delivered
+    host.cluster.run(AWAKE_MS)
+    assert both.delivered and not only.delivered
+
+
+def test_a_flow_that_no_consumer_wants_keeps_no_token() -> None:
+    host = host_with(**dict.fromkeys("ab", '{"per_second": 0.01, "burst": 1}'))
+    one, other = put(host, "a", topic="other", ready=1), put(host, "b", topic="other", ready=1)
+    filled(host, one)
+    filled(host, other)
+    assert take(host, other) is None  # b has no token for 100 s
+    host.awake.clear()
+    both, only = put(host, "a", "b", topic="left"), put(host, "a")
+    a = host.throttling.keys[NS, "\1a"]
+    a._awake = {both: host.cluster.now}
+    park(host, both, take(host, both))
+    assert a.keeps(both)
+    park(host, only, take(host, only))
+    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
+    host.cluster.run(1_000)
+    assert not only.delivered
+    host.cluster.run(RECENT_MS)
+    assert only.delivered
 
 
 def test_a_key_whose_tokens_were_returned_is_asked_again_at_once() -> None:

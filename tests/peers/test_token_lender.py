@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -52,6 +54,68 @@ def test_two_keys_at_a_low_rate_on_three_hosts() -> None:
     before = len(cluster.deliveries("a"))
     cluster.run(60_000)
     assert len(cluster.deliveries("a")) - before >= 0.9 * 60
+
+
+LINES = [("a",), ("b",), ("a", "b")]
+CROWD = [("a",), ("b",), ("c",), ("a", "b"), ("b", "c"), ("a", "b", "c")]
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize(
+    ("sets", "rates"),
+    [
+        (LINES, {"a": (4, 4), "b": (4, 4)}),
+        (LINES, {"a": (4, 1), "b": (4, 1)}),
+        (LINES, {"a": (100, 1), "b": (1, 1)}),
+        (LINES, {"a": (1, 1), "b": (100, 1)}),
+        (CROWD, {"a": (4, 1), "b": (4, 1), "c": (4, 1)}),
+        (CROWD, {"a": (20, 3), "b": (1, 1), "c": (5, 1)}),
+    ],
+)
+def test_no_set_of_keys_starves(hosts: int, sets: Sequence[tuple[str, ...]], rates: dict[str, tuple[int, int]]) -> None:
+    """A flow with several keys never has all of them at one time by chance: each token is taken as it comes."""
+    assert longest_wait(hosts, sets, rates, seed=1) <= WAIT_INTERVALS[hosts]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_set_of_keys_starves_whatever_the_rates(seed: int) -> None:
+    rng = random.Random(seed)
+    rates = {key: (rng.choice([2, 4, 20]), rng.choice([1, 1, 3, 20])) for key in "abcd"}
+    sets = [(key,) for key in "abcd"] + [tuple(rng.sample("abcd", rng.randint(2, 4))) for _ in range(3)]
+    hosts = rng.choice([1, 3])
+    assert longest_wait(hosts, sets, rates, seed) <= WAIT_INTERVALS[hosts]
+
+
+WAIT_INTERVALS = {1: 12, 3: 60}
+"""By the number of hosts, in intervals of the slowest key of the set. Up to six sets wait on each host."""
+
+
+def longest_wait(hosts: int, sets: Sequence[tuple[str, ...]], rates: dict[str, tuple[int, int]], seed: int) -> float:
+    """Return the longest time in which some set of keys with a backlog got no item on any host."""
+    entries = {f"throttle.{key}": f'{{"per_second": {rate}, "burst": {burst}}}' for key, (rate, burst) in rates.items()}
+    cluster = Cluster(hosts, entries, seed)
+    for host in cluster.hosts:
+        for keys in sets:
+            host.put("-".join(keys), *keys)
+    cluster.run(3_000)  # coordinators grant nothing at first
+    begun_ms, worst_wait = cluster.now, 0.0
+    cluster.run(40_000)
+    for key, (rate, burst) in rates.items():
+        assert worst(cluster.deliveries(key), rate) <= burst
+    for keys in sets:
+        flows = [flow for host in cluster.hosts for flow in host.flows if flow.throttles == tuple(sorted(keys))]
+        times = sorted(at for flow in flows for at in flow.delivered if at >= begun_ms)
+        longest_ms = max(after - before for before, after in pairwise([begun_ms, *times, cluster.now]))
+        worst_wait = max(worst_wait, longest_ms * min(rates[key][0] for key in keys) / 1_000)
+    return worst_wait
+
+
+def test_a_fast_key_reaches_hosts_that_ask_over_the_network() -> None:
+    """The coordinator's own host asks without delay, and could take each token as it is made."""
+    cluster = Cluster(3, {"throttle.api": '{"per_second": 100, "burst": 1}'})
+    flows = [host.put("sync", "api") for host in cluster.hosts]
+    cluster.run(20_000)
+    assert all(len(flow.delivered) >= 50 for flow in flows)
 
 
 def test_topics_with_the_same_keys_share_tokens() -> None:

@@ -40,6 +40,7 @@ class FakeFlow:
         self.tenant = SimpleNamespace(start=0.0)
         self.lanes = [SimpleNamespace(topic=SimpleNamespace(key=(NS, topic)), flow=self)]
         self.rules: Any = None
+        self.waits_ms = 0
         self.parked: Any = None
         self.delivered: list[int] = []
         self.moments: list[int] = []

@@ -181,7 +181,8 @@ class Throttles:
                 if isinstance(flow.parked, ShardSlots):
                     continue
                 keys = flow.rules.keys
-                kept = [other for key in keys for other in key._awake if other.lanes]
+                claims = [other for key in keys for other in (*key._awake, *(key._keeper or ())[:1])]
+                kept = [other for other in claims if other.lanes]
                 if any(other.lanes[0].topic.key not in host.waiting for other in kept):
                     continue
                 if all(key.allowance.held(at_ms) for key in keys):

@@ -255,6 +255,10 @@ class Host:
 
     # ------------------------------------------------------------------------------------- the event loop
 
+    def freeze(self, until: int) -> None:
+        """A freeze is never cut short: work of the host waits for its end already."""
+        self.frozen_until = max(self.frozen_until, until)
+
     def _soon(self, do: Callable[[], None]) -> None:
         self.later(0, do)
 

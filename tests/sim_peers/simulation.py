@@ -116,8 +116,7 @@ class Simulation:
         self.clock.soon(self.rng.randint(10, 1_500), lambda: self._restart(host))
 
     def _freeze(self) -> None:
-        host = self.rng.choice(self.hosts)
-        host.frozen_until = self.clock.time + self.rng.choice([100, 700, 2_000])
+        self.rng.choice(self.hosts).freeze(self.clock.time + self.rng.choice([100, 700, 2_000]))
 
     def _restart(self, dead: Host) -> None:
         self.hosts[HOSTS.index(dead.name)] = host = Host(self, dead.name)

@@ -50,6 +50,11 @@ def keys_are_asked_for_in_any_order(patch: Patch) -> None:
 
 
 @mutant
+def no_flow_keeps_a_token_for_the_next_one(patch: Patch) -> None:
+    patch.setattr(ThrottleKey, "keep", lambda *about: False)
+
+
+@mutant
 def a_coordinator_goes_on_with_the_replaced_rate(patch: Patch) -> None:
     patch.setattr(NamespaceTokens, "follow", lambda tokens, quota, now_ms: None)
 

@@ -88,7 +88,7 @@ def test_a_turn_looks_at_some_keys(rig: Rig, timed: bool) -> None:
 
 def test_nothing_is_scheduled_while_a_question_is_open(rig: Rig) -> None:
     key = rig.key()
-    key.park("t", "flow", 0.0, 1, 0)
+    key.park("t", "flow", 0.0, 0, 1, 0)
     rig.agenda.schedule(key, 0)
     assert rig.agenda.fresh() == [key]
     rig.agenda.asked(key)
@@ -99,7 +99,7 @@ def test_nothing_is_scheduled_while_a_question_is_open(rig: Rig) -> None:
 
 def test_a_dry_key_is_looked_at_when_it_may_have_tokens(rig: Rig) -> None:
     key = rig.key()
-    key.park("t", "flow", 0.0, 1, 0)
+    key.park("t", "flow", 0.0, 0, 1, 0)
     key.due_ms = 30
     rig.agenda.schedule(key, 0)
     assert (rig.agenda.fresh(), rig.agenda.next_ms()) == ([], 30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
-from foqs.throttles.gate import AWAKE_MS
+from foqs.throttles.gate import AWAKE_MS, Gate
 from foqs.throttles.parking import Parking
 from foqs.throttles.throttle import Throttle
 from foqs.throttles.throttle_key import ThrottleKey
@@ -18,7 +18,7 @@ from foqs.throttles.throttle_key import ThrottleKey
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 9), st.integers(0, 4))), st.randoms())
 def test_the_fairest_of_the_parked_flows_is_next(steps: list[tuple[str, float, int]], rng: random.Random) -> None:
-    parking, model = Parking[str](), dict[str, tuple[float, int, int]]()
+    parking, model = Parking[str](), dict[str, tuple[float, int, int, int]]()
     for at, (flow, start, items) in enumerate(steps):
         if flow in model:
             assert parking.remove(flow)
@@ -29,10 +29,11 @@ def test_the_fairest_of_the_parked_flows_is_next(steps: list[tuple[str, float, i
             model.pop(best or "", None)
         else:
             assert not parking.remove(flow)
-            parking.add(flow, start, items, at)
-            model[flow] = (start, at, items)
+            since_ms = rng.choice([1, 2])
+            parking.add(flow, start, since_ms, items, at)
+            model[flow] = (start, since_ms, at, items)
         assert len(parking) == len(model)
-        assert parking.items == sum(items for _, _, items in model.values())
+        assert parking.items == sum(items for _, _, _, items in model.values())
     assert [parking.pop() for _ in model] == sorted(model, key=model.__getitem__)
     assert parking.pop() is None
 
@@ -56,7 +57,7 @@ class Rig:
 
     def park(self, *flows: str) -> None:
         for flow in flows:
-            self.key.park(flow[0], flow, float(flow[1:]), 1, self.now)
+            self.key.park(flow[0], flow, float(flow[1:]), self.now, 1, self.now)
 
     def wakes(self) -> list[str]:
         woken = self.key.wake(self.wanted.__contains__, lambda flow: flow not in self.dead, self.now)
@@ -143,6 +144,71 @@ def test_tokens_are_asked_for_what_consumers_want() -> None:
     assert rig.key.need({"a": 1, "b": 5}.__getitem__) == 2
     rig.park(*[f"c{n}" for n in range(9)])
     assert rig.key.need(lambda topic: 9) == 4  # the burst
+
+
+def waits(gate: Gate[str, str], topic: str, flow: str) -> bool:
+    return True
+
+
+def test_the_claim_of_the_flow_that_waited_longest_has_no_end() -> None:
+    rig = Rig()
+    rig.park("a1", "a2", "a3")
+    rig.arrive(2)
+    assert rig.wakes() == ["a1", "a2"]
+    assert not rig.key.keep("a", "a2", 8, rig.now)  # both wait at a later gate
+    assert rig.key.keep("a", "a1", 5, rig.now)  # this one for longer
+    assert not rig.key.keep("a", "a2", 8, rig.now)
+    rig.now += AWAKE_MS
+    rig.key.end_keep(waits)
+    assert rig.wakes() == ["a3"]
+    assert rig.key.keeps("a1")
+    assert rig.key.has_room("a1", rig.now) and not rig.key.has_room("a4", rig.now)
+    rig.key.woken("a1", rig.now)  # it found the other unit, and does not take this one
+    rig.park("a5")
+    assert rig.wakes() == []
+    rig.now += AWAKE_MS
+    assert rig.wakes() == ["a5"]
+
+
+def test_a_keeper_that_waits_no_more_keeps_nothing() -> None:
+    rig = Rig()
+    rig.park("a1", "a2")
+    rig.arrive(1)
+    assert rig.wakes() == ["a1"]
+    rig.key.keep("a", "a1", 1, rig.now)
+    rig.key.end_keep(lambda gate, topic, flow: flow != "a1")
+    assert rig.wakes() == ["a2"]
+
+
+def test_all_tokens_but_the_one_that_is_kept_go_back() -> None:
+    rig = Rig()
+    rig.arrive(5)
+    rig.key.keep("a", "a1", 1, rig.now)
+    rig.key.returning = True
+    asked = rig.key.ask(0, rig.now, 1)
+    assert asked is not None and asked.back == 4
+    rig.now += 1_000
+    assert not rig.key.unneeded(rig.now)
+
+
+def test_a_token_that_is_kept_is_asked_for_again() -> None:
+    """The other flows wait for the interval of this key, not for the flow that keeps a token of it."""
+    rig = Rig(burst=5)
+    rig.arrive(1)
+    rig.key.keep("a", "a1", 1, rig.now)
+    rig.park("a2")
+    assert rig.key.need(lambda topic: 1) == 2
+    asked = rig.key.ask(2, rig.now, 1)
+    assert asked is not None and asked.wanted == 1
+
+
+def test_every_second_unit_is_for_flows_that_keep_one() -> None:
+    rig = Rig()
+    rig.park("b1", "b2", "b3")
+    for flow in ("c1", "a1", "c2"):
+        rig.key.park(flow[0], flow, 0.0, rig.now, 1, rig.now, keeping=True)
+    rig.arrive(6)
+    assert rig.wakes() == ["c1", "b1", "a1", "c2", "b2", "b3"]
 
 
 @given(st.integers(0, 1 << 32))

@@ -36,8 +36,15 @@ _SETS = {
 }  # fmt: skip
 """Throttle sets, with how many items of each a producer makes at a time: two producers use nine tenths of each rate."""
 _PAUSE_S = 3.0
-_WAITING, _OTHERS = 100, 2_000
+_WAITING, _SET_WAITING, _OTHERS = 100, 20, 2_000
 _NS_PER_S = 1_000_000_000
+Group = str | tuple[str, ...]
+"""A tenant with its free items, or a throttle set."""
+_RIVALS: dict[Group, dict[Group, int]] = {
+    **{one: {other: _WAITING for other in TENANTS if other != one} for one in TENANTS},
+    **{one: {other: _SET_WAITING for other in _SETS if other != one and {*one} & {*other}} for one in _SETS},
+}
+"""Those that are looked at when a group gets an item, with how many items of them wait at least."""
 
 
 def tenant_of(key: str) -> str:
@@ -195,25 +202,24 @@ class _Prefixes:
 
 
 def starved(stored: Iterable[Enqueue], deliveries: Iterable[Delivery]) -> Iterator[str]:
-    """Yield each tenant that got nothing in 2,000 deliveries of other tenants, with 100 free items waiting."""
-    waiting, others, reported = Counter[str](), Counter[str](), set[str]()
-    first: set[str] = set()
+    """Yield each tenant, and each throttle set, that got nothing in 2,000 deliveries of its rivals while items of it
+    waited. Tenants are rivals with their free items, and throttle sets where they share a key."""
     events = [(event.ended, 1, event.key) for event in stored if event.answer is Answer.OK]
     events += [(event.ended, -1, event.key) for event in deliveries]
+    waiting, others, reported = Counter[Group](), Counter[Group](), set[Group]()
+    first: set[str] = set()
     for _, change, key in sorted(events):
-        if throttles_of(key):
-            continue
-        tenant = tenant_of(key)
+        group = throttles_of(key) or tenant_of(key)
         if change > 0:
-            waiting[tenant] += 1
+            waiting[group] += 1
             continue
         if key not in first:
             first.add(key)
-            waiting[tenant] -= 1
-        others[tenant] = 0
-        for one in TENANTS:
-            if one != tenant:
-                others[one] = others[one] + 1 if waiting[one] >= _WAITING else 0
+            waiting[group] -= 1
+        others[group] = 0
+        for one, least in _RIVALS[group].items():
+            others[one] = others[one] + 1 if waiting[one] >= least else 0
             if others[one] > _OTHERS and one not in reported:
                 reported.add(one)
-                yield f"tenant {one} got none of {_OTHERS:,} deliveries while {waiting[one]} of its items waited"
+                name = f"tenant {one}" if isinstance(one, str) else f"throttle set {', '.join(one)}"
+                yield f"{name} got none of {_OTHERS:,} deliveries while {waiting[one]} of its items waited"

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 
 from foqs.client.items import ItemSpec
 from foqs.dedup import digest_of, slot_of
@@ -75,6 +76,7 @@ def two_keys(stage: Stage) -> Outcome:
     _put(stage, {"two-a": _throttle(100), "two-b": _throttle(10)})
     stage.fill(keyed("two", ["two-a", "two-b"], int(20 * look_s)))
     stage.fill(keyed("two", ["two-a"], int(200 * look_s)))
+    stage.fill(keyed("two", ["two-b"], int(20 * look_s)))
     with Consumers(stage.clients, "two", 10, pace_s=0.01) as consumers:
         began_s = time.monotonic()
         time.sleep(look_s)
@@ -82,14 +84,16 @@ def two_keys(stage: Stage) -> Outcome:
     seen = consumers.between(began_s, until_s)
     a, b = _with(seen, "two-a"), _with(seen, "two-b")
     took_s = until_s - began_s
+    both = [one.at_s for one in b if len(one.item.throttle_keys or ()) == 2]
     figures = {
-        "both keys a second": len(b) / took_s,
-        "only-a over its 90 a second": (len(a) - len(b)) / took_s / 90,
+        "both keys a second": len(both) / took_s,
+        "longest wait for both, s": max(after - before for before, after in pairwise([began_s, *both, until_s])),
+        "only-a over its 90 a second": (len(a) - len(both)) / took_s / 90,
         "beyond a rate": max(exceeded_by(a, 100, 100), exceeded_by(b, 10, 10)),
     }
-    met = figures["only-a over its 90 a second"] >= 0.95
-    title = "keys {a 100/s, b 10/s} beside items with a alone"
-    bar = "both <= 10/s, only-a >= 0.95 x 90/s"
+    met = figures["only-a over its 90 a second"] >= 0.95 and figures["longest wait for both, s"] <= 3
+    title = "keys {a 100/s, b 10/s} beside items with a alone, and with b alone"
+    bar = "both <= 10/s, and one at least in any 3 s; only-a >= 0.95 x 90/s"
     return Outcome(11, title, bar, met and figures["beyond a rate"] <= 0, figures)
 
 

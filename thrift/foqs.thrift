@@ -259,8 +259,10 @@ struct TopicCount {
   /** At most this many items, 1 to 10,000 over the whole request. */
   2: i32 count,
   /**
-   * Items of the topic that the worker process holds, for topics with the policy per_worker. Default: the host counts the
-   * leases that it gave to the worker with this name (DequeueRequest.worker).
+   * Items of the topic that the worker process holds, over all hosts, for topics with the policy per_worker. A process with
+   * several requests at a time adds the counts of its other requests. The number holds until the reply: a process that
+   * holds fewer items ends the wait (DequeueRequest.wait_ms), and asks again. Default: the host counts the leases that it
+   * gave to the worker with this name (DequeueRequest.worker).
    */
   3: optional i32 holding,
 }
@@ -271,7 +273,10 @@ struct DequeueRequest {
   2: list<TopicCount> wants,
   /** Duration of the leases, 100 ms to 12 h. Default: each item's own, else the server's. */
   3: optional i64 lease_ms,
-  /** Duration to wait for a first item, 0 to 600,000. Default 0: reply at once. */
+  /**
+   * Duration to wait for a first item, 0 to 600,000. Default 0: reply at once. The wait ends when the caller sends the
+   * oneway message EndWait, without arguments, behind the request on the same connection. That message gets no reply.
+   */
   4: optional i64 wait_ms,
   /** Bound on the reply's payloads, metadata and headers together, in bytes; the first item always fits. Default: what fits a frame. */
   5: optional i64 max_bytes,
@@ -382,6 +387,8 @@ struct DequeueResponse {
    * "concurrency: <key>" when a throttle does, "per_worker" when the worker holds enough. Default: none.
    */
   5: optional string reason,
+  /** By topic of `wants` whose policy has per_worker: its value. Default: none has. */
+  6: optional map<string, i32> per_worker,
 }
 
 // ------------------------------------------------------------------------------ Ack, Nack, ExtendLease
@@ -519,9 +526,10 @@ struct AckAndDequeueResponse {
   3: optional list<i64> doubtful,
   /** Why the dequeue failed, for example because the host shuts down. The outcomes hold all the same. Default: it did not. */
   4: optional ItemError error,
-  /** As in DequeueResponse, like the next field. */
+  /** As in DequeueResponse, like the next fields. */
   5: optional i64 retry_after_ms,
   6: optional string reason,
+  7: optional map<string, i32> per_worker,
 }
 
 // -------------------------------------------------------------------------------- Looking and operating

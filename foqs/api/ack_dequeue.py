@@ -13,7 +13,7 @@ from foqs.engine import item_ops
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import DequeueCall, ItemsCall
-from foqs.errors import FoqsError
+from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
 from foqs.peers import by_id
@@ -22,6 +22,9 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
 from foqs.wire.columns import are_distinct, ids_and_leases
 from foqs.wire.struct_writer import encode_struct
+
+_OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
+"""Errors of acks whose leases are over."""
 
 
 class DequeueAfterAcks:
@@ -43,17 +46,27 @@ class DequeueAfterAcks:
     def on_lost(self, lost: Callable[[], None] | None) -> None:
         self._call.on_lost = lost
 
+    @property
+    def on_oneway(self) -> Callable[[], None] | None:
+        return self._call.on_oneway
+
+    @on_oneway.setter
+    def on_oneway(self, ended: Callable[[], None] | None) -> None:
+        self._call.on_oneway = ended
+
     def reply(self, response: Any) -> bool:
         if isinstance(response, bytes):
             errors = [outcome.error for outcome in self.outcomes]
             acked = reply_bytes.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
             return self._call.reply(reply_bytes.ack_and_dequeue_response(acked, response))
         items, doubtful, retry_ms = response.items, response.doubtful, response.retry_after_ms
-        both = idl.AckAndDequeueResponse(self.outcomes, items, doubtful, None, retry_ms, response.reason)
+        both = idl.AckAndDequeueResponse(
+            self.outcomes, items, doubtful, None, retry_ms, response.reason, response.per_worker
+        )
         return self._call.reply(both)
 
     def fail(self, error: FoqsError) -> bool:
-        self.on_lost = None
+        self.on_lost = self.on_oneway = None
         if not error.outcome_known:
             self.doubt(0, error.message)
         refusal = responses.refusal(self._call, error, self._engine.counters)
@@ -128,6 +141,8 @@ class AckDequeue:
         if waiting.done:  # its consumer has disconnected
             return
         limits = self._items.limits
+        # The process still holds these items, and they may be of any of the topics.
+        waiting.unacked = sum([one.error is not None and one.error.code not in _OVER for one in dequeue.outcomes])
         waiting.max_bytes -= responses.outcomes_bytes(dequeue.outcomes)
         # The first item is returned whatever its size.
         largest_bytes = limits.payload_bytes + limits.metadata_bytes + limits.headers_bytes

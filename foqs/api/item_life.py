@@ -12,7 +12,7 @@ from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall, Limit
+from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.results import EnqueueResult
@@ -30,9 +30,6 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
 from foqs.wire.columns import are_distinct, ids_and_leases
-
-_LIMITED_MS = 100
-"""A worker without room for more items asks again after this time."""
 
 
 class Consumer(Incoming, Protocol):
@@ -180,7 +177,8 @@ class ItemLife:
         timeout_ms = validation.timeout_ms(request, limits)
         forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
-        most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
+        holdings, tells = self._engine.holdings, ns in self._engine.policies.per_worker
+        most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES - (responses.limits_bytes(keys) if tells else 0)
         bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
         worker, begins = request.worker, request.begins
         if worker is not None:
@@ -196,53 +194,54 @@ class ItemLife:
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             nonlocal asked
             # Circles of references: the garbage collector would have to find them.
-            call.on_lost, ended, asked = None, asked, None
-            if items and not (doubtful or ledger) and (usual := reply_bytes.dequeue_response(items)) is not None:
+            call.on_lost, call.on_oneway, ended, asked = None, None, asked, None
+            full = [] if ended is None or items else holdings.limited(ended)
+            worker_limits = None if ended is None else ended.limits
+            plain = not (doubtful or ledger or worker_limits)
+            if items and plain and (usual := reply_bytes.dequeue_response(items)) is not None:
                 return call.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
                 responses.with_ledgers(items, made, self._engine.topics.ledgers, self._elsewhere, self._now_ms())
             response = idl.DequeueResponse(made, doubtful or None)
+            if worker_limits and (tells or not items):
+                response.per_worker = {topic: limit.most for (_, topic), limit in worker_limits.items()}
             if not (items or doubtful):
-                if forwarded and not limited:
-                    response.news_version = self._news.found_nothing(key for key, _ in keys)
-                if any(self._engine.policies.paused(key) for key, _ in keys):
-                    response.reason = "paused"
-                elif limited:
-                    response.reason, response.retry_after_ms = PER_WORKER, _LIMITED_MS
-                elif ended and (hint := self._engine.throttling.hint(ended, at_ms := self._now_ms())) is not None:
-                    response.reason = hint.reason
-                    if hint.retry_at_ms is not None:
-                        response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
+                self._explain(response, keys, full, ended, forwarded=forwarded)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
             return call.reply(response)
 
-        worker_limits = self._limits_of(ns, wants)
-        limited = worker_limits is not None and self._is_limited(keys, worker_limits, worker or "")
-        if limited:  # the end of one of its items makes room for it, and a waiting call would not notice
-            wait_ms = min(wait_ms, _LIMITED_MS)
         until_ms = now_ms + wait_ms
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, worker_limits
+            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants
         )  # fmt: skip
         call.on_lost = lambda: self._engine.cancel(waiting)
+        if wait_ms:
+            call.on_oneway = lambda: self._engine.hurry(waiting)
         return waiting, wait_ms
 
-    def _limits_of(self, ns: str, wants: Any) -> dict[TopicKey, Limit] | None:
-        """Return the limits of topics that give a worker only so many items at a time, None if there are none."""
-        policies = self._engine.policies.namespaces.get(ns)
-        if policies is None or not policies.per_worker:
-            return None
-        found = {(ns, want.topic): (policies.of(want.topic).per_worker, want.holding) for want in wants}
-        return {key: Limit(most, holding) for key, (most, holding) in found.items() if most is not None} or None
-
-    def _is_limited(self, wants: list[tuple[TopicKey, int]], limits: dict[TopicKey, Limit], worker: str) -> bool:
-        """Whether the worker may have no more items of some topic that it wants."""
-        room = self._engine.holdings.room
-        return any(key in limits and not room(key, limits[key], worker) for key, _ in wants)
+    def _explain(
+        self, response: Any, keys: Sequence[tuple[TopicKey, int]], full: Sequence[TopicKey], ended: DequeueCall | None,
+        *, forwarded: bool,
+    ) -> None:  # fmt: skip
+        """Say in a response without items why there are none. `full`: topics of which the worker holds enough."""
+        engine = self._engine
+        if forwarded:
+            response.news_version = self._news.found_nothing(key for key, _ in keys if key not in full)
+            if ended is not None:
+                for key in full:
+                    engine.holdings.refused(key, ended)
+        if any(engine.policies.paused(key) for key, _ in keys):
+            response.reason = "paused"
+        elif full:
+            response.reason = PER_WORKER
+        elif ended and (hint := engine.throttling.hint(ended, at_ms := self._now_ms())) is not None:
+            response.reason = hint.reason
+            if hint.retry_at_ms is not None:
+                response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
 
     def ack(self, call: Call) -> None:
         given = call.request.items

@@ -25,7 +25,14 @@ _ERROR_BYTES = 32
 """What an error takes in an answer beside its message."""
 _CHARACTER_BYTES = 4
 REPLY_OVERHEAD_BYTES = 1024
-"""The most that a reply has beside its items."""
+"""The most that a reply has beside its items, and the limits of topics with `per_worker`."""
+_LIMIT_BYTES = 8
+"""What a limit takes in an answer beside the name of its topic."""
+
+
+def limits_bytes(keys: Sequence[tuple[TopicKey, int]]) -> int:
+    """Return the most bytes that the limits of the topics take in an answer."""
+    return sum([len(topic.encode()) + _LIMIT_BYTES for (_, topic), _ in keys])
 
 
 def refusal(call: Call, error: FoqsError, counters: Counters) -> Any:

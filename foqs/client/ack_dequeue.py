@@ -11,6 +11,7 @@ from foqs.client.caller import Caller
 from foqs.client.connection import Address
 from foqs.client.items import Items, Leased
 from foqs.client.methods import ACK_AND_DEQUEUE
+from foqs.client.places import Ask, Places, Share
 from foqs.client.router import Router
 from foqs.client.routes import Part
 from foqs.client.topics import Topics
@@ -49,12 +50,14 @@ class AckDequeue:
         caller: Caller,
         router: Router,
         topics: Topics,
+        places: Places,
         namespace: str,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._caller = caller
         self._router = router
         self._topics = topics
+        self._places = places
         self._namespace = namespace
         self._clock = clock
         self._old_until = 0.0
@@ -88,23 +91,28 @@ class AckDequeue:
     def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
         lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
-        holding: Mapping[str, int] | None = None,
+        holding: Share | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
         as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
         entries = [idl.AckItem(id=acks[at].id, lease=acks[at].lease) for at in part.asked]
-        counts = topic_counts(wants, holding)
+        acked = [acks[at] for at in part.asked]
+        places = None if holding is None else self._places.ask(wants, holding, wait=False, acked=acked)
         request = idl.AckAndDequeueRequest(
-            ns=self._namespace, acks=entries, wants=counts, lease_ms=lease_ms, max_bytes=max_bytes, worker=worker,
-            begins=begins,
+            ns=self._namespace, acks=entries, wants=topic_counts(wants, places), lease_ms=lease_ms,
+            max_bytes=max_bytes, worker=worker, begins=begins,
         )  # fmt: skip
         self._router.begin()
+        response = None
         try:
             asked = self._caller.send(ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
             response = self._caller.receive(asked)
         except UnknownMethod:
             self._old_until = self._clock() + OLD_S
             raise
+        finally:
+            if places is not None:
+                places.end(response)
         outcomes = response.outcomes or []
         if len(outcomes) != len(entries):
             raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(entries)} acks")
@@ -113,11 +121,11 @@ class AckDequeue:
         return Taken(errors, leased_items(response), refused)
 
 
-def topic_counts(counts: Mapping[str, int], holding: Mapping[str, int] | None) -> list[Any]:
-    """Return TopicCounts. `holding`: how many items of each topic the process holds, None if that is not known."""
-    if holding is None:
+def topic_counts(counts: Mapping[str, int], asked: Ask | None) -> list[Any]:
+    """Return TopicCounts. `asked`: what the process asks for and reports, None if it does not report."""
+    if asked is None:
         return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
-    return [idl.TopicCount(topic, count, holding.get(topic, 0)) for topic, count in counts.items()]
+    return [idl.TopicCount(topic, count, asked.holding[topic]) for topic, count in asked.counts.items()]
 
 
 def leased_items(response: Any) -> Items:

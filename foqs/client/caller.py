@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.methods import SERVER_INFO
+from foqs.client.places import Ask
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import context, context_head
 from foqs.client.request_ids import current
@@ -105,10 +106,13 @@ class Caller:
         wait_ms: float = 0,
         to: Sequence[Address] = (),
         request_id: str | None = None,
+        asked: Ask | None = None,
     ) -> Any:
-        """One request, one response. Raises the typed error of the failure; the rest as for `send`."""
+        """One request, one response. `asked` may end the wait of the request. Raises the typed error of the failure;
+        the rest as for `send`."""
         return self.receive(
-            self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id)
+            self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id),
+            asked,
         )
 
     def send(
@@ -171,12 +175,14 @@ class Caller:
             return
         connection.authenticated = True
 
-    def receive(self, asked: Asked) -> Any:
-        """Return the response to a sent request. Raises the typed error of the failure."""
+    def receive(self, asked: Asked, places: Ask | None = None) -> Any:
+        """Return the response to a sent request, whose wait `places` may end. Raises the typed error of the failure."""
         connection = asked.connection
         usable = False
         try:
-            response = asked.method.decode(connection.receive(asked.until), asked.sequence)
+            waits = None if places is None or places.waker is None else places
+            frame = connection.receive(asked.until) if waits is None else connection.receive(asked.until, waits)
+            response = asked.method.decode(frame, asked.sequence)
             usable = connection.authenticated = True
         except LostReply as error:
             self.pool.avoid(connection.address)

@@ -31,6 +31,7 @@ from foqs.client.items import (
 )
 from foqs.client.lease_methods import LeaseMethods
 from foqs.client.looks import Looks
+from foqs.client.places import Ask, Places, Share
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
 from foqs.client.requests import Requests
@@ -126,7 +127,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
         self._requests = Requests(self._caller, self._router, namespace, timeout_ms)
         self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
-        self.combined = AckDequeue(self._caller, self._router, self._topics, namespace)
+        self._places = self._requests.places = Places(namespace, self._router.known)
+        self.combined = AckDequeue(self._caller, self._router, self._topics, self._places, namespace)
         finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
 
     # ------------------------------------------------------------------------------------- enqueue
@@ -188,7 +190,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         max_bytes: int | None = None,
         worker: str | None = None,
         begins: int | None = None,
-        holding: Mapping[str, int] | None = None,
+        holding: Mapping[str, int] | Share | None = None,
         ledger: bool = False,
         timeout_ms: int | None = None,
     ) -> Items:
@@ -199,28 +201,35 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         example "paused". `lease_ms`: how long the leases last; default each item's own, else the server's. `max_bytes`
         bounds payloads, metadata and headers together. `worker` names the caller to operators. `begins`: how many of
         the items, the first ones, are begun at once; the rest counts as not begun (see `begun_many`). Default: all.
-        `holding`: how many items of each topic the caller's process holds, for topics with the policy `per_worker`.
-        Default: hosts count the leases of `worker`. `ledger`: the items come with their `Ledger`.
+        `holding`: how many items of each topic the process holds, for topics with the policy `per_worker`; acks, nacks,
+        releases and deletes by this client count while the call waits. Default: each host counts the leases of
+        `worker`. `ledger`: the items come with their `Ledger`.
         """
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
         deadline = wait_until + self._requests.timeout_s(timeout_ms)
 
         def attempt(request_id: str) -> Any:
+            if holding is None:
+                return ask(request_id, None)
+            return self._places.wait(counts, holding, wait_until, partial(ask, request_id))
+
+        def ask(request_id: str, asked: Ask | None) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request: Any = None
-            if worker is None and begins is None and holding is None and not ledger:
+            if worker is None and begins is None and asked is None and not ledger:
                 request = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
-                wants = topic_counts(counts, holding)
+                wants = topic_counts(counts, asked)
                 request = idl.DequeueRequest(
                     self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins
                 )
             among = () if self._router.routes.alone else self._topics.having(counts)
             to = self._router.order(among)
             return self._caller.ask(
-                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id
-            )
+                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id,
+                asked=asked,
+            )  # fmt: skip
 
         look = partial(self._requests.look, attempt, deadline)
         return leased_items(look() if self.tracing is None else self.tracing.dequeue(counts, look))
@@ -278,6 +287,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         found = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
             one_of(self._each(methods.ACK, second_answer.END_ITEM, Entries((item,), entries.ack), timeout_ms, found))
+        elif self._places.remembered:
+            self._places.left((item.id,))
 
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
@@ -348,6 +359,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
 
     def __repr__(self) -> str:
         return f"Client({self.address!r}, {self.namespace!r})"
+
+    def share(self) -> Share:
+        """Return what counts the items of one worker on this client."""
+        return self._places.share()
 
     # ------------------------------------------------------------------------------------- which host gets which item
 

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from foqs.client.forks import renew_after_fork
+from foqs.client.places import Ask
 from foqs.client.tls import Securing, refused
 from foqs.client.wrong_peer import (
     PROBE_S,
@@ -26,11 +27,12 @@ from foqs.client.wrong_peer import (
     why_no_handshake,
 )
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent
-from foqs.wire.protocol import FRAME_HEAD_BYTES
+from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
 
+_END_WAIT = end_wait()
 _FIRST_READ_BYTES = 1 << 16
 _NEXT_READ_BYTES = 1 << 18
 _WOULD_BLOCK = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
@@ -111,6 +113,7 @@ class Connection:
         self.idle_since = 0.0  # set when it is kept for another request, so after a reply
         self.authenticated = False  # a request of this connection was answered
         self._ended = False  # GOAWAY came behind a reply
+        self._asked: Ask | None = None  # may end the wait for a reply
         try:
             self._socket = socket.create_connection(address, timeout_s)
             if securing is not None:
@@ -167,8 +170,10 @@ class Connection:
                 raise wrong from error
             raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
 
-    def receive(self, deadline: float) -> bytes:
-        """Return the frame that answers the sent request. Raises LostReply or WrongPeer; then it must be closed."""
+    def receive(self, deadline: float, asked: Ask | None = None) -> bytes:
+        """Return the frame that answers the sent request, whose wait `asked` may end. Raises LostReply or WrongPeer;
+        then it must be closed."""
+        self._asked = asked
         try:
             return self._receive(deadline)
         except OSError as error:
@@ -177,6 +182,8 @@ class Connection:
             if (wrong := self._wrong_peer(error, deadline)) is not None:
                 raise wrong from error
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
+        finally:
+            self._asked = None
 
     def _receive(self, deadline: float) -> bytes:
         data = b""
@@ -213,6 +220,8 @@ class Connection:
         """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
         # A thread that looks late still reads a received reply, which may have come in time.
         if self._tls is None or not self._tls.pending():
+            if self._asked is not None:
+                self._wait_or_end(self._asked, deadline)
             left_s = deadline - monotonic()
             if not self._readable.poll(left_s * 1000 if left_s > 0 else 0):
                 raise TimeoutError("timed out")
@@ -220,7 +229,25 @@ class Connection:
             try:
                 return self._socket.recv(most_bytes)
             except _WOULD_BLOCK as blocked:
+                if self._asked is not None and isinstance(blocked, SSLWantReadError):  # TLS had bytes for itself
+                    self._wait_or_end(self._asked, deadline)
                 self._wait(blocked, select.POLLIN, deadline)
+
+    def _wait_or_end(self, asked: Ask, deadline: float) -> None:
+        """Wait until bytes come. End the wait of the request when `asked` says so, and return."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(asked, select.POLLIN)
+        while found := poll.poll(max(0.0, deadline - monotonic()) * 1000):
+            if any(number != asked.fileno() for number, _ in found):
+                return
+            if asked.cuts():
+                self._asked = None
+                try:
+                    self.send(_END_WAIT, deadline)
+                except NotSent as error:
+                    raise OSError(error.message) from error
+                return
 
     def _wait(self, blocked: OSError, event: int, deadline: float) -> None:
         """Wait until the socket has `event`, or what TLS said that it needs first."""

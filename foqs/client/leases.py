@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 from time import monotonic
@@ -16,6 +15,7 @@ from foqs.client.client import Client
 from foqs.client.forks import renew_after_fork
 from foqs.client.held import Held
 from foqs.client.items import Item
+from foqs.client.places import Share
 from foqs.errors import FoqsError, NotFound, StaleLease
 
 log = logging.getLogger("foqs.client")
@@ -29,9 +29,11 @@ _SHORTEST_CALL_S = 0.05
 
 
 class Leases:
-    """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed."""
+    """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed. `share` counts the items
+    that a worker holds; without it they are counted nowhere."""
 
-    def __init__(self, client: Client, lease_ms: int, capacity: int) -> None:
+    def __init__(self, client: Client, lease_ms: int, capacity: int, share: Share | None = None) -> None:
+        self.share = share
         self.client = client
         self.lease_ms = lease_ms
         self.capacity = capacity
@@ -49,11 +51,6 @@ class Leases:
         """Return how many of the items wait for a handler, or are at work."""
         with self.change:
             return sum(not held.settling for held in self._held.values())
-
-    def holding(self) -> Counter[str]:
-        """Return how many of the items of each topic wait for a handler, or are at work."""
-        with self.change:
-            return Counter(held.item.topic for held in self._held.values() if not held.settling)
 
     def add(self, items: Sequence[Item], *, overdue: bool = False) -> list[Held]:
         """Takes charge of items that were just received; `overdue`: some time ago, so they are extended at once."""
@@ -75,16 +72,20 @@ class Leases:
         ended = list(ended)
         _end_spans(ended)
         with self.change:
-            for held in ended:
-                if self._held.get(held.item.id) is held:
-                    del self._held[held.item.id]
+            gone = {held.item.id for held in ended if self._held.get(held.item.id) is held}
+            for item_id in gone:
+                del self._held[item_id]
             self.change.notify_all()
+        if self.share is not None:
+            self.share.remove(gone)
 
     def abandon(self) -> None:
         """Stop extending: the leases still held run out."""
         with self.change:
             left = list(self._held.values())
             self._held.clear()
+        if self.share is not None:
+            self.share.clear()
         _end_spans(left)
 
     def extend(self, held: Held, lease_ms: int) -> None:

@@ -62,6 +62,7 @@ class Dequeued(NamedTuple):
     news_version: None = None
     retry_after_ms: None = None
     reason: None = None
+    per_worker: None = None
 
 
 _DONE = Outcomes((Outcome(),))

@@ -9,6 +9,7 @@ from typing import Any
 from foqs.client import methods
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
+from foqs.client.places import Places
 from foqs.client.request_ids import current
 from foqs.client.router import Router
 from foqs.client.routes import Part
@@ -18,10 +19,13 @@ from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.wire.remote_method import RemoteMethod
 
 _REQUEST_OVERHEAD_BYTES = 8_192
+_ENDS_LEASES = (methods.ACK, methods.NACK, methods.DELETE)
 
 
 class Requests:
     """The requests of one client. `timeout_ms` is the timeout of those that are given none."""
+
+    places: Places
 
     def __init__(self, caller: Caller, router: Router, namespace: str, timeout_ms: int) -> None:
         self._caller = caller
@@ -110,7 +114,11 @@ class Requests:
                 items=chunk, request=request, split=splitting(chunk), deadline=deadline, first=first,
             )  # fmt: skip
             self._caller.finish(task)
-            return task.closed()
+            done = task.closed()
+            if self.places.remembered and method in _ENDS_LEASES:
+                ended = [item for item, outcome in zip(chunk, done, strict=True) if outcome is None]
+                self.places.left(ended if method is methods.DELETE else [item.id for item in ended])
+            return done
 
         self._router.begin()
         chunks = list(requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))

@@ -13,6 +13,7 @@ from foqs.client.backoff import Backoff
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.methods import ROUTING
+from foqs.client.places import Known
 from foqs.client.routes import OwnerOf, Part, Routes, by_owner, order, routes_of
 from foqs.client.tls import Securing
 from foqs.errors import FoqsError, Invalid
@@ -78,6 +79,11 @@ class Router:
         """The thread is in the parent, and so is its connection, which closes its copy here."""
         self._start()
         self._connection = None
+
+    def known(self) -> Known:
+        """Return the addresses of the service, as far as they are known."""
+        routes = self.routes
+        return Known({*self._given, *routes.hosts}, whole=routes.version is not None or not self._enabled)
 
     def begin(self) -> None:
         """Called before every call."""

@@ -124,7 +124,7 @@ class Worker(Local):
         self._handler = handler
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        self._leases = Leases(client, lease_ms, concurrency + prefetch)
+        self._leases = Leases(client, lease_ms, concurrency + prefetch, client.share())
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
@@ -298,7 +298,7 @@ class Worker(Local):
             lease_ms=self._leases.lease_ms,
             worker=self.name,
             begins=begins,
-            holding=self._leases.holding(),
+            holding=self._leases.share,
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
 
@@ -309,7 +309,7 @@ class Worker(Local):
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
         ask = partial(
             self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
-            begins=begins, holding=self._leases.holding(),
+            begins=begins, holding=self._leases.share,
         )  # fmt: skip
         try:
             taken = ask() if tracing is None else tracing.dequeue(wants, ask)

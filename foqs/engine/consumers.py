@@ -11,8 +11,6 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 
-_LOOKED_AT = 100
-"""Consumers of a topic that are looked at for one that may have more items."""
 _SLICE = 1_000
 """Topics whose consumers are served in one turn of the event loop."""
 
@@ -22,7 +20,12 @@ def wait(state: State, call: DequeueCall, until_ms: int) -> None:
     state.patience.push(until_ms, call)
     state.alarm(until_ms)
     state.wake()
+    call.waits = True
+    limited = call.limits_then = call.limits
     for key, _ in call.wants:
+        if limited is not None and not state.holdings.room(key, call):
+            state.holdings.park(key, call)
+            continue
         waiting = state.waiting.get(key)
         if waiting is None:
             state.waiting[key] = [call]
@@ -33,6 +36,9 @@ def wait(state: State, call: DequeueCall, until_ms: int) -> None:
 def stop_waiting(state: State, call: DequeueCall) -> None:
     """Forget a call that was served here, or by another host, or that ended."""
     state.staying.pop(call, None)
+    call.waits = False
+    if state.holdings.parked:
+        state.holdings.unpark(call)
     for key, _ in call.wants:
         waiting = state.waiting.get(key)
         if waiting is not None and call in waiting:
@@ -49,6 +55,32 @@ def answer_empty(state: State, call: DequeueCall) -> None:
     stop_waiting(state, call)
 
 
+def hurry(state: State, call: DequeueCall) -> None:
+    """End the wait of `call`, whose consumer waits no more."""
+    call.hurried = True
+    if call.waits:
+        answer_empty(state, call)
+
+
+def freed(state: State, workers: Iterable[str]) -> None:
+    """Try the consumers again that wait as a worker held all the items that it may hold: leases of `workers` ended."""
+    for worker in workers:
+        if worker not in state.holdings.named:
+            continue
+        for key, calls in state.holdings.freed(worker):
+            try_again(state, key, calls)
+            if not calls:  # a host with a call of the worker may have asked
+                state.ready_again(key)
+
+
+def try_again(state: State, key: TopicKey, calls: list[DequeueCall]) -> None:
+    """Let consumers that were parked wait for the topic, before those that came later, from the next turn on."""
+    if calls:
+        state.waiting[key] = [*calls, *state.waiting.get(key, ())]
+        state.due[key] = None
+        state.wake()
+
+
 def ready(state: State, key: TopicKey) -> int:
     """Number of items of a topic that are ready here and wait for no throttle, in memory or not; 0 while the topic is
     paused."""
@@ -61,6 +93,9 @@ def ready(state: State, key: TopicKey) -> int:
 def wake(state: State, shard: Shard, now_ms: int) -> None:
     """Serves consumers of the topics whose items on `shard` became ready, or came into memory: one slice of them in a
     turn of the event loop."""
+    if shard.unleased:
+        unleased, shard.unleased = shard.unleased, []
+        freed(state, unleased)
     if shard.stalled or (state.waiting and shard.woken):
         able = dequeue.leases(shard, now_ms)
         if able is False:
@@ -155,7 +190,7 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     for call in waiting[: ready(state, key)]:
         if len(call.wants) > 1:
             break
-        if call.limits is None:
+        if not (state.policies.per_worker and state.holdings.limits(call)):
             calls.append(call)
     if len(calls) < 2 or state.draining:
         return False
@@ -167,12 +202,20 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     return bool(served)
 
 
-def _with_room(state: State, key: TopicKey, waiting: Sequence[DequeueCall]) -> DequeueCall | None:
-    """Return the first consumer that may have more items of the topic (`per_worker`)."""
-    for call in islice(waiting, _LOOKED_AT):
-        limit = None if call.limits is None else call.limits.get(key)
-        if limit is None or state.holdings.room(key, limit, call.worker):
-            return call
+def _with_room(state: State, key: TopicKey, waiting: list[DequeueCall]) -> DequeueCall | None:
+    """Return the first consumer that may have more items of the topic (`per_worker`). Those before it are parked."""
+    if not state.policies.per_worker:
+        return waiting[0]
+    full = 0
+    for call in waiting:
+        if state.holdings.room(key, call):
+            break
+        state.holdings.park(key, call)
+        full += 1
+    del waiting[:full]
+    if waiting:
+        return waiting[0]
+    del state.waiting[key]
     return None
 
 
@@ -212,7 +255,10 @@ def _has_ready(state: State, call: DequeueCall) -> bool:
     """Whether a topic of `call` has ready items. This is asked after each batch, and topics are drained in order: the
     search goes on where it ended."""
     wants, first, throttling = call.wants, call.ready_at, state.throttling
+    parked = state.holdings.parked
     for at in chain(range(first, len(wants)), range(first)):
+        if parked and call in parked.get(wants[at][0], ()):
+            continue
         if ready(state, wants[at][0]) or (throttling.demand.topics and throttling.asks(wants[at][0])):
             call.ready_at = at
             return True

@@ -38,11 +38,12 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
     room_bytes = call.max_bytes
     able: sources.Able = {}
     topics, changes = state.topics, state.policies.changes
+    limited = (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None
     for key, count in wants:
         if room_bytes <= 0:
             return
-        if call.limits is not None and key in call.limits:
-            count = min(count, state.holdings.room(key, call.limits[key], call.worker))  # noqa: PLW2901
+        if limited:
+            count = min(count, state.holdings.room(key, call))  # noqa: PLW2901
             if not count:
                 continue
         # Most of very many topics are empty, and cost no more than this.
@@ -245,9 +246,8 @@ def _lease(
         call.commits = True
     if call.limits is not None and last is not None:
         key = last[3].lane.topic.key
-        if key in call.limits and call.limits[key].holding is None:
-            for _, item, _ in found[before:]:
-                state.holdings.add(key, call.worker, item)
+        for _, item, _ in found[before:]:
+            state.holdings.add(key, call, item)
     call.bodies_bytes = bodies_bytes
     return last, room_bytes
 
@@ -267,6 +267,5 @@ def keep_house(state: State, now_ms: int) -> None:
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
     state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
     state.explained.forget(now_ms)
-    state.holdings.sweep()
     state.topics.ledgers.forget(now_ms)
     state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

@@ -122,7 +122,7 @@ class Engine(State):
     def drain(self, now_ms: int) -> None:
         """Accept no new requests: waiting consumers get an empty reply; requests in progress continue."""
         self.draining = True
-        for waiting in list(self.waiting.values()):
+        for waiting in [*self.waiting.values(), *self.holdings.parked.values()]:
             for call in list(waiting):
                 consumers.answer_empty(self, call)
         for shard in self.serving:
@@ -168,10 +168,14 @@ class Engine(State):
             # Ready items that are not in memory yet arrive with the next page: wait for it.
             self.staying[call] = now_ms + wait_ms
             wait_ms = max(wait_ms, self.config.host.confirm_ms)
-        if wait_ms <= 0 or self.draining:
+        if wait_ms <= 0 or self.draining or call.hurried:
             consumers.answer_empty(self, call)
             return
         consumers.wait(self, call, now_ms + wait_ms)
+
+    def hurry(self, call: DequeueCall) -> None:
+        """End the wait of a call whose consumer waits no more."""
+        consumers.hurry(self, call)
 
     def cancel(self, call: DequeueCall) -> None:
         """The consumer disconnected. Leases that are being committed are given back when they are delivered."""
@@ -251,6 +255,9 @@ class Engine(State):
             return
         was_healthy = shard.healthy(now_ms)
         batch_apply.apply(shard, batch, result, now_ms)
+        if self.holdings.named and batch.changes:
+            given = [change.item.given for change in batch.changes]
+            consumers.freed(self, {one.worker: None for one in given if one is not None})
         if batch.transaction is not None and batch.transaction.slots is not None:
             self.slots_written()
         if not was_healthy and shard.healthy(now_ms):
@@ -303,6 +310,7 @@ class Engine(State):
         if now_ms >= self.housekeeping_ms:
             self.housekeeping_ms = now_ms + _HOUSEKEEPING_MS
             dequeue.keep_house(self, now_ms)
+            consumers.freed(self, self.holdings.sweep())
 
     def next_ms(self, now_ms: int) -> int:
         at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self.housekeeping_ms)

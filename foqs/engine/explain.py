@@ -278,7 +278,7 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
         asked_ms = topic.turns.used_ms
     else:
         asked_ms = max((lane.window.used_ms for lane in topic.lanes() if lane.window is not None), default=0)
-    if key in state.waiting or now_ms - asked_ms < LATELY_MS:
+    if key in state.waiting or key in state.holdings.parked or now_ms - asked_ms < LATELY_MS:
         return []
     last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
     why = f"No consumer waits for the topic on the item's host, and {last}; {_command('dequeue', key)} takes an item."

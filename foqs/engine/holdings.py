@@ -1,7 +1,9 @@
-"""Topics that give each worker only so many items at a time (`per_worker` of a policy): how many a worker holds.
+"""Topics that give each worker only so many items at a time (`per_worker` of a policy): how many a worker holds, and
+which consumers wait until it holds fewer.
 
-A worker may say how many items of a topic its process holds. For one that does not, this host counts the leases that it
-gave to consumers with the worker's name.
+A worker may report how many items of a topic its process holds, over all hosts. Its report counts until its call is
+answered: only the process knows its items of other hosts, and it ends the wait when it holds fewer. For a worker that
+does not report, this host counts the leases that it gave to consumers with the worker's name.
 """
 
 from __future__ import annotations
@@ -10,41 +12,129 @@ from collections.abc import Mapping
 from itertools import islice
 
 from foqs.engine.item_ops import stands
-from foqs.engine.pending import Limit
+from foqs.engine.pending import DequeueCall, Limit
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
 from foqs.item import Item
+from foqs.policies.layers import Policies
 
 _SWEPT = 100
 """Workers that are looked at each second for whether they hold anything."""
+_NO_LIMIT = 1 << 31
 
 
 class Holdings:
-    """Of one host. `shards`: those that it has."""
+    """Of one host. `shards`: those that it has. `parked`: the consumers that wait, by each topic of which they may have
+    no item now. `named`: the topics of which a worker that does not report was refused items here, by its name."""
 
-    def __init__(self, shards: Mapping[int, Shard]) -> None:
+    def __init__(self, shards: Mapping[int, Shard], policies: Policies) -> None:
+        self.parked: dict[TopicKey, dict[DequeueCall, None]] = {}
+        self.named: dict[str, dict[TopicKey, None]] = {}
         self._shards = shards
+        self._policies = policies
         self._held: dict[tuple[TopicKey, str], dict[int, int]] = {}  # the lease of each item
 
-    def room(self, key: TopicKey, limit: Limit, worker: str) -> int:
-        """Return how many more items of the topic the worker may get. One without a name holds nothing."""
+    def limits(self, call: DequeueCall) -> Mapping[TopicKey, Limit] | None:
+        """Return the limits of the topics of `call` by the present policies, None if there are none."""
+        changes = self._policies.changes
+        if call.limited_at != changes:
+            call.limited_at = changes
+            call.limits = self._limits(call)
+        return call.limits
+
+    def room(self, key: TopicKey, call: DequeueCall) -> int:
+        """Return how many more items of the topic the consumer may get. A worker without a name holds nothing."""
+        limits = self.limits(call)
+        limit = None if limits is None else limits.get(key)
+        if limit is None:
+            return _NO_LIMIT
         held = limit.holding or 0
-        if limit.holding is None and worker:
-            held = self._count(key, worker, limit.most)
+        if limit.holding is None and call.worker:
+            held = self._count(key, call.worker, limit.most)
         return max(0, limit.most - held)
 
-    def add(self, key: TopicKey, worker: str, item: Item) -> None:
-        """The worker is given an item of the topic."""
-        if worker:
-            self._held.setdefault((key, worker), {})[item.id] = item.lease
+    def limited(self, call: DequeueCall) -> list[TopicKey]:
+        """Return the topics of `call` of which it may have no item now."""
+        if not self._policies.per_worker or self.limits(call) is None:
+            return []
+        return [key for key, _ in call.wants if not self.room(key, call)]
 
-    def sweep(self) -> None:
-        """Forget some workers that hold nothing."""
+    def add(self, key: TopicKey, call: DequeueCall, item: Item) -> None:
+        """Count an item that the consumer is given."""
+        limit = None if call.limits is None else call.limits.get(key)
+        if limit is not None and limit.holding is None and call.worker:
+            self._held.setdefault((key, call.worker), {})[item.id] = item.lease
+
+    # ------------------------------------------------------------------------------------- consumers that wait
+
+    def park(self, key: TopicKey, call: DequeueCall) -> None:
+        """Let `call` wait until it may have items of the topic."""
+        self.parked.setdefault(key, {})[call] = None
+        self.refused(key, call)
+
+    def refused(self, key: TopicKey, call: DequeueCall) -> None:
+        """Note that a worker gets no item of the topic now."""
+        limit = None if call.limits is None else call.limits.get(key)
+        if limit is not None and limit.holding is None:
+            self.named.setdefault(call.worker, {})[key] = None
+
+    def unpark(self, call: DequeueCall) -> None:
+        """Forget a call that waits no more."""
+        for key, _ in call.wants:
+            self._leave(key, call)
+
+    def parked_for(self, key: TopicKey) -> list[DequeueCall]:
+        """Take out the calls that wait until they may have items of the topic."""
+        return list(self.parked.pop(key, ()))
+
+    def freed(self, worker: str) -> list[tuple[TopicKey, list[DequeueCall]]]:
+        """Return the topics of which a worker that was refused may have items again, and take out its calls."""
+        found: list[tuple[TopicKey, list[DequeueCall]]] = []
+        topics = self.named.get(worker, {})
+        for key in list(topics):
+            most = self._policies.of(key).per_worker
+            if most is not None and self._count(key, worker, most) >= most:
+                continue
+            del topics[key]
+            calls = [call for call in self.parked.get(key, ()) if call.worker == worker and self.room(key, call)]
+            for call in calls:
+                self._leave(key, call)
+            found.append((key, calls))
+        if not topics:
+            self.named.pop(worker, None)
+        return found
+
+    def sweep(self) -> list[str]:
+        """Forget some workers that hold nothing. Return some of those that were refused items: the end of a lease that
+        left memory, or of a lost shard, is reported nowhere."""
         for key, worker in list(islice(self._held, _SWEPT)):
             items = self._held.pop((key, worker))
             self._held[key, worker] = items  # at the end
             self._count(key, worker, _SWEPT)
+        workers = list(islice(self.named, _SWEPT))
+        for worker in workers:
+            self.named[worker] = self.named.pop(worker)
+        return workers
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _limits(self, call: DequeueCall) -> Mapping[TopicKey, Limit] | None:
+        ns = call.wants[0][0][0]  # a request names one namespace
+        policies = self._policies.per_worker.get(ns)
+        if policies is None:
+            return None
+        limits: dict[TopicKey, Limit] = {}
+        for want in call.asked:
+            most, holding = policies.of(want.topic).per_worker, want.holding
+            if most is not None:
+                limits[ns, want.topic] = Limit(most, None if holding is None else holding + call.unacked)
+        return limits or None
+
+    def _leave(self, key: TopicKey, call: DequeueCall) -> None:
+        calls = self.parked.get(key)
+        if calls is not None and calls.pop(call, call) is None and not calls:
+            del self.parked[key]
 
     def _count(self, key: TopicKey, worker: str, most: int) -> int:
         """Count up to `most` items, and forget those that the worker holds no more."""

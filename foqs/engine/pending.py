@@ -6,7 +6,7 @@ Indices are those of the request's items. `reply` is called exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from foqs.buffers.inserts import Chunk
 from foqs.engine.lookups import Look
@@ -181,10 +181,11 @@ class Hint(NamedTuple):
 
 PER_WORKER = "per_worker"
 """Why a consumer gets nothing that holds all the items it may hold."""
+_NO_HOSTS: frozenset[tuple[str, TopicKey]] = frozenset()
 
 
 class Limit(NamedTuple):
-    """A topic's `per_worker`, and what the worker says that it holds; None: it does not say."""
+    """A topic's `per_worker`, and how many items the worker reported that it holds; None: it did not report."""
 
     most: int
     holding: int | None
@@ -199,6 +200,7 @@ class DequeueCall:
     """
 
     __slots__ = (
+        "asked",
         "away",
         "begins",
         "bodies_bytes",
@@ -208,14 +210,20 @@ class DequeueCall:
         "elsewhere",
         "found",
         "hint",
+        "hurried",
         "item_overhead_bytes",
         "lacks",
         "lease_ms",
+        "limited_at",
         "limits",
+        "limits_then",
         "max_bytes",
         "places",
         "ready_at",
+        "refused",
         "reply",
+        "unacked",
+        "waits",
         "wants",
         "worker",
     )
@@ -231,11 +239,10 @@ class DequeueCall:
         elsewhere: Callable[[DequeueCall], bool] | None = None,
         worker: str = "",
         begins: int | None = None,
-        limits: Mapping[TopicKey, Limit] | None = None,
+        asked: Sequence[Any] = (),
     ) -> None:
         """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone. The consumer has this
-        name, and begins the first `begins` items at once, by default all. `limits`: of the topics that give a worker
-        only so many items at a time; None if there are none."""
+        name, and begins the first `begins` items at once, by default all. `asked`: the TopicCounts of the request."""
         self.wants = wants
         self.bodies_bytes = bodies_bytes  # left
         self.lease_ms = lease_ms  # 0: each item's own
@@ -245,7 +252,11 @@ class DequeueCall:
         self.elsewhere = elsewhere
         self.worker = worker
         self.begins = begins
-        self.limits = limits
+        self.asked = asked
+        self.limits: Mapping[TopicKey, Limit] | None = None  # of its topics with `per_worker`; see `Holdings.limits`
+        self.limited_at = -1  # `Policies.changes` when they were made
+        self.limits_then: Mapping[TopicKey, Limit] | None = None  # when its wait began
+        self.unacked = 0  # acks of its request that failed: the process holds these items
         self.found: list[tuple[Shard, Item, int]] = []
         self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
         self.commits = False  # some of the leases must be committed before the reply
@@ -254,6 +265,9 @@ class DequeueCall:
         self.ready_at = 0  # the one of `wants` that was seen to have ready items last, while this host keeps the call
         self.away = False  # on another host; its answer would be lost if no consumer waited for it
         self.hint: Hint | None = None  # from the last other host that had nothing
+        self.refused = _NO_HOSTS  # hosts whose items of a topic it may not have (`per_worker`)
+        self.waits = False  # for items, on this host
+        self.hurried = False  # its consumer ended the wait
         self.done = False
 
     def part(self, keys: Collection[TopicKey]) -> list[tuple[TopicKey, int]]:

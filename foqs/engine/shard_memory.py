@@ -63,6 +63,7 @@ class ShardMemory:
         self.pages_wanted: dict[Lane[Item], None] = {}
         self.bodies_wanted: dict[int, Item] = {}
         self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
+        self.unleased: list[str] = []  # workers that gave back items at once; each of these woke its topic
 
     # ------------------------------------------------------------------------------------- lanes
 
@@ -368,6 +369,8 @@ class ShardMemory:
     def unlease(self, item: Item) -> None:
         """Take back a lease that was never written and whose item was not begun."""
         item.unlease()
+        if item.given is not None and item.given.worker:
+            self.unleased.append(item.given.worker)
         item.lane.leased -= 1
         if item.lane.slots is not None:
             item.lane.slots.ended(item.id)

@@ -40,7 +40,8 @@ class Callbacks:
     """How an engine reports to the process around it.
 
     `wake`: call `pump` soon. `alarm`: call `tick` by that time. `served`: the shards served here, or their slots,
-    changed. `became_ready`: a topic has ready items that waiting consumers did not take. `left_waiting`: a consumer
+    changed. `became_ready`: a topic has ready items that waiting consumers did not take. `ready_again`: a worker of
+    another host that was refused items of a topic may have some (`per_worker`). `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
     `tokens_wanted`: throttle keys need tokens. `ask_script`: ask a topic's script about a failed attempt; None: no
     script runs. `monotonic_ms` is the clock of tokens: it never goes back.
@@ -50,6 +51,7 @@ class Callbacks:
     alarm: Callable[[int], None] = _nothing
     served: Callable[[], None] = _nothing
     became_ready: Callable[[TopicKey], None] | None = None
+    ready_again: Callable[[TopicKey], None] = _nothing
     left_waiting: Callable[[TopicKey], None] = _nothing
     slots_written: Callable[[], None] = _nothing
     tokens_wanted: Callable[[], None] = _nothing
@@ -81,6 +83,7 @@ class State:
         self.alarm = callbacks.alarm
         self.served = callbacks.served
         self.became_ready = callbacks.became_ready
+        self.ready_again = callbacks.ready_again
         self.left_waiting = callbacks.left_waiting
         self.ask_script = callbacks.ask_script
         self.timer_ms = NEVER_MS  # time of the next tick, if known: only an earlier alarm is set
@@ -111,7 +114,7 @@ class State:
             callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
-        self.holdings = Holdings(self.shards)
+        self.holdings = Holdings(self.shards, self.policies)
         self.draining = False
         self.housekeeping_ms = 0
 

@@ -36,6 +36,7 @@ class Incoming(Protocol):
 
     request: Any
     on_lost: Callable[[], None] | None
+    on_oneway: Callable[[], None] | None
 
     def reply(self, response: Any) -> bool: ...
 

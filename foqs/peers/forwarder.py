@@ -33,6 +33,8 @@ from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 
 _ENQUEUE_TRIES = 3
+_LOOKED_AT = 100
+"""Consumers of a topic that are looked at for those that another host may serve, beyond those that it can serve."""
 
 
 class Forwarder:
@@ -166,7 +168,7 @@ class Forwarder:
         address = self._known_to_have(waiting)
         if address is None:
             return False
-        request, policies = call.request, self.engine.policies
+        request = call.request
         # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
         asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.config.host.confirm_ms)
 
@@ -187,13 +189,12 @@ class Forwarder:
                     self.fetch(key)
                 return
             waiting.hint = self._hint(response)
-            if response is not None and response.reason == PER_WORKER:  # the host has items for other consumers
-                waiting.elsewhere = None
-                now_ms = self._now_ms()
-                self.engine.dequeue(waiting, now_ms, max(0, min(until_ms - now_ms, response.retry_after_ms or 0)))
-                return
+            # The host has items for other consumers, and publishes their topics again when this one may have some.
+            limits = () if response is None or response.reason != PER_WORKER else response.per_worker or ()
             for key in asked:
-                if response is None or response.news_version is None:
+                if key[1] in limits:
+                    waiting.refused |= {(address, key)}
+                elif response is None or response.news_version is None:
                     self.watch.no_answer(address, key)
                 else:
                     self.watch.found_nothing(address, key, response.news_version)
@@ -206,8 +207,10 @@ class Forwarder:
                 now_ms = self._now_ms()
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
-        asked = dict.fromkeys(key for key, _ in waiting.wants if not policies.paused(key))
+        asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
         wants = [want for want in request.wants if (request.ns, want.topic) in asked]
+        if waiting.limits is not None:
+            wants = [self._limited(want, (request.ns, want.topic), waiting) for want in wants]
         part = idl.DequeueRequest(
             request.ns, wants, request.lease_ms, max_bytes=request.max_bytes, worker=request.worker,
             begins=request.begins, ledger=request.ledger,
@@ -216,12 +219,18 @@ class Forwarder:
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
 
-    def fetch(self, key: TopicKey, ready: int = 1, _address: str = "") -> None:
-        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it."""
-        for waiting in list(islice(self.engine.waiting.get(key, ()), ready)):
+    def fetch(self, key: TopicKey, ready: int = 1, address: str = "") -> None:
+        """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it: with
+        news of the host at `address`, also those that it refused."""
+        found = list(islice(self.engine.waiting.get(key, ()), ready + _LOOKED_AT))
+        for waiting in sorted(found, key=lambda call: (address, key) in call.refused):
+            waiting.refused -= {(address, key)}
             if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
                 self.engine.stop_waiting(waiting)
                 waiting.elsewhere(waiting)
+                ready -= 1
+            if not ready:
+                return
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -229,10 +238,24 @@ class Forwarder:
         """Return a random one of the living hosts that have the first topic that any of them has."""
         others = self.exchange.other_hosts()
         for key, _ in waiting.wants:
-            addresses = [address for address in self.watch.having(*key) if address in others]
-            if addresses and not self.engine.policies.paused(key):
+            having = [address for address in self.watch.having(*key) if address in others]
+            addresses = [address for address in having if self._may_ask(address, key, waiting)]
+            if addresses:
                 return self.engine.rng.choice(addresses)
         return None
+
+    def _limited(self, want: Any, key: TopicKey, waiting: DequeueCall) -> Any:
+        """Return the TopicCount for another host: it wants no more than the consumer may get, and reports the items of
+        failed acks."""
+        holding = None if want.holding is None else want.holding + waiting.unacked
+        return idl.TopicCount(want.topic, min(want.count, self.engine.holdings.room(key, waiting)), holding)
+
+    def _may_ask(self, address: str, key: TopicKey, waiting: DequeueCall) -> bool:
+        """Return True if the host at `address` may deliver items of the topic to the consumer."""
+        engine = self.engine
+        if engine.policies.paused(key) or (address, key) in waiting.refused:
+            return False
+        return not engine.policies.per_worker or engine.holdings.room(key, waiting) > 0
 
     def _deliverable(self, address: str, response: Any, origin: Any) -> Sequence[Any]:
         """Take the items of topics that were paused here since out of the answer of a host, which gets them back."""

@@ -83,6 +83,11 @@ class ReadyPublisher:
             self._due = True
             self._soon(self._tell)
 
+    def again(self, key: TopicKey) -> None:
+        """Publish the topic, even if it is published: another host was refused its items for one consumer."""
+        self._logged.pop(key, None)
+        self.became_ready(key)
+
     def found_nothing(self, keys: Iterable[TopicKey]) -> int:
         """Record that another host asked for the topics and received nothing. Return the version of the news at this
         moment: a later publication has a higher one, and may reach that host before this answer."""

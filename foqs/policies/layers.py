@@ -146,7 +146,8 @@ class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
     `namespaces` has those with policies, throttles, weights or scripts, `pausing` those of them in which a topic may be
-    paused, and `limiting` those that limit leases: requests of all other namespaces look at nothing else."""
+    paused, `limiting` those that limit leases, and `per_worker` those in which a topic limits what a worker holds:
+    requests of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -154,6 +155,7 @@ class Policies:
         self.namespaces: dict[str, NamespacePolicies] = {}
         self.pausing: dict[str, NamespacePolicies] = {}
         self.limiting: dict[str, NamespacePolicies] = {}
+        self.per_worker: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
         self.changes = 0
         self._bounds: dict[tuple[int, bool, tuple[str, ...]], Bounds] = {}
@@ -166,6 +168,7 @@ class Policies:
         self.namespaces.pop(ns, None)
         self.pausing.pop(ns, None)
         self.limiting.pop(ns, None)
+        self.per_worker.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
         if any(key.startswith((TOPIC, THROTTLE, WEIGHT, SCRIPT)) for key in settings.entries):
@@ -174,6 +177,8 @@ class Policies:
                 self.pausing[ns] = policies
             if policies.limits is not None:
                 self.limiting[ns] = policies
+            if policies.per_worker:
+                self.per_worker[ns] = policies
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""

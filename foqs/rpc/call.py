@@ -41,7 +41,8 @@ class Call:
     without a namespace.
 
     `on_lost` may be set by a handler that answers later. It is called once if the connection dies before an
-    answer was given; `reply` and `fail` then return False.
+    answer was given; `reply` and `fail` then return False. `on_oneway` may be set by a handler whose call waits. It is
+    called when the caller sends a oneway message behind the call.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Call:
         "certified",
         "method",
         "on_lost",
+        "on_oneway",
         "peer",
         "request",
         "request_bytes",
@@ -78,6 +80,7 @@ class Call:
         self.peer = connection.peer
         self.certified = connection.certified
         self.on_lost: Callable[[], None] | None = None
+        self.on_oneway: Callable[[], None] | None = None
         self.within: Container[str] | None = None
 
     def reply(self, response: Any) -> bool:

@@ -21,7 +21,7 @@ from foqs.rpc.address import address_of
 from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
 from foqs.rpc.hub import ConnectionHub
-from foqs.rpc.refusals import not_served, too_large
+from foqs.rpc.refusals import is_oneway, not_served, too_large
 from foqs.rpc.tls import TlsTransport, names_of
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
@@ -118,6 +118,8 @@ class ServedConnection(asyncio.BufferedProtocol):
         else:
             self._behind += server.scratch[:size]
             self._go_on()
+        if self._behind and self._call is not None and self._call.on_oneway is not None and is_oneway(self._behind):
+            self._call.on_oneway()
         self._settle()
 
     def eof_received(self) -> bool:

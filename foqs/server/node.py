@@ -77,6 +77,7 @@ class Node:
         callbacks = Callbacks(
             served=lambda: self.service.routing_changed(),  # noqa: PLW0108 - the handlers are made below
             became_ready=None if neighbours.static else self.news.became_ready,
+            ready_again=self.news.again,
             left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108

@@ -14,6 +14,8 @@ FIXED_BYTES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 MIN_BYTES = {**FIXED_BYTES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
 
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
+END_WAIT = b"EndWait"
+"""The name of the oneway message that clients send behind a dequeue."""
 VERSION_1 = 0x8001_0000
 VERSION_MASK = 0xFFFF_0000
 
@@ -43,6 +45,12 @@ pack_i32 = Struct(">i").pack
 def message_head(message_type: int, name: bytes) -> bytes:
     """Return a message up to its sequence number."""
     return pack_u32(VERSION_1 | message_type) + pack_u32(len(name)) + name
+
+
+def end_wait() -> bytes:
+    """Return the whole frame of the oneway message that ends the wait of the request before it."""
+    message = message_head(ONEWAY, END_WAIT) + bytes(4) + b"\0"
+    return pack_u32(len(message)) + message
 
 
 def field_head(ttype: int, field_id: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
+from foqs.wire.protocol import end_wait
 from tests.api.hosts import HostProcess, until
 from tests.api.wire import Code, Refused, State, Wire, now_ms, spec
 from tests.rpc.serving import framed, message
@@ -341,3 +342,17 @@ def test_requests_behind_a_long_poll_are_answered_in_order(connect: Callable[...
     consumer._sequence = 2
     assert consumer.receive("GetServerInfo").version
     producer.ack(item)
+
+
+def test_a_client_ends_its_wait(connect: Callable[..., Wire], topic: str) -> None:
+    consumer = connect()
+    consumer.send(
+        framed(message("Dequeue", idl.DequeueRequest("test", [idl.TopicCount(topic, 1)], wait_ms=60_000), 1))
+        + end_wait()
+    )
+    consumer._sequence = 1
+    assert consumer.receive("Dequeue").items == []
+    (item_id,) = consumer.put(topic, b"x")
+    (item,) = consumer.dequeue(topic)
+    assert item.id == item_id
+    consumer.ack(item)

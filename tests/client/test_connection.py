@@ -9,8 +9,10 @@ from time import monotonic
 import pytest
 
 from foqs.client.connection import Address, Connection
+from foqs.client.places import Waker
 from foqs.client.tls import Securing, Tls
 from foqs.errors import LostReply, NotSent
+from foqs.wire.protocol import end_wait
 from tests.client.peer import LATER, eventually
 from tests.support.certificates import Authority
 
@@ -112,3 +114,55 @@ def test_the_end_within_a_large_reply_is_a_lost_reply(ends):
     other.shutdown(socket.SHUT_WR)
     with pytest.raises(LostReply, match="closed within the reply"):
         connection.receive(monotonic() + LATER)
+
+
+class Asked:
+    """In place of an `Ask`."""
+
+    def __init__(self, *cuts: bool) -> None:
+        self._waker = Waker()
+        self._cuts = list(cuts)
+        if cuts:
+            self._waker.wake()
+
+    def fileno(self) -> int:
+        return self._waker.fileno()
+
+    def cuts(self) -> bool:
+        cut = self._cuts.pop(0)
+        if not self._cuts:
+            self._waker.rest()
+        return cut
+
+
+def test_the_wait_of_a_request_is_ended(ends):
+    connection, other = ends
+    connection.send(b"hello", monotonic() + LATER)
+    received = bytearray()
+
+    def serve() -> None:
+        while len(received) < 5 + len(end_wait()):
+            received.extend(other.recv(100))
+        other.sendall(b"\0\0\0\2ok")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert connection.receive(monotonic() + LATER, Asked(False, True)) == b"ok"
+    thread.join(LATER)
+    assert bytes(received) == b"hello" + end_wait()
+    assert connection.usable()
+
+
+def test_a_reply_that_is_there_ends_the_wait_by_itself(ends):
+    connection, other = ends
+    connection.send(b"hello", monotonic() + LATER)
+    other.sendall(b"\0\0\0\2ok")
+    eventually(lambda: not connection.usable())
+    assert connection.receive(monotonic() + LATER, Asked()) == b"ok"
+    assert other.recv(100) == b"hello"
+
+
+def test_a_wait_that_is_not_ended_is_a_lost_reply(ends):
+    connection, _ = ends
+    with pytest.raises(LostReply, match="timed out"):
+        connection.receive(monotonic() + 0.2, Asked(False, False))

@@ -16,6 +16,7 @@ from foqs.errors import Code, Overloaded
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rpc import ThriftServer
+from foqs.wire.protocol import end_wait
 from tests.rpc.serving import PATIENCE_S, Peer, Served, enqueue_of, framed, i32, message
 
 Serve = Callable[..., Served]
@@ -91,6 +92,44 @@ def test_messages_that_are_no_calls(served: Served) -> None:
         peer.send(framed(message("Enqueue", request, 5, 4)))
         assert peer.call("Enqueue", request, 6).outcomes[0].id == 1
     assert served.server.counters.refused["oneway"] == 1
+
+
+@pytest.mark.parametrize("parts", [1, 2, 20])
+def test_a_oneway_message_ends_the_wait_of_the_call_before_it(served: Served, parts: int) -> None:
+    with served.peer() as peer:
+        ended: list[int] = []
+
+        def wait() -> None:
+            (call,) = served.held
+            call.on_oneway = lambda: ended.append(1) or served.release()  # type: ignore[func-returns-value]
+
+        peer.send(framed(message("Dequeue", idl.DequeueRequest("n", []), 1)))
+        served.until(lambda: bool(served.held))
+        served.on_loop(wait)
+        oneway, size = end_wait(), -(-len(end_wait()) // parts)
+        for at in range(0, len(oneway), size):
+            peer.send(oneway[at : at + size])
+        assert peer.answer("Dequeue")[0] == 1
+        assert ended == [1]
+        assert peer.call("Enqueue", idl.EnqueueRequest("n", items(1)), 6).outcomes[0].id == 1
+    assert served.server.counters.refused["oneway"] == 0
+
+
+def test_a_oneway_message_that_comes_late_is_dropped(served: Served) -> None:
+    with served.peer() as peer:
+        peer.send(end_wait())
+        assert peer.call("Enqueue", idl.EnqueueRequest("n", items(1)), 6).outcomes[0].id == 1
+
+
+def test_a_request_behind_a_call_does_not_end_its_wait(served: Served) -> None:
+    with served.peer() as peer:
+        peer.send(framed(message("Dequeue", idl.DequeueRequest("n", []), 1)))
+        served.until(lambda: bool(served.held))
+        served.on_loop(lambda: setattr(served.held[0], "on_oneway", served.release))
+        peer.send(framed(message("Enqueue", idl.EnqueueRequest("n", items(1)), 2)))
+        with served.peer() as other:
+            assert other.call("Enqueue", idl.EnqueueRequest("n", items(1)), 6).outcomes[0].id == 1
+        assert len(served.held) == 1
 
 
 def test_a_declared_error(served: Served) -> None:

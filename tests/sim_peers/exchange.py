@@ -38,6 +38,7 @@ class Call:
         self.certified = None
         self.begun_s = 0.0
         self.on_lost: Callable[[], None] | None = None
+        self.on_oneway: Callable[[], None] | None = None
         self.within: Container[str] | None = None
         self._done = done
         self._answered = self._lost = False

@@ -144,6 +144,7 @@ class Host:
             alarm=self._alarm,
             served=self._served,
             became_ready=news.became_ready,
+            ready_again=news.again,
             left_waiting=self._left_waiting,
             tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108 - the lender is made below
             monotonic_ms=self.monotonic_ms,

@@ -115,6 +115,7 @@ class OneHost(Laboratory):
         callbacks = Callbacks(
             served=self._served,
             became_ready=self.news.became_ready,
+            ready_again=self.news.again,
             left_waiting=self._left_waiting,
             slots_written=self._slots_written,
             tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108

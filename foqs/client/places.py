@@ -1,0 +1,295 @@
+"""How many items of each topic this process holds and asks for, for topics that give each process only so many
+(`per_worker`): over all its workers, and all its clients of one service and namespace.
+
+A dequeue reports the items that the process holds and those that its other requests may bring, so all its requests
+together never bring more than the limit. Hosts say in their replies which topics have a limit. When a process holds
+fewer items, it ends the wait of the request that had no place, and asks again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from foqs.client.forks import renew_after_fork
+
+_MOST = 0x7FFF_FFFF
+_REMEMBERED = 100_000
+"""Items of calls that report what they hold: the end of their leases is noticed while they are among so many."""
+
+
+_numbers = count(1)
+
+
+class Known(NamedTuple):
+    """`addresses` of one service as far as a client knows them. `whole`: it knows all of them, or does not ask."""
+
+    addresses: Collection[object]
+    whole: bool
+
+
+class Waker:
+    """Wakes a thread that waits for a reply."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # it is awake
+            os.write(self._write, b"\0")
+
+    def rest(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._read, 1_024)
+
+    def __del__(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Share:
+    """What one worker holds. Items count from the reply that brought them until `remove`."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.topics: dict[int, str] = {}  # by the id of each item
+        self.waker: Waker | None = None
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Items left the process, or are given up."""
+        with _process.lock:
+            topics = [topic for item_id in ids if (topic := self.topics.pop(item_id, None)) is not None]
+            self._places.gave(topics)
+
+    def clear(self) -> None:
+        """The worker ends."""
+        self.remove(list(self.topics))
+
+
+class Ask:
+    """One request for items, until its reply. `counts`: the items to ask for, and `holding` those to report, by topic.
+
+    `cut`: the wait was ended, because the process holds fewer items. `learned`: the reply named another limit."""
+
+    def __init__(self, places: Places, holder: Share | Mapping[str, int], waker: Waker | None) -> None:
+        self.counts: dict[str, int] = {}
+        self.holding: dict[str, int] = {}
+        self.cut = self.learned = False
+        self.number = next(_numbers)
+        self.waker = waker
+        self.share = holder if isinstance(holder, Share) else None
+        self.given = {} if isinstance(holder, Share) else dict(holder)
+        self._places = places
+
+    def fileno(self) -> int:
+        assert self.waker is not None, "the request waits"
+        return self.waker.fileno()
+
+    def cuts(self) -> bool:
+        """Return True if the wait ends now, once. Called when `fileno` is readable."""
+        assert self.waker is not None, "the request waits"
+        self.waker.rest()
+        with _process.lock:
+            self.cut = self.cut or any(self in self._places.with_place(topic) for topic in self.counts)
+            return self.cut
+
+    def end(self, response: Any = None) -> None:
+        """Take the response; None: there is none, and the process holds none of its items."""
+        with _process.lock:
+            self._places.ended(self, response)
+
+    def reserved(self, topic: str, limit: int | None) -> int:
+        """Return how many items of the topic the reply may bring."""
+        wanted = self.counts[topic]
+        return wanted if limit is None else max(0, min(wanted, limit - self.holding[topic]))
+
+
+class Places:
+    """Of one client. Thread-safe. `known` returns the addresses of its service."""
+
+    def __init__(self, namespace: str, known: Callable[[], Known]) -> None:
+        self._namespace = namespace
+        self._known = known
+        self._start()
+        with _process.lock:
+            _process.all.add(self)
+        renew_after_fork(self)
+
+    def _start(self) -> None:
+        self.remembered: dict[int, str] = {}
+        self._held = Counter[str]()
+        self._asks: dict[str, list[Ask]] = {}
+        self._limits: dict[str, int] = {}
+
+    def after_fork(self) -> None:
+        """The parent holds its items."""
+        self._start()
+
+    def share(self) -> Share:
+        """Return the share of a worker that begins."""
+        return Share(self)
+
+    def ask(
+        self, counts: Mapping[str, int], holder: Share | Mapping[str, int], *, wait: bool, acked: Sequence[Any] = ()
+    ) -> Ask:
+        """Begin a request for items. `holder`: the worker, or how many items of each topic the caller says that the
+        process holds. `acked`: items whose acks go with the request, which leave their places to it."""
+        leaving = Counter(item.topic for item in acked)
+        with _process.lock:
+            waker = None
+            if wait:
+                waker = holder.waker if isinstance(holder, Share) else None
+                waker = waker or Waker()
+                if isinstance(holder, Share):
+                    holder.waker = waker
+            ask, linked = Ask(self, holder, waker), self._linked()
+            for topic, wanted in counts.items():
+                limit = self._limits.get(topic)
+                asks = _asks(linked, topic)
+                taken = self._taken(linked, topic, ask) - leaving[topic]
+                holding = taken + sum(one.reserved(topic, limit) for one in asks)
+                if limit is not None and holding >= limit:  # behind those that wait as well
+                    holding = taken + sum(one.reserved(topic, limit) or one.counts[topic] for one in asks)
+                elif limit is not None:
+                    wanted = min(wanted, limit - holding)  # noqa: PLW2901
+                ask.counts[topic], ask.holding[topic] = wanted, max(0, min(holding, _MOST))
+            for topic in ask.counts:
+                self._asks.setdefault(topic, []).append(ask)
+            return ask
+
+    def wait(
+        self, counts: Mapping[str, int], holder: Share | Mapping[str, int], until: float, request: Callable[[Ask], Any]
+    ) -> Any:
+        """Return the response to `request`, which is sent again when the process may have more items of a topic than it
+        said. `until` is of the monotonic clock, in seconds."""
+        while True:
+            ask = self.ask(counts, holder, wait=monotonic() < until)
+            response = None
+            try:
+                response = request(ask)
+            finally:
+                ask.end(response)
+            if not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
+                return response
+            holder = holder if ask.share is not None else ask.given
+
+    def left(self, ids: Iterable[int]) -> None:
+        """Leases of items ended that a call with a report brought."""
+        with _process.lock:
+            self.gave([topic for item_id in ids if (topic := self.remembered.pop(item_id, None)) is not None])
+
+    # ------------------------------------------------------------------------------------- with the lock
+
+    def ended(self, ask: Ask, response: Any) -> None:
+        """Remove a request, and count the items of its response."""
+        for topic in ask.counts:
+            asks = self._asks[topic]
+            asks.remove(ask)
+            if not asks:
+                del self._asks[topic]
+        if response is not None:
+            limits = response.per_worker or {}
+            for item in response.items or ():
+                if ask.share is not None and item.id not in ask.share.topics:
+                    ask.share.topics[item.id] = item.topic
+                    self._held[item.topic] += 1
+                elif ask.share is None and item.topic in limits:
+                    self.remembered[item.id] = item.topic
+            while len(self.remembered) > _REMEMBERED:
+                del self.remembered[next(iter(self.remembered))]
+            for topic in ask.counts:
+                ask.learned |= self._learn(topic, limits.get(topic))
+        self._wake(ask.counts)
+
+    def gave(self, topics: Sequence[str]) -> None:
+        """Items of these topics are not held by the process."""
+        for topic in topics:
+            if self._held[topic] > 1:
+                self._held[topic] -= 1
+            else:
+                del self._held[topic]
+            for places in self._linked() if topic in self._limits else ():
+                for ask in places._asks.get(topic, ()):
+                    ask.given[topic] = max(0, ask.given.get(topic, 0) - 1)
+        self._wake(dict.fromkeys(topics))
+
+    def with_place(self, topic: str) -> Iterator[Ask]:
+        """Yield the requests to which no host gives an item of the topic, though the process may have one."""
+        limit = self._limits.get(topic)
+        if limit is None:
+            return
+        linked = self._linked()
+        asks = _asks(linked, topic)
+        reserved = sum(ask.reserved(topic, limit) for ask in asks)
+        for ask in asks:
+            if ask.waker is not None and not ask.reserved(topic, limit):
+                if self._taken(linked, topic, ask) + reserved >= limit:
+                    continue
+                reserved += ask.counts[topic]
+                yield ask
+
+    def _wake(self, topics: Iterable[str]) -> None:
+        for topic in topics if self._limits else ():
+            for ask in self.with_place(topic):
+                if ask.waker is not None:
+                    ask.waker.wake()
+
+    def _learn(self, topic: str, limit: int | None) -> bool:
+        """Note the limit of a topic. Return True if it is another one."""
+        before = self._limits.get(topic)
+        for places in self._linked() if limit != before else ():
+            if limit is None:
+                places._limits.pop(topic, None)
+            else:
+                places._limits[topic] = limit
+        return limit != before
+
+    def _taken(self, linked: Sequence[Places], topic: str, ask: Ask) -> int:
+        """Return how many items the process holds, as far as its workers or the caller of `ask` know."""
+        return max(sum(places._held[topic] for places in linked), ask.given.get(topic, 0))
+
+    def _linked(self) -> Sequence[Places]:
+        """Return the places of all clients of the same service and namespace. Clients that do not know all addresses of
+        their services yet may be of one."""
+        same = [places for places in _process.all if places._namespace == self._namespace]
+        if len(same) < 2:
+            return same
+        mine = self._known()
+        found = []
+        for places in same:
+            known = self._known() if places is self else places._known()
+            meet = not (mine.whole and known.whole) or any(address in mine.addresses for address in known.addresses)
+            if places is self or meet:
+                found.append(places)
+        return found
+
+
+def _asks(linked: Sequence[Places], topic: str) -> list[Ask]:
+    """Return the requests for items of the topic, the oldest first."""
+    asks = [ask for places in linked for ask in places._asks.get(topic, ())]
+    return asks if len(linked) < 2 else sorted(asks, key=lambda ask: ask.number)
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.all: WeakSet[Places] = WeakSet()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may call a client
+
+
+_process = _Process()

@@ -36,7 +36,9 @@ class Known(NamedTuple):
 
 
 class Waker:
-    """Wakes a thread that waits for a reply."""
+    """Wakes a thread that waits for a reply. Raises OSError where the process has no file descriptor left."""
+
+    _read = _write = -1
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -55,8 +57,9 @@ class Waker:
             os.read(self._read, 1_024)
 
     def __del__(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        if self._read >= 0:
+            os.close(self._read)
+            os.close(self._write)
 
 
 class Share:
@@ -149,11 +152,10 @@ class Places:
         leaving = Counter(item.topic for item in acked)
         with _process.lock:
             waker = None
-            if wait:
-                waker = holder.waker if isinstance(holder, Share) else None
-                waker = waker or Waker()
-                if isinstance(holder, Share):
-                    holder.waker = waker
+            if wait and isinstance(holder, Share):
+                waker = holder.waker = holder.waker or _waker()
+            elif wait:
+                waker = _waker()
             ask, linked = Ask(self, holder, waker), self._linked()
             for topic, wanted in counts.items():
                 limit = self._limits.get(topic)
@@ -274,6 +276,14 @@ class Places:
             if places is self or meet:
                 found.append(places)
         return found
+
+
+def _waker() -> Waker | None:
+    """Return a new waker. Without one, the wait of a request lasts as long as the caller said."""
+    try:
+        return Waker()
+    except OSError:  # the process has no file descriptor left
+        return None
 
 
 def _asks(linked: Sequence[Places], topic: str) -> list[Ask]:

@@ -224,7 +224,8 @@ class Forwarder:
         news of the host at `address`, also those that it refused."""
         found = list(islice(self.engine.waiting.get(key, ()), ready + _LOOKED_AT))
         for waiting in sorted(found, key=lambda call: (address, key) in call.refused):
-            waiting.refused -= {(address, key)}
+            if waiting.refused:
+                waiting.refused -= {(address, key)}
             if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
                 self.engine.stop_waiting(waiting)
                 waiting.elsewhere(waiting)

@@ -229,6 +229,18 @@ def test_a_forked_child_holds_nothing() -> None:
     share.clear()
 
 
+def test_a_process_without_file_descriptors_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        raise OSError(24, "Too many open files")
+
+    places, share = learned(1)
+    monkeypatch.setattr(os, "pipe", full)
+    ask = places.ask({"t": 1}, share, wait=True)
+    assert ask.waker is None
+    places.ask({"t": 1}, {"t": 3}, wait=True).end()
+    ask.end()
+
+
 def test_a_waker_takes_any_number_of_calls() -> None:
     waker = Waker()
     for _ in range(100_000):

@@ -53,9 +53,7 @@ def test_items_on_two_hosts_count_together(cluster: Cluster, clients: tuple[Clie
         assert shards == {1: 20, 2: 20}
 
 
-def test_a_name_refused_on_another_host_gets_its_next_item(
-    cluster: Cluster, clients: tuple[Client, Client]
-) -> None:
+def test_a_name_refused_on_another_host_gets_its_next_item(cluster: Cluster, clients: tuple[Client, Client]) -> None:
     one, two = clients
     with one, two:
         for member in cluster.members:

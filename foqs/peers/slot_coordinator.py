@@ -155,6 +155,7 @@ class SlotCoordinator:
                 self._later(BEAT_MS, self._beat)
         slots = known[0]
         slots.limit, slots.timeout_ms = throttle.concurrency, throttle.timeout_ms
+        slots.follow(shards, now_ms)
         grant = slots.report(ask, now_ms)
         self._gather_news(key, slots, now_ms)
         return grant
@@ -237,15 +238,18 @@ class SlotCoordinator:
     def _beat(self) -> None:
         now_ms, routing = self._monotonic_ms(), self._forwarder.routing()
         self._counting = {slots: until_ms for slots, until_ms in self._counting.items() if until_ms > now_ms}
-        unowned = routing.shards - routing.owners.keys()
+        unowned = routing.unowned
+        # No lease of a disabled shard can be extended, so all of them end.
+        disabled, longest_ms = routing.disabled & unowned, self._engine.config.limits.lease_max_ms
         for key, known in list(islice(self._slots.items(), _TENDED)):
             del self._slots[key]
             slots = known[0]
             if slots.unused(now_ms) and (slots.unknown or len(self._slots) >= _MOST_IDLE):
                 continue
             self._slots[key] = known  # at the end
-            slots.follow(routing.shards)
+            slots.follow(routing.shards, now_ms)
             slots.give_up(unowned, now_ms)
+            slots.give_up(disabled, now_ms, longest_ms)
             if slots.to_count(now_ms) - unowned:
                 self._count(key)
             self._gather_news(key, slots, now_ms)

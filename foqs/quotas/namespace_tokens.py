@@ -86,6 +86,8 @@ class NamespaceTokens:
 
     def left(self, shards: Collection[int]) -> int | None:
         """Return how many more items may be stored; None: there is no bound, or some shard was never counted."""
+        for shard in self._counts.keys() - set(shards):  # one that returns is counted again
+            del self._counts[shard]
         if self._quota.stored_items is None or not shards or not self._counts.keys() >= set(shards):
             return None
         counts = [self._counts[shard] for shard in shards]

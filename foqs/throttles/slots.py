@@ -5,7 +5,8 @@ shard's database. So what a shard holds survives its owner: the next one counts 
 a higher epoch. A shard's report replaces those with a lower (epoch, number), so late and repeated messages do no harm.
 
 A new coordinator knows nothing. It lends once each shard was counted by an owner that its database confirmed after the
-question (`counted`), or has had no owner for the throttle's `timeout_ms`.
+question (`counted`), or has had no owner for the throttle's `timeout_ms`. A shard that was removed from the cluster has
+no slots, and is not waited for.
 """
 
 from __future__ import annotations
@@ -79,18 +80,19 @@ class Slots:
     `shadow`, which lends nothing and counts."""
 
     __slots__ = (
-        "_loans", "_shards", "_waiters", "begun_ms", "limit", "reclaimed", "shadow", "shadow_held", "timeout_ms",
-        "unknown", "used_ms",
+        "_loans", "_shards", "_since", "_waiters", "begun_ms", "limit", "reclaimed", "shadow", "shadow_held",
+        "timeout_ms", "unknown", "used_ms",
     )  # fmt: skip
 
     def __init__(self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
-        """`shards`: all shards that may have leases."""
+        """`shards`: all shards of the cluster, which may have leases."""
         self.limit = limit
         self.timeout_ms = timeout_ms
         self.shadow = False
         self.shadow_held = 0
-        self._shards = set(shards)
+        self._shards: Set[int] = frozenset(shards)
         self.unknown = set(self._shards)
+        self._since: dict[int, int] = {}  # when a shard was added, after this began
         self.begun_ms = self.used_ms = now_ms
         self.reclaimed = 0
         self._loans: dict[int, _Loan] = {}
@@ -114,21 +116,37 @@ class Slots:
 
     def counted(self, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
         """An owner that its database confirmed says how many leases its shard has. It has no other slot."""
+        if shard not in self._shards:
+            return
         taken = self._take(shard, epoch, number, leased, leased, now_ms)
         if taken or self._loans[shard].epoch == epoch:  # else a later owner reported, and is counted next
             self.unknown.discard(shard)
 
-    def follow(self, shards: Set[int]) -> None:
-        """Shards that are new to this host are counted before more is lent."""
-        self.unknown |= shards - self._shards
-        self._shards |= shards
+    def follow(self, shards: Set[int], now_ms: int) -> None:
+        """Follow the shards of the cluster. Those that are new to this host are counted before more is lent. Those that
+        were removed hold no slots, and count as new when they return."""
+        before = self._shards
+        if shards is before or shards == before:
+            return
+        self._shards = shards
+        for shard in before - shards:
+            self.unknown.discard(shard)
+            self._waiters.pop(shard, None)
+            self._since.pop(shard, None)
+            loan = self._loans.pop(shard, None)
+            self.reclaimed += loan is not None and loan.leased > 0
+        for shard in shards - before:
+            self.unknown.add(shard)
+            self._since[shard] = now_ms
 
-    def give_up(self, unowned: Iterable[int], now_ms: int) -> None:
-        """Shards without an owner hold no slots any more, once they have been waited for."""
-        for shard in unowned if self.timeout_ms else ():
+    def give_up(self, unowned: Iterable[int], now_ms: int, wait_ms: int | None = None) -> None:
+        """Shards without an owner hold no slots, once they have been waited for: for `wait_ms`, or for the throttle's
+        `timeout_ms`, where 0 is no bound."""
+        wait_ms = wait_ms or self.timeout_ms
+        for shard in unowned if wait_ms else ():
             loan = self._loans.get(shard)
-            since_ms = self.begun_ms if loan is None else loan.heard_ms
-            if (shard in self.unknown or (loan is not None and loan.has)) and now_ms - since_ms >= self.timeout_ms:
+            since_ms = self._since.get(shard, self.begun_ms) if loan is None else loan.heard_ms
+            if (shard in self.unknown or (loan is not None and loan.has)) and now_ms - since_ms >= wait_ms:
                 self.unknown.discard(shard)
                 self._loans.pop(shard, None)
                 self.reclaimed += 1

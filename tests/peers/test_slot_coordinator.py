@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,51 @@ def test_a_shard_without_an_owner_is_given_up_after_the_timeout() -> None:
     assert report(host, 100, shard=1, epoch=host.engine.shards[1].epoch).granted == 1
     (stats,) = host.ask("GetThrottles", ns="n").throttles
     assert stats.reclaimed == 1
+
+
+def test_a_removed_shard_is_not_waited_for() -> None:
+    """An operator disables a shard and removes it while a new coordinator counts."""
+    host = host_of({1: "a"}, 1)
+    epoch = host.engine.shards[1].epoch
+    host.learn(routing_of({1: "a"}, unowned=[2]))
+    assert report(host, 1, shard=1, epoch=epoch).granted == 0
+    host.wait(500)
+    host.learn(routing_of({1: "a"}))
+    assert report(host, 100, shard=1, epoch=epoch).granted == 1
+    host.learn(routing_of({1: "a", 2: "b"}))
+    assert report(host, 101, shard=1, epoch=epoch, has=1, wanted=1).granted == 0, "it is back, and not counted"
+    host.wait(500)
+    counted(host, (2, 3, 10, [0]))
+    assert report(host, 102, shard=1, epoch=epoch, has=1, wanted=1).granted == 1
+
+
+def test_slots_of_a_removed_shard_are_lent_again() -> None:
+    host = host_of({1: "a", 2: "b"}, 1)
+    epoch = host.engine.shards[1].epoch
+    report(host, 1)
+    counted(host, (2, 3, 10, [0]))
+    assert report(host, 11, wanted=2).granted == 2
+    assert report(host, 12, shard=1, epoch=epoch).granted == 0
+    host.learn(routing_of({1: "a"}))
+    assert report(host, 13, shard=1, epoch=epoch, wanted=2).granted == 2
+
+
+def test_a_disabled_shard_is_given_up_after_the_longest_lease() -> None:
+    """Also where the throttle waits for shards without a bound."""
+    host = host_of({1: "a"}, 1)
+    epoch = host.engine.shards[1].epoch
+    host.settings.apply(Settings("n", 2, {"throttle.gpu": '{"concurrency": 2, "timeout_ms": 0}'}))
+    host.learn(replace(routing_of({1: "a"}, unowned=[2]), disabled=frozenset({2})))
+    assert report(host, 1, shard=1, epoch=epoch).granted == 0
+    config = host.engine.config
+    limits = config.limits.model_copy(update={"lease_max_ms": 3_000})
+    host.engine.config = config.model_copy(update={"limits": limits})
+    for number in range(4):
+        host.wait(500)
+        assert report(host, 2 + number, shard=1, epoch=epoch).granted == 0
+    for _ in range(3):
+        host.wait(500)
+    assert report(host, 100, shard=1, epoch=epoch).granted == 1
 
 
 def test_the_owner_of_a_shard_that_waits_hears_of_a_free_slot() -> None:

@@ -376,3 +376,15 @@ def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
                     shards[shard] = max(0, shards[shard] - rng.randrange(4))
             assert quota.stored_items is not None
             assert sum(shards.values()) <= quota.stored_items
+
+
+def test_a_shard_that_returns_is_counted_again() -> None:
+    """Another cluster may have changed its items. While it is removed, nothing waits for it."""
+    home = NamespaceTokens(Quota(None, 0, 10), 0)
+    for shard in (1, 2):
+        home.counted(shard, 3, home.mark(0))
+    assert home.left({1, 2}) == 4
+    assert home.left({1}) == 7
+    assert home.left({1, 2}) is None
+    home.counted(2, 7, home.mark(1))
+    assert home.left({1, 2}) == 0

@@ -25,8 +25,14 @@ class LimitExceeded(AssertionError):
     pass
 
 
+class Stuck(AssertionError):
+    """All hosts, databases and messages are well, and a free slot is not lent."""
+
+
 class World:
-    """`rows`: the leases in each shard's database. Each shard has owners, the last of which is the present one."""
+    """`rows`: the leases in each shard's database. Each shard has owners, the last of which is the present one.
+    `there`: the shards of the cluster; a coordinator learns of another one later. Leases of a removed shard do not
+    count."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -35,6 +41,8 @@ class World:
         self.rows: dict[int, set[int]] = {shard: set() for shard in SHARDS}
         self.numbers = {shard: count(1) for shard in SHARDS}
         self.owners: dict[int, list[Gate]] = {shard: [] for shard in SHARDS}
+        self.there = frozenset(SHARDS)
+        self.exempt: set[int] = set()
         self.slots = Slots(LIMIT, 60_000, SHARDS, 0)
         self.messages: list[Callable[[], None]] = []
         self.committed = self.at_limit = 0
@@ -47,6 +55,29 @@ class World:
             self.step()
         return self
 
+    def settle(self) -> World:
+        """Every message comes at once. Return when the coordinator has lent every free slot."""
+        for shard in SHARDS:
+            if self.owners[shard][-1].closed:
+                self.take_over(shard)
+        for _ in range(10):
+            self.now_ms += 2_000
+            self.slots.follow(self.there, self.now_ms)
+            while self.messages:
+                self.messages.pop(0)()
+            for shard in self.slots.to_count(self.now_ms) & self.there:
+                self.count_shard(self.slots, shard)
+            for shard in self.there:
+                gate = self.owners[shard][-1]
+                gate.answered(gate._open, None, self.now_ms)  # type: ignore[arg-type]
+                asked = gate.ask(LIMIT, self.now_ms, 0, 0, beat=True)
+                if asked is not None:
+                    self.report(self.slots, gate, asked)
+        lent = {shard: loan.has for shard, loan in self.slots._loans.items() if loan.has}
+        if self.slots.unknown or sum(lent.values()) < LIMIT or not lent.keys() <= self.there:
+            raise Stuck(f"{self.slots}, {lent} lent to shards {sorted(self.there)}")
+        return self
+
     def step(self) -> None:
         shard = self.rng.choice(SHARDS)
         gate = self.rng.choice(self.owners[shard][-2:])
@@ -57,14 +88,21 @@ class World:
             self.lease(gate)
         elif what < 0.7:
             self.end(gate)
-        elif what < 0.88:
+        elif what < 0.88 and shard in self.there:
             self.ask(gate)
         elif what < 0.96:
             self.count()
         elif what < 0.97:
             self.take_over(shard)
         elif what < 0.973:
-            self.slots = Slots(LIMIT, 60_000, SHARDS, self.now_ms)  # another coordinator
+            self.slots = Slots(LIMIT, 60_000, self.there, self.now_ms)  # another coordinator
+        elif what < 0.976:
+            self.remove(shard)
+        elif what < 0.98 and shard not in self.there:
+            self.take_over(shard)
+            self.there |= {shard}
+        elif what < 0.985:
+            self.slots.follow(self.there, self.now_ms)
         elif gate.asking:
             gate.answered(gate._open, None, self.now_ms)  # type: ignore[arg-type]
 
@@ -73,14 +111,14 @@ class World:
         self.messages += [what] * self.rng.choice([0, 1, 1, 1, 1, 2])
 
     def lease(self, gate: Gate) -> None:
-        if not gate.has_room("flow", self.now_ms):
+        if gate.shard not in self.there or not gate.has_room("flow", self.now_ms):
             return
         item = next(self.ids)
         gate.lease(item, self.now_ms)
         if self.owners[gate.shard][-1] is not gate:
             return  # its commit is fenced
         self.rows[gate.shard].add(item)
-        live = sum(map(len, self.rows.values()))
+        live = len(set().union(*self.rows.values()) - self.exempt)
         self.committed += 1
         self.at_limit += live == LIMIT
         if live > LIMIT:
@@ -102,7 +140,8 @@ class World:
     def report(self, coordinator: Slots, gate: Gate, asked: SlotAsk) -> None:
         if coordinator is not self.slots:
             return  # it is fenced, too
-        grant = coordinator.report(asked, self.now_ms)
+        known = asked.shard in coordinator._shards
+        grant = coordinator.report(asked, self.now_ms) if known else None
         for shard in coordinator.news(self.now_ms):
             self.send(lambda shard=shard: self.owners[shard][-1].hear(self.now_ms))  # type: ignore[misc]
         self.send(lambda: gate.answered(asked, grant, self.now_ms))
@@ -116,6 +155,12 @@ class World:
         gate = self.answers(shard)
         leased, number = gate.count(self.now_ms), next(self.numbers[shard])
         self.send(lambda: coordinator.counted(shard, gate.epoch, number, leased, self.now_ms))
+
+    def remove(self, shard: int) -> None:
+        """An operator removes a shard, which no host serves by then."""
+        if len(self.there) > 1 and shard in self.there:
+            self.there -= {shard}
+            self.exempt |= self.rows[shard]
 
     def answers(self, shard: int) -> Gate:
         """The database confirms the present owner alone."""
@@ -133,7 +178,7 @@ class World:
 
 @pytest.mark.parametrize("batch", range(10))
 def test_no_more_leases_than_the_limit(batch: int) -> None:
-    worlds = [World(seed).run() for seed in range(batch * 400, batch * 400 + 400)]
+    worlds = [World(seed).run().settle() for seed in range(batch * 400, batch * 400 + 400)]
     assert sum(world.committed for world in worlds) > 500
     assert sum(world.at_limit for world in worlds) > 20
 
@@ -198,8 +243,38 @@ def free_slots_after_a_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_count_at_first(patch: pytest.MonkeyPatch) -> None:
+    def begin(slots: Slots, *about: Any) -> None:
+        original(slots, *about)
+        slots.unknown.clear()
+
     original = Slots.__init__
-    patch.setattr(Slots, "__init__", lambda slots, limit, timeout_ms, shards, now_ms: original(slots, limit, 0, (), 0))
+    patch.setattr(Slots, "__init__", begin)
+
+
+def removed_shards_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    def follow(slots: Slots, shards: frozenset[int], now_ms: int) -> None:
+        slots.unknown |= shards - slots._shards
+        slots._shards |= shards
+
+    patch.setattr(Slots, "follow", follow)
+
+
+def removed_shards_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
+    def follow(slots: Slots, shards: frozenset[int], now_ms: int) -> None:
+        loans = dict(slots._loans)
+        original(slots, shards, now_ms)
+        slots._loans = loans
+
+    original = Slots.follow
+    patch.setattr(Slots, "follow", follow)
+
+
+def late_counts_of_removed_shards(patch: pytest.MonkeyPatch) -> None:
+    def counted(slots: Slots, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
+        slots._take(shard, epoch, number, leased, leased, now_ms)
+        slots.unknown.discard(shard)
+
+    patch.setattr(Slots, "counted", counted)
 
 
 @pytest.fixture
@@ -220,6 +295,18 @@ def test_each_rule_is_needed(mutant: Callable[[pytest.MonkeyPatch], None], patch
     with pytest.raises(LimitExceeded):
         for seed in range(2_000):
             World(seed).run()
+
+
+@pytest.mark.parametrize(
+    "mutant", [removed_shards_are_waited_for, removed_shards_keep_their_slots, late_counts_of_removed_shards]
+)
+def test_each_rule_of_removed_shards_is_needed(
+    mutant: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch
+) -> None:
+    mutant(patch)
+    with pytest.raises(Stuck):
+        for seed in range(2_000):
+            World(seed).run().settle()
 
 
 # ------------------------------------------------------------------------------------------ one coordinator
@@ -298,6 +385,45 @@ def test_without_a_timeout_a_shard_is_waited_for() -> None:
     slots = Slots(2, 0, SHARDS, 0)
     slots.give_up(SHARDS, 1 << 40)
     assert slots.to_count(0) == set(SHARDS)
+
+
+def test_a_removed_shard_is_not_waited_for() -> None:
+    slots = Slots(2, 0, SHARDS, 0)
+    slots.counted(1, 1, 1, 1, 0)
+    slots.follow(frozenset({1, 2}), 1)
+    slots.counted(3, 1, 1, 2, 2)  # an answer that is late
+    slots.counted(2, 1, 1, 0, 2)
+    assert (slots.to_count(2), slots.lent) == (set(), 1)
+    assert slots.report(ask(2, 2, wanted=2), 2) == SlotGrant(1, False, AGAIN_MS)
+
+
+def test_a_removed_shard_gives_its_slots_back() -> None:
+    slots = coordinator()
+    slots.report(ask(3, 2, wanted=2), 0)
+    slots.report(ask(3, 3, has=2, wanted=0), 1)
+    slots.report(ask(1, 2), 1)
+    slots.follow(frozenset({1, 2}), 2)
+    assert (slots.free, slots.reclaimed) == (2, 1)
+    assert slots.report(ask(1, 3), 3) == SlotGrant(1, False, 0)
+
+
+def test_a_shard_that_returns_is_counted_again() -> None:
+    slots = coordinator()
+    slots.follow(frozenset({1, 2}), 1)
+    slots.follow(frozenset(SHARDS), 10_000)
+    assert slots.report(ask(1, 2), 10_000) == SlotGrant(0, False, 20)
+    slots.give_up({3}, 10_499)  # it has had its time since it returned
+    assert slots.to_count(10_499) == {3}
+    slots.counted(3, 2, 1, 1, 10_499)
+    assert slots.report(ask(1, 3, wanted=2), 10_500) == SlotGrant(1, False, AGAIN_MS)
+
+
+def test_a_disabled_shard_is_waited_for_until_its_leases_ended() -> None:
+    slots = Slots(2, 0, SHARDS, 0)
+    slots.give_up({1, 2, 3}, 999, 1_000)
+    assert slots.to_count(999) == set(SHARDS)
+    slots.give_up({1, 2, 3}, 1_000, 1_000)
+    assert slots.to_count(1_000) == set()
 
 
 def test_a_shard_with_slots_that_is_silent_is_counted() -> None:

@@ -669,7 +669,7 @@ struct ListItemsRequest {
   /** 1 to 1,000 items per reply. Default 100. */
   4: optional i32 limit,
   5: optional string cursor,
-  /** Only this shard, which the called host must serve. Default: all shards of the cluster. */
+  /** Only this shard, which the called host must serve. Default: all shards of the cluster that are not disabled. */
   6: optional i32 shard,
   15: optional RequestContext context,
 }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from foqs.shardmgr.facts import Facts, HostFact
+from foqs.shardmgr.facts import Facts, HostFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 
 _MOST = 100
 
 
 def assigned(host: str, facts: Facts) -> list[int]:
-    """Return the numbers of the shards that the assignment gives a host."""
-    return sorted(shard for shard, assigned_to in facts.assignment.hosts.items() if assigned_to == host)
+    """Return the numbers of the shards that the assignment gives a host. The controller has yet to write those out of
+    it that were disabled or removed."""
+    mine = [shard for shard, assigned_to in facts.assignment.hosts.items() if assigned_to == host]
+    return sorted(shard for shard in mine if shard in facts.shards and facts.shards[shard].use is not ShardUse.DISABLED)
 
 
 def unready(

@@ -29,7 +29,8 @@ class ForwardedList(Forwarded):
         self._call = call
         self._done = False
         self._cursor: str | None = call.request.cursor
-        self._shards = sorted(exchange.routing().shards)
+        # No host answers for a disabled shard until an operator enables it.
+        self._shards = sorted(exchange.routing().shards - exchange.routing().disabled)
         if self._cursor is not None:
             first = inspect.cursor_shard(self._cursor)
             self._shards = [shard for shard in self._shards if shard >= first]

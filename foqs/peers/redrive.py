@@ -176,7 +176,9 @@ class Redrive:
             pause_ms = min(max(_AGAIN_MS, error.retry_after_ms or 0), _LONGEST_PAUSE_MS)
             self._later(min(now_ms + pause_ms, self._last_ms))
         else:  # go on with the next shard
-            self._result.missing.add(self._left.popleft())
+            shard = self._left.popleft()
+            if shard in self._owners.shards():  # else it was removed
+                self._result.missing.add(shard)
             self._after, self._refused_ms = None, None
             self._state.soon(self._go_on)
 

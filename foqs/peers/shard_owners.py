@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from foqs.engine.state import State
-from foqs.errors import NotServed, Unavailable
+from foqs.errors import NotFound, NotServed, Unavailable
 from foqs.peers.exchange import NO_OWNER, RETRY_MS, Exchange
 from foqs.peers.forwarded import HERE, Target
 from foqs.peers.ready_subscriber import Done
@@ -40,7 +40,10 @@ class ClusterOwners:
     def find(self, shard: int) -> Target:
         if self._exchange.serves(shard):
             return HERE
-        route = self._exchange.routing().owners.get(shard)
+        routing = self._exchange.routing()
+        route = routing.owners.get(shard)
+        if route is None and (shard in routing.disabled or shard not in routing.shards):
+            return NotFound(f"shard {shard} is disabled or removed: no host will serve it")
         if route is None or route.host == self._exchange.host_id:
             return Unavailable(NO_OWNER, RETRY_MS)
         return route

@@ -3,7 +3,7 @@
 import pytest
 
 from foqs.admin.readiness import assigned, notes, unjoined, unready
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, ShardFact
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 
 SERVING, OPENING = ShardState.SERVING, ShardState.OPENING
@@ -68,5 +68,13 @@ def test_a_host_whose_id_is_taken_names_the_other() -> None:
 
 
 def test_the_shards_of_one_host() -> None:
-    facts = Facts(assignment=Assignment(3, {1: "a", 2: "b", 3: "a"}))
+    shards = {number: ShardFact(number, "sqlite:///x") for number in (1, 2, 3)}
+    facts = Facts(shards, assignment=Assignment(3, {1: "a", 2: "b", 3: "a"}))
     assert (assigned("a", facts), assigned("c", facts)) == ([1, 3], [])
+
+
+def test_a_host_does_not_miss_shards_that_no_host_may_serve() -> None:
+    """The controller has not written the next assignment yet."""
+    shards = {1: ShardFact(1, "sqlite:///x"), 2: ShardFact(2, "sqlite:///y", use=ShardUse.DISABLED)}
+    facts = Facts(shards, assignment=Assignment(3, {1: "a", 2: "a", 3: "a"}))
+    assert assigned("a", facts) == [1]

@@ -1,5 +1,6 @@
 """Forwarded look-ups of an item, and lists of items."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -104,3 +105,12 @@ def test_a_listing_ends_at_a_host_that_fails(failure: FoqsError) -> None:
 def test_a_listing_ends_at_a_shard_without_an_owner() -> None:
     call = listing(Rig({2: "b"}, shards=(1,)))
     assert [type(answer) for answer in call.answers] == [Unavailable]
+
+
+def test_a_listing_passes_over_disabled_shards() -> None:
+    """No host will serve them: a listing that waited for one would never end."""
+    rig = Rig({2: "b"}, shards=(1, 3))
+    rig.routing = replace(rig.routing, disabled=frozenset({1, 3}))
+    call = listing(rig)
+    rig.answer(idl.ListItemsResponse(["item"], None))
+    assert [(answer.items, answer.cursor) for answer in call.answers] == [(["item"], None)]

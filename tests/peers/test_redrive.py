@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from foqs.dead_rows import FailureGroup
 from foqs.engine.engine import Engine
-from foqs.errors import NotServed, Unavailable
+from foqs.engine.redrive import PageAsk
+from foqs.errors import NotFound, NotServed, Unavailable
 from foqs.idl import idl
-from foqs.peers.forwarded import HERE, Route
+from foqs.peers.forwarded import HERE, Route, Target
 from foqs.peers.list_failures import FailureGathering
-from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive
+from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive, Redriven
 from foqs.peers.shard_owners import ClusterOwners, LoneOwners
 from tests.api.wire import Wire
 from tests.engine.laboratory import Laboratory
@@ -108,6 +110,32 @@ def test_owners_of_a_cluster() -> None:
     assert (owners.shards(), owners.unowned()) == ([1, 2, 3], [3])
     assert owners.find(1) == Route("b:1", 1, "b")
     assert isinstance(owners.find(3), Unavailable)
+    rig.routing = replace(rig.routing, disabled=frozenset({3}))
+    assert isinstance(owners.find(3), NotFound), "it is not waited for"
+    assert isinstance(owners.find(4), NotFound)
+
+
+def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
+    lab = Laboratory(1)
+    found: list[Redriven] = []
+    shown = [1, 2, 3]
+
+    class Owners(LoneOwners):
+        def shards(self) -> list[int]:
+            return list(shown)
+
+        def find(self, shard: int) -> Target:
+            return NotFound("disabled or removed")
+
+    owners = Owners(lab.engine)
+    wanted: Any = None
+    plan = Plan(PageAsk(("n", "t.dead"), 0, None, wanted, 0), 0, 0, 5_000)
+    redrive = Redrive(lab.engine, owners, plan, lambda: lab.now_ms, lambda *_: None, found.append)
+    shown.remove(2)
+    redrive.begin(10_000)
+    while lab.engine.next_turn:
+        lab.engine.pump(lab.now_ms)
+    assert [(one.missing, one.more) for one in found] == [({1, 3}, False)]
 
 
 def test_owners_of_a_lone_host() -> None:

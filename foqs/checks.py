@@ -1,12 +1,13 @@
 """Checks of values that callers and users give. Each raises Invalid with the name, the value and the allowed range.
 
 A bool is no number here, a float no integer, and bytes no text: the codec would convert them without a message. The
-error shows numbers and short texts. `zero` says in the error what 0 means.
+error shows numbers, and no text, which may be a secret. `zero` says in the error what 0 means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from datetime import date, timedelta
 from math import isfinite
 from typing import NoReturn
@@ -17,11 +18,10 @@ I32_MAX = (1 << 31) - 1
 I64_MAX = (1 << 63) - 1
 LONGEST_MS = I32_MAX
 """24.8 days. The longest wait, time-out and lease: an i32 holds it, and a thread can wait for it."""
-FIRST_TIME_MS = 10**11
-"""In March 1973. A smaller number is a time in seconds, or a duration, and no time in milliseconds."""
-_SECONDS_FROM = 10**8
-_LAST_TIME_MS = 10**14
-"""In the year 5138. A larger number is a time in microseconds or nanoseconds."""
+FIRST_TIME_MS, _LAST_TIME_MS = 10**11, 10**14
+"""In March 1973 and the year 5138: a number outside is clearly no time in milliseconds, but in another unit."""
+SMALL_TIME_MS = 1_000
+"""A smaller number counts as a time in the past, which is often written as 0 or 1."""
 _SHOWN_BITS = 256
 _SHOWN_CHARS = 40
 
@@ -34,14 +34,14 @@ def check_int(
     >>> check_int("count", 5, 1, 10)
     >>> check_int("count", "4", 1, 10)
     Traceback (most recent call last):
-    foqs.errors.Invalid: count is '4' (str): it must be an integer from 1 to 10
+    foqs.errors.Invalid: count is of type str: it must be an integer from 1 to 10
     """
     if type(value) is int and low <= value and (high is None or value <= high):
         return
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        _refuse(name, value, f"it must be {_whole(name)} {_range(low, high, zero)}")
+        refuse(name, value, f"it must be an integer {_range(name, low, high, zero)}")
 
 
 def check_number(
@@ -55,36 +55,39 @@ def check_number(
         isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, int) or isfinite(value))
     )
     if not usable or value < low or (above and value == low) or (high is not None and value > high):  # type: ignore[operator]  # `usable` says so
-        bounds = f"above {low}{_up_to(high)}" if above else _range(low, high, zero)
-        _refuse(name, value, f"it must be {_unit(name, 'a number')} {bounds}")
+        bounds = f"above {low}{_up_to(high)}{_unit(name)}" if above else _range(name, low, high, zero)
+        refuse(name, value, f"it must be a number {bounds}")
 
 
 def check_bool(name: str, value: object) -> None:
     """Refuse every value but True and False: the text "no" would count as True."""
     if not isinstance(value, bool):
-        _refuse(name, value, "it must be True or False")
+        refuse(name, value, "it must be True or False")
 
 
-def check_text(name: str, value: object, *, most_bytes: int | None = None, none: bool = False) -> None:
-    """Refuse a value that is not text of 1 to `most_bytes` bytes of UTF-8. The error does not show the text."""
+def check_text(
+    name: str, value: object, *, most_bytes: int | None = None, none: bool = False, empty: bool = False
+) -> None:
+    """Refuse a value that is not text of 1 to `most_bytes` bytes of UTF-8. The error does not show the text. With
+    `empty`, an empty text is accepted too."""
     if value is None and none:
         return
-    wanted = (
-        "it must be text that is not empty" if most_bytes is None else f"it must be text of 1 to {most_bytes} bytes"
-    )
+    wanted = "it must be text" if empty else "it must be text that is not empty"
+    if most_bytes is not None:
+        wanted = f"it must be text of {0 if empty else 1} to {most_bytes} bytes"
     if not isinstance(value, str):
-        _refuse(name, value, wanted)
+        raise Invalid(f"{name} {'is None' if value is None else f'is of type {type(value).__name__}'}: {wanted}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise Invalid(f"{name} is not valid Unicode: {wanted}") from None
-    if not size or (most_bytes is not None and size > most_bytes):
+    if (not size and not empty) or (most_bytes is not None and size > most_bytes):
         raise Invalid(f"{name} {f'has {size} bytes' if size else 'is empty'}: {wanted}")
 
 
 def check_bytes(name: str, value: object, *, none: bool = False) -> None:
-    """Refuse a value that is not bytes, bytearray or memoryview. Only the caller knows the encoding of a text. The error
-    does not show the value."""
+    """Refuse a value that is not bytes, bytearray or memoryview. Only the caller knows the encoding of a text. The
+    error does not show the value."""
     if isinstance(value, bytes | bytearray | memoryview) or (value is None and none):
         return
     advice = ": encode it, for example with .encode()" if isinstance(value, str) else ""
@@ -94,25 +97,28 @@ def check_bytes(name: str, value: object, *, none: bool = False) -> None:
 def check_choice(name: str, value: object, among: Iterable[object]) -> None:
     """Refuse a value that is not equal to one of `among`."""
     allowed = [str(one) for one in among]
-    if not isinstance(value, str) or str(value) not in allowed:
-        _refuse(name, value, f"it must be one of {', '.join(allowed)}")
+    wanted = f"it must be one of {', '.join(allowed)}"
+    if not isinstance(value, str):
+        refuse(name, value, wanted)
+    if str(value) not in allowed:
+        raise Invalid(f"{name} is {shown(value)}: {wanted}")
 
 
 def check_callable(name: str, value: object, form: str, *, none: bool = False) -> None:
     """Refuse a value that cannot be called. `form` shows the call."""
     if not callable(value) and not (value is None and none):
-        _refuse(name, value, f"it must be a function, called as {form}")
+        refuse(name, value, f"it must be a function, called as {form}")
 
 
 def check_distinct(name: str, values: object, what: str) -> None:
     """Refuse no values, values that are not texts, empty texts, and a value that is given twice."""
     found: set[str] = set()
-    if isinstance(values, bytes | str) or not isinstance(values, Iterable):
-        _refuse(name, values, f"it must be a list of texts, one for each {what}")
+    if isinstance(values, bytes | str) or not isinstance(values, Collection):  # an iterator would be empty afterwards
+        refuse(name, values, f"it must be a list of texts, one for each {what}")
     for value in values:
         check_text(f"{name}: {what}", value)
         if value in found:
-            raise Invalid(f"{name} has {_shown(value)} twice: give each {what} once")
+            raise Invalid(f"{name} has {shown(value)} twice: give each {what} once")
         found.add(value)
     if not found:
         raise Invalid(f"{name} is empty: give at least one {what}")
@@ -123,32 +129,34 @@ def check_time_ms(name: str, value: object, *, none: bool = False) -> None:
     if value is None and none:
         return
     check_int(name, value, -I64_MAX - 1, I64_MAX)
-    assert isinstance(value, int)
+    assert isinstance(value, int), "the check says so"
     if (fault := time_fault(value)) is not None:
-        raise Invalid(f"{name} is {value}{fault}")
+        raise Invalid(f"{name} is {value}, {fault}")
 
 
 def time_fault(at_ms: int) -> str | None:
     """Return why a number is clearly not a time in Unix epoch milliseconds, and the remedy; None if it may be one.
 
-    >>> time_fault(1_764_112_000_000) is time_fault(0) is None
+    >>> time_fault(1_764_112_000)
+    'which is in January 1970: give Unix epoch milliseconds (of seconds 1,000 times the number), and no duration'
+    >>> time_fault(1_764_112_000_000) is time_fault(0) is time_fault(-1) is None
     True
     """
-    if at_ms and abs(at_ms) < FIRST_TIME_MS:
-        if at_ms >= _SECONDS_FROM:
-            return ", which is a time in seconds: give Unix epoch milliseconds (multiply by 1,000)"
-        return ", which is a duration and no time: give Unix epoch milliseconds"
+    if SMALL_TIME_MS <= at_ms < FIRST_TIME_MS:
+        when = time.strftime("%B %Y", time.gmtime(at_ms // 1_000))
+        return f"which is in {when}: give Unix epoch milliseconds (of seconds 1,000 times the number), and no duration"
     if at_ms > _LAST_TIME_MS:
-        return ", which is a time in microseconds or nanoseconds: give Unix epoch milliseconds"
+        return "which is after the year 5000: give Unix epoch milliseconds (not microseconds or nanoseconds)"
     return None
 
 
-def duration_fault(value_ms: int) -> str:
-    """Return a hint for a duration that is too long, if it is rather a time."""
-    return " (a duration; the value looks like a time)" if value_ms >= FIRST_TIME_MS else ""
+def is_time(value_ms: int) -> bool:
+    """Return True for a number that is rather a time in Unix epoch milliseconds than a duration."""
+    return FIRST_TIME_MS <= value_ms <= _LAST_TIME_MS
 
 
-def _refuse(name: str, value: object, wanted: str) -> NoReturn:
+def refuse(name: str, value: object, wanted: str) -> NoReturn:
+    """Raise Invalid, which shows the value if it is a number; `wanted` begins with "it must be"."""
     raise Invalid(f"{name} {_said(value)}: {wanted}{_remedy(name, value)}")
 
 
@@ -159,12 +167,13 @@ def _said(value: object) -> str:
         return f"is {value} (bool)"
     if isinstance(value, int):
         return f"is {int(value)}" if value.bit_length() <= _SHOWN_BITS else f"has {value.bit_length()} bits"
-    if type(value) in (float, str):
-        return f"is {_shown(value)} ({type(value).__name__})"
+    if type(value) is float:
+        return f"is {value} (float)"
     return f"is of type {type(value).__name__}"
 
 
-def _shown(value: object) -> str:
+def shown(value: str) -> str:
+    """Return the text in quotes, cut after 40 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
@@ -176,21 +185,19 @@ def _remedy(name: str, value: object) -> str:
         return "; of a timedelta: round(d.total_seconds() * 1000)"
     if isinstance(value, date):
         return "; of a datetime: round(d.timestamp() * 1000)"
+    if isinstance(value, int) and is_time(value):
+        return " (a duration, not a time)"
     return ""
 
 
-def _whole(name: str) -> str:
-    return _unit(name, "an integer" if not name.endswith(("_ms", "_bytes")) else "a whole number")
-
-
-def _unit(name: str, noun: str) -> str:
-    unit = " of milliseconds" if name.endswith("_ms") else " of bytes" if name.endswith("_bytes") else ""
-    return f"{noun}{unit}"
-
-
-def _range(low: float, high: float | None, zero: str) -> str:
+def _range(name: str, low: float, high: float | None, zero: str) -> str:
     meaning = f" ({zero})" if zero and low == 0 else ""
-    return f"of at least {low}{meaning}" if high is None else f"from {low}{meaning} to {high}"
+    bounds = f"of at least {low}{meaning}" if high is None else f"from {low}{meaning} to {high}"
+    return f"{bounds}{_unit(name)}"
+
+
+def _unit(name: str) -> str:
+    return ", in milliseconds" if name.endswith("_ms") else ", in bytes" if name.endswith("_bytes") else ""
 
 
 def _up_to(high: float | None) -> str:

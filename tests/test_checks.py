@@ -40,7 +40,7 @@ def refusal(check: Callable[..., None], *args: Any, **kwargs: Any) -> str:
         (0, "count is 0: it must be an integer from 1 to 10"),
         (-3, "count is -3: it must be an integer from 1 to 10"),
         (11, "count is 11: it must be an integer from 1 to 10"),
-        ("4", "count is '4' (str): it must be an integer from 1 to 10"),
+        ("4", "count is of type str: it must be an integer from 1 to 10"),
         (True, "count is True (bool): it must be an integer from 1 to 10"),
         (4.0, "count is 4.0 (float): it must be an integer from 1 to 10"),
         (float("nan"), "count is nan (float): it must be an integer from 1 to 10"),
@@ -48,7 +48,6 @@ def refusal(check: Callable[..., None], *args: Any, **kwargs: Any) -> str:
         (b"4", "count is of type bytes: it must be an integer from 1 to 10"),
         (Unreadable(), "count is of type Unreadable: it must be an integer from 1 to 10"),
         (1 << 10_000, "count has 10001 bits: it must be an integer from 1 to 10"),
-        ("x" * 100, f"count is '{'x' * 39}... (str): it must be an integer from 1 to 10"),
     ],
 )
 def test_an_integer_within_bounds(value: object, text: str) -> None:
@@ -64,10 +63,10 @@ def test_integers_that_are_accepted() -> None:
 
 def test_an_error_says_the_unit_and_what_zero_means() -> None:
     assert refusal(checks.check_int, "lease_ms", -1, 0, 9, zero="at once").endswith(
-        "it must be a whole number of milliseconds from 0 (at once) to 9"
+        "it must be an integer from 0 (at once) to 9, in milliseconds"
     )
     assert refusal(checks.check_int, "max_bytes", -1, 0, zero="no limit").endswith(
-        "it must be a whole number of bytes of at least 0 (no limit)"
+        "it must be an integer of at least 0 (no limit), in bytes"
     )
 
 
@@ -120,7 +119,7 @@ def test_bytes() -> None:
 
 def test_a_choice_names_all_that_are_allowed() -> None:
     assert refusal(checks.check_choice, "when_full", "drop", ("block", "raise")) == (
-        "when_full is 'drop' (str): it must be one of block, raise"
+        "when_full is 'drop': it must be one of block, raise"
     )
     assert refusal(checks.check_choice, "when_full", None, ("block",)).startswith("when_full is None")
     checks.check_choice("when_full", "block", ("block", "raise"))
@@ -142,6 +141,7 @@ def test_a_function() -> None:
         (["a", ""], "topics: topic is empty"),
         (["a", b"b"], "topics: topic is of type bytes"),
         (b"a", "topics is of type bytes"),
+        (iter(["a"]), "topics is of type list_iterator: it must be a list of texts, one for each topic"),
         (5, "topics is 5"),
         (None, "topics is None"),
     ],
@@ -153,16 +153,14 @@ def test_distinct_names(topics: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (NOW_MS // 1000, "seconds"),
-        (946_684_800, "seconds"),
-        (60_000, "duration"),
-        (1, "duration"),
-        (-5, "duration"),
-        (NOW_MS * 1000, "microseconds"),
-        (NOW_MS * 1_000_000, "microseconds"),
-        (float(NOW_MS), "whole number of milliseconds"),
-        (True, "whole number of milliseconds"),
-        (1 << 64, "whole number of milliseconds"),
+        (NOW_MS // 1000, "in January 1970: give Unix epoch milliseconds (of seconds"),
+        (946_684_800, "in January 1970"),
+        (60_000, "no duration"),
+        (NOW_MS * 1000, "not microseconds"),
+        (NOW_MS * 1_000_000, "not microseconds"),
+        (float(NOW_MS), "it must be an integer"),
+        (True, "it must be an integer"),
+        (1 << 64, "it must be an integer"),
     ],
 )
 def test_a_time_in_another_unit(value: object, words: str) -> None:
@@ -171,6 +169,6 @@ def test_a_time_in_another_unit(value: object, words: str) -> None:
 
 
 def test_times_that_are_accepted() -> None:
-    for value in (0, -(10**12), NOW_MS, NOW_MS + 366 * 86_400_000, 10**11):
+    for value in (0, 1, -(10**12), -(1 << 63), NOW_MS, NOW_MS + 366 * 86_400_000, 10**11):
         checks.check_time_ms("deliver_after_ms", value)
     checks.check_time_ms("deliver_after_ms", None, none=True)

@@ -190,7 +190,8 @@ struct ItemSpec {
   4: optional map<string, string> headers,
   /** Lower is more urgent; any i32. */
   5: i32 priority = 0,
-  /** Epoch milliseconds: earliest delivery. In the past means now. At most 366 days ahead. Default: now. */
+  /** Epoch milliseconds: earliest delivery. In the past means now, but 1,000 to 10^11 (a time in seconds, or a duration) is
+      INVALID. At most 366 days ahead. Default: now. */
   6: optional i64 deliver_after_ms,
   /** Duration from the enqueue, 0 to 366 days; instead of deliver_after_ms (both is INVALID). Default: 0. */
   7: optional i64 delay_ms,
@@ -1225,7 +1226,7 @@ struct FailureFilter {
   2: optional FailureCause cause,
   /** 1 to 1,024 bytes; upper and lower case differ. */
   3: optional string reason_contains,
-  /** Epoch milliseconds: it died before. */
+  /** Epoch milliseconds, like the next field: 1,000 to 10^11 is INVALID, as in ItemSpec. It died before. */
   4: optional i64 died_before_ms,
   /** Epoch milliseconds: it died at this time or after. */
   5: optional i64 died_after_ms,

@@ -139,7 +139,7 @@ class DeadLetters:
         to_topic = None if request.to_topic is None else validation.name(request.to_topic, "to_topic", limits)
         if to_topic == request.topic:
             raise Invalid("to_topic is the dead-letter topic itself")
-        wanted = self._known(_filter(request.filter, limits))
+        wanted = self._known(_filter(request.filter, limits, self._now_ms()))
         dry_run = bool(request.dry_run)
         return PageAsk(key, 0, None, wanted, PAGE_ITEMS, per_group, {}, to_topic, dry_run), pace
 
@@ -237,7 +237,7 @@ def _fairness(value: str | None) -> bytes | None:
     return None if value is None else fairness_key(value).encode()
 
 
-def _filter(given: Any, limits: Limits) -> FailureFilter:
+def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
     """Return the filter of a request. Raises Invalid."""
     if given is None:
         return FailureFilter()
@@ -258,8 +258,8 @@ def _filter(given: Any, limits: Limits) -> FailureFilter:
         fingerprint=given.fingerprint,
         cause=_cause(given.cause),
         reason_contains=reason,
-        died_before_ms=given.died_before_ms,
-        died_from_ms=given.died_after_ms,
+        died_before_ms=validation.moment(given.died_before_ms, "died_before_ms", now_ms),
+        died_from_ms=validation.moment(given.died_after_ms, "died_after_ms", now_ms),
         fairness=_fairness(given.fairness_key),
         headers=given.headers or {},
         min_attempts=given.min_attempts,

@@ -13,6 +13,7 @@ from foqs.api import topic_rules
 from foqs.api.tenancy import fairness_keys_fit, refuse_while_behind, tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
+from foqs.checks import is_time, time_fault
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
@@ -67,8 +68,17 @@ def within(value: int | None, what: str, low: int, high: int, default: int) -> i
     if value is None:
         return default
     if not low <= value <= high:
-        raise Invalid(f"{what} is {value}, not in {low}..{high}")
+        hint = ", which is a time and no duration" if what.endswith("_ms") and is_time(value) else ""
+        raise Invalid(f"{what} is {value}, not in {low}..{high}{hint}")
     return value
+
+
+def moment(at_ms: int | None, what: str, now_ms: int) -> int | None:
+    """Return a time in Unix epoch milliseconds; refuse a number that is clearly in another unit, or a duration. Where
+    the clock itself shows such a number, as a test's may, it is a time."""
+    if at_ms is not None and is_time(now_ms) and (fault := time_fault(at_ms)) is not None:
+        raise Invalid(f"{what} is {at_ms}, {fault}")
+    return at_ms
 
 
 def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[TopicKey, int]], int]:
@@ -336,9 +346,9 @@ class Intake:
         if delay_ms is not None:
             if at_ms is not None:
                 raise Invalid("both deliver_after_ms and delay_ms are given")
-            if not 0 <= delay_ms <= most:
-                raise Invalid(f"delay_ms is {delay_ms}, not in 0..{most}")
+            within(delay_ms, "delay_ms", 0, most, 0)
             return self._now_ms + int(delay_ms) if delay_ms else 0
+        moment(at_ms, "deliver_after_ms", self._now_ms)
         if at_ms - self._now_ms > most:
             raise Invalid(f"deliver_after_ms is more than {most} ms ahead")
         return int(at_ms) if at_ms > self._now_ms else 0

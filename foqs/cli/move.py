@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from foqs.checks import LONGEST_MS
 from foqs.cli.connection import BATCH_ITEMS, Connection
 from foqs.cli.consume import say_why_empty
 from foqs.cli.errors import fail
 from foqs.cli.progress import counting
-from foqs.client import Client, Duplicate, FoqsError, Item, Items, ItemSpec, NotFound, StaleLease
+from foqs.client import Client, Delivery, Duplicate, FoqsError, Item, Items, ItemSpec, NotFound, StaleLease
 from foqs.client.copies import copy_key, is_there, job_of, store_copies
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -27,10 +28,14 @@ def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The items are in this topic.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The items go to this topic.")],
     count: Annotated[
-        int | None, typer.Option(min=1, help="The command moves at most this many items. Default: all ready ones.")
+        int | None,
+        typer.Option(min=0, help="The command moves at most this many items; 0: no limit. Default: all ready ones."),
     ] = None,
     lease_ms: Annotated[
-        int, typer.Option(min=1, help="The command leases the items for this many milliseconds while it moves them.")
+        int,
+        typer.Option(
+            min=1, max=LONGEST_MS, help="The command leases the items for this many milliseconds while it moves them."
+        ),
     ] = LEASE_MS,
     delete_consumed: Annotated[
         bool,
@@ -63,7 +68,7 @@ def move(
         moving = Move(client, source, target, lease_ms=lease_ms, delete_consumed=delete_consumed)
         try:
             with counting("moved") as advance:
-                moving.run(count, advance)
+                moving.run(count or None, advance)
         finally:
             moving.close()
             for line in moving.said():
@@ -169,7 +174,7 @@ class Move:
             metadata=item.metadata,
             headers=item.headers,
             priority=item.priority,
-            delivery=item.delivery,
+            delivery=Delivery(item.delivery),
             dedup_key=copy_key("move", self._job, item.id, item.enqueued_at_ms),
             fairness_key=item.fairness_key or None,
             throttle_keys=item.throttle_keys or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 REASON_BYTES = 1_024
 
@@ -31,6 +32,9 @@ class AckPolicy(StrEnum):
     REJECT_ON_ERROR = "reject_on_error"
     ACK = "ack"
     MANUAL = "manual"
+
+
+AckPolicyName = Literal["nack_on_error", "ack_first", "reject_on_error", "ack", "manual"]
 
 
 def reason_of(error: BaseException, *, text: bool) -> str:

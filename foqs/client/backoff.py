@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foqs.checks import I64_MAX, check_int, check_number
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -19,6 +21,13 @@ class Backoff:
     factor: float = 2.0
     longest_ms: int = 300_000
     jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Raises Invalid."""
+        check_int("first_ms", self.first_ms, 0, I64_MAX, zero="at once")
+        check_number("factor", self.factor, 1)
+        check_int("longest_ms", self.longest_ms, 0, I64_MAX, zero="at once")
+        check_number("jitter", self.jitter, 0, 1)
 
     def delay_ms(self, attempt: int, rng: Callable[[], float]) -> int:
         """After the `attempt`-th failure (from 1); `rng` gives [0, 1)."""

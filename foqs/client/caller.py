@@ -22,6 +22,7 @@ from foqs.client.retry import pause_ms
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, named
 from foqs.idl import idl
+from foqs.limits import Limits
 from foqs.wire.errors import GoAway, Malformed
 from foqs.wire.protocol import SMALL_BYTES
 from foqs.wire.remote_method import RemoteMethod
@@ -29,6 +30,7 @@ from foqs.wire.remote_method import RemoteMethod
 log = logging.getLogger("foqs.client")
 
 _SEQUENCES = 0x7FFF_FFFF
+_SERVER_TIMEOUT_MS = Limits().timeout_max_ms
 QUIET_S = 60.0
 OnRetry = Callable[[FoqsError, float], object]
 
@@ -240,5 +242,6 @@ class Caller:
 
 
 def server_timeout_ms(left_ms: float) -> int:
-    """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up."""
-    return max(1, int(left_ms - min(500.0, left_ms / 10)))
+    """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
+    server takes no longer one than its `timeout_max_ms`."""
+    return max(1, min(_SERVER_TIMEOUT_MS, int(left_ms - min(500.0, left_ms / 10))))

@@ -19,6 +19,7 @@ from foqs.client.dead_letters import DeadLetterCalls
 from foqs.client.entries import Entries
 from foqs.client.explain import Explaining
 from foqs.client.hooks import HookMethods
+from foqs.client.item_checks import faults_of
 from foqs.client.items import (
     ActiveTopic,
     Item,
@@ -31,6 +32,7 @@ from foqs.client.items import (
 )
 from foqs.client.lease_methods import LeaseMethods
 from foqs.client.looks import Looks
+from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, is_a
 from foqs.client.places import Ask, Places, Share
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
@@ -68,14 +70,14 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     address             `host:port`, or several with commas: each is tried, and connections spread over them
     token               credential, where the server asks for one, or `@path` of a file that holds it
     tls                 talk TLS, as it says (a `Tls`, or the text of one: "on"); default: in the clear
-    timeout_ms          how long a call may take, with all its retries (each request of a batch that needs
+    timeout_ms          how long a call may take, 1 or more, with all its retries (each request of a batch that needs
                         several; for a dequeue beyond its wait). Every method takes another one for that call
     attempt_timeout_ms  a request without a reply for this time is retried, if that is safe
     connect_timeout_ms  for one connection to one address
-    pool_size           connections at most; a long poll needs one for itself. Of a cluster, more than it has hosts:
-                        else the client closes some to open new ones. The routing takes one more
-    max_idle_ms         a connection that was idle for longer is not used again
-    max_frame_bytes     the largest request; the server's `frame_bytes`
+    pool_size           connections at most; 0: no limit. A long poll needs one for itself. Of a cluster, more than it
+                        has hosts: else the client closes some to open new ones. The routing takes one more
+    max_idle_ms         a connection that was idle for longer is not used again; 0: each is used once
+    max_frame_bytes     the largest request, 4,096 to 67,108,864; the server's `frame_bytes`
     routing             learn the hosts of all shards, keep that fresh in a thread, and send requests straight there;
                         then hosts beyond `address` are called as well. False for one address in front of all
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
@@ -94,10 +96,14 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     Methods for one item raise its error; `*_many` return one outcome per item, in order, and raise nothing:
     a request that fails as a whole is the outcome of each of its items. An entry that cannot be sent is `Invalid`, and
     the other ones are sent. A lease that comes twice has one outcome, twice.
+
+    An argument of the wrong type or out of range is Invalid, before anything is sent; the error names it and its range.
+    Durations are whole milliseconds.
     """
 
     instead = "make a Client with the same arguments there"
 
+    @checked(timeout_ms=duration(1))
     def __init__(
         self,
         address: str = DEFAULT_ADDRESS,
@@ -149,6 +155,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
             return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found))
         return id_of(found)
 
+    @checked()
     def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
         """Stores items; the outcome of each, in order: its id, or the error that kept it from being stored.
 
@@ -168,6 +175,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     def _enqueue_many(
         self, specs: Sequence[ItemSpec], timeout_ms: int | None, first: First | None = None
     ) -> list[int | FoqsError]:
+        if first is None and (faults := faults_of(specs)):
+            sound = [spec for at, spec in enumerate(specs) if at not in faults]
+            stored = iter(self._enqueue_many(sound, timeout_ms) if sound else ())
+            return [faults[at] if at in faults else next(stored) for at in range(len(specs))]
         if all(spec.dedup_key is None for spec in specs):
             return self._requests.each(methods.ENQUEUE, second_answer.ONCE, specs, self._anywhere, timeout_ms, first)
         keyed = [spec for spec in specs if spec.dedup_key is not None]
@@ -197,14 +208,16 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
         first.
 
-        Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why, for
-        example "paused". `lease_ms`: how long the leases last; default each item's own, else the server's. `max_bytes`
-        bounds payloads, metadata and headers together. `worker` names the caller to operators. `begins`: how many of
-        the items, the first ones, are begun at once; the rest counts as not begun (see `begun_many`). Default: all.
-        `holding`: how many items of each topic the process holds, for topics with the policy `per_worker`; acks, nacks,
-        releases and deletes by this client count while the call waits. Default: each host counts the leases of
-        `worker`. `ledger`: the items come with their `Ledger`.
+        Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
+        for example "paused". `wait_ms` 0: at once. `lease_ms`: how long the leases last; default each item's own, else
+        the server's. `max_bytes` bounds payloads, metadata and headers together; 0: no limit. `worker` names the
+        caller to operators. `begins`: how many of the items, the first ones, are begun at once; the rest counts as not
+        begun (see `begun_many`). Default: all. `holding`: how many items of each topic the process holds, for topics
+        with the policy `per_worker`; acks, nacks, releases and deletes by this client count while the call waits.
+        Default: each host counts the leases of `worker`. `ledger`: the items come with their `Ledger`.
         """
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger)
+        max_bytes = max_bytes or None
         counts = counts_of(topics, count)
         wait_until = monotonic() + wait_ms / 1000
         deadline = wait_until + self._requests.timeout_s(timeout_ms)
@@ -253,9 +266,12 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         ...     ...                                                 # work on the items
 
         `outcomes` are those of the acks, `items` the leased ones, and `error` is why there are none: the outcomes hold
-        all the same. Raises no FoqsError. An ack that failed where items came is not repeated, because the leases of
-        these run: give it to `ack_many`.
+        all the same. Raises no FoqsError but Invalid, for a wrong argument. An ack that failed where items came is not
+        repeated, because the leases of these run: give it to `ack_many`.
         """
+        check_many("done", done)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes)
+        max_bytes = max_bytes or None
         given, counts = Entries(done, entries.ack), counts_of(topics, count)
         acks = given.good
         wait_until = monotonic() + wait_ms / 1000
@@ -279,7 +295,11 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         """Ends the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
         NotFound when it is gone.
         """
-        usual = ack_request(self.namespace, item.id, item.lease)
+        try:
+            usual = ack_request(self.namespace, item.id, item.lease)
+        except AttributeError:
+            check_leased("item", item)
+            raise
         if usual is None:
             one_of(self.ack_many((item,), timeout_ms=timeout_ms))
             return
@@ -290,12 +310,14 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         elif self._places.remembered:
             self._places.left((item.id,))
 
+    @checked()
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
         return self._each(methods.ACK, second_answer.END_ITEM, Entries(items, entries.ack), timeout_ms)
 
     # ------------------------------------------------------------------------------------- looking and operat
 
+    @checked()
     def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:
         """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
         item_id = parse_id(item_id)
@@ -304,6 +326,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         item.state = response.state
         return item
 
+    @checked(state=is_a(ItemState, none=True))
     def list_items(
         self,
         topic: str,
@@ -316,6 +339,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
         return self._requests.pages(methods.LIST_ITEMS, request, lambda response: response.items, timeout_ms)
 
+    @checked()
     def active_topics(
         self,
         *,
@@ -330,6 +354,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         found = self._requests.pages(methods.TOPICS, request, lambda response: response.topics, timeout_ms)
         return map(ActiveTopic.of, found)
 
+    @checked()
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
         given, split = Entries(item_ids, parse_id), lambda ids: partial(self._router.split, ids)

@@ -14,6 +14,7 @@ from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from typing import NamedTuple
 
+from foqs.checks import shown
 from foqs.client.forks import renew_after_fork
 from foqs.client.places import Ask
 from foqs.client.tls import Securing, refused
@@ -72,7 +73,7 @@ def parse_addresses(text: str) -> list[Address]:
     """
     addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
     if not addresses:
-        raise Invalid("no address given")
+        raise Invalid("no address given: give host:port, or several with commas")
     return addresses
 
 
@@ -88,11 +89,11 @@ def _parse(text: str) -> Address:
     elif text.count(":") > 1:
         host, port = text, ""
         if not _is_ipv6(host):
-            raise Invalid(f"{text!r} is neither host:port nor an IPv6 address")
+            raise Invalid(f"address {text!r} is neither host:port nor an IPv6 address")
     else:
         host, _, port = text.partition(":")
-    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
-        raise Invalid(f"{text!r} is not host:port")
+    if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 10 and 0 < int(port) < 65536)):
+        raise Invalid(f"address {shown(text)} is not host:port, with a port from 1 to 65535")
     return Address(host, int(port) if port else DEFAULT_PORT)
 
 

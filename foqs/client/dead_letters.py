@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
 from foqs.client import methods
+from foqs.client.options import check_cause, checked, is_a, whole
 from foqs.client.requests import Requests
+from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.limits import Limits
 from foqs.rows import FailureCause
 from foqs.travel import Value
 
+_LIMITS = Limits()
 _PAGE_GROUPS = 1_000
 
 
@@ -62,6 +67,23 @@ class FailureFilter(Value):
     origin_topic: str | None = None
     fairness_key: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no dead letter meets."""
+        check_int("fingerprint", self.fingerprint, -I64_MAX - 1, I64_MAX, none=True)
+        check_cause("cause", self.cause)
+        check_text("reason_contains", self.reason_contains, most_bytes=_LIMITS.reason_bytes, none=True)
+        check_time_ms("died_before_ms", self.died_before_ms, none=True)
+        check_time_ms("died_after_ms", self.died_after_ms, none=True)
+        check_int("min_attempts", self.min_attempts, 0, I32_MAX, none=True)
+        check_int("max_attempts", self.max_attempts, 0, I32_MAX, none=True)
+        check_text("origin_topic", self.origin_topic, none=True)
+        check_text("fairness_key", self.fairness_key, none=True, empty=True)
+        if self.min_attempts and self.max_attempts is not None and self.min_attempts > self.max_attempts:
+            raise Invalid(f"min_attempts is {self.min_attempts}, more than max_attempts, {self.max_attempts}")
+        after_ms, before_ms = self.died_after_ms, self.died_before_ms
+        if after_ms is not None and before_ms is not None and after_ms >= before_ms:
+            raise Invalid(f"died_after_ms is {after_ms}, not below died_before_ms, {before_ms}: no item died then")
+
 
 class Redriven(NamedTuple):
     """From `at_least` to `at_most` items were redriven; the two differ when a shard's owner failed.
@@ -81,6 +103,7 @@ class DeadLetterCalls:
     namespace: str
     _requests: Requests
 
+    @checked()
     def list_failures(
         self,
         topic: str,
@@ -102,6 +125,7 @@ class DeadLetterCalls:
                 return Failures(groups, tuple(sorted(missing)))
             request.cursor = response.cursor
 
+    @checked(count=whole(0, I64_MAX, zero="all"), filter=is_a(FailureFilter, none=True))
     def redrive(
         self,
         topic: str,
@@ -114,15 +138,18 @@ class DeadLetterCalls:
         dry_run: bool = False,
         timeout_ms: int | None = None,
     ) -> Redriven:
-        """Returns dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`),
-        at most `count` of them (0: all) and `per_fingerprint` of each group. They are ready again, with attempt 0.
+        """Returns dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`).
+        They are ready again, with attempt 0.
 
-        The call ends with its `timeout_ms` at the latest; while `more` is True, another call goes on. `dry_run` counts
-        and changes nothing. Raises OutcomeUnknown when the reply was lost: some items may have been redriven.
+        At most `count` of them return, `per_fingerprint` of each group, and about `pace_per_second` in a second, 1 to
+        1,000,000; 0: no limit. The call ends with its `timeout_ms` at the latest; while `more` is True, another call
+        goes on. `dry_run` counts and changes nothing. Raises OutcomeUnknown when the reply was lost: some items may
+        have been redriven.
         """
         request = idl.RedriveItemsRequest(
-            self.namespace, topic, count, filter, per_fingerprint, to_topic, pace_per_second, dry_run or None
-        )
+            self.namespace, topic, count, filter, per_fingerprint or None, to_topic, pace_per_second or None,
+            dry_run or None,
+        )  # fmt: skip
         found = self._requests.change(methods.REDRIVE, request, timeout_ms)
         missing = tuple(found.missing_shards or ())
         return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing)

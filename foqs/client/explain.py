@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from foqs.client import methods
 from foqs.client.items import ItemState
+from foqs.client.options import checked
 from foqs.client.requests import Requests
 from foqs.idl import idl
 from foqs.ids import parse_id
@@ -61,6 +62,7 @@ class Explaining:
     namespace: str
     _requests: Requests
 
+    @checked()
     def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:
         """Why an item is not delivered yet. `eta_ms` needs the rate of the topic's deliveries, which a host measures
         from the first question on: ask again some seconds later.
@@ -71,6 +73,7 @@ class Explaining:
         number = parse_id(item_id)
         return _explanation(self._requests.read(methods.EXPLAIN, idl.ExplainItemRequest(id=number), timeout_ms, number))
 
+    @checked()
     def explain_topic(self, topic: str, *, timeout_ms: int | None = None) -> Explanation:
         """Why no item of a topic is delivered: as the host that is nearest to a delivery sees it."""
         request = idl.ExplainItemRequest(ns=self.namespace, topic=topic)

@@ -20,12 +20,28 @@ _ADVICE = (
 )
 
 
+Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...] | dict[str, Any]
+"""What a handler may return: the Worker ignores it. A type checker refuses coroutines and generators by it."""
+
+
 class HandlerObject(Protocol):
-    def handle(self, item: Item, job: Job, /) -> object:
+    def handle(self, item: Item, job: Job, /) -> Returned:
         """Works on one item. Returning acks it, an exception nacks it."""
 
 
-Handler = Callable[[Item], object] | Callable[[Item, Job], object] | HandlerObject | type[HandlerObject]
+class ItemHandlerObject(Protocol):
+    def handle(self, item: Item, /) -> Returned:
+        """Works on one item, without its job."""
+
+
+Handler = (
+    Callable[[Item], Returned]
+    | Callable[[Item, Job], Returned]
+    | HandlerObject
+    | ItemHandlerObject
+    | type[HandlerObject]
+    | type[ItemHandlerObject]
+)
 
 
 class NotRun(Invalid):

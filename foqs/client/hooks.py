@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from foqs.client import methods
+from foqs.client.item_checks import check_item
 from foqs.client.items import ItemSpec
+from foqs.client.options import checked, is_a
 from foqs.client.requests import Requests
+from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.rows import FailureCause
 
@@ -26,17 +29,24 @@ class Tried(NamedTuple):
     error: str | None
 
 
+def _check_sample(name: str, value: object) -> None:
+    is_a(ItemSpec)(name, value)
+    assert isinstance(value, ItemSpec), "the check says so"
+    check_item(value)
+
+
 class HookMethods:
     """A part of `Client`."""
 
     namespace: str
     _requests: Requests
 
+    @checked(sample=_check_sample)
     def try_hook(
         self,
         sample: ItemSpec,
         *,
-        hook: str = "on_enqueue",
+        hook: Literal["on_enqueue", "on_failure"] = "on_enqueue",
         script: str | None = None,
         source: str | None = None,
         attempt: int | None = None,
@@ -57,6 +67,8 @@ class HookMethods:
 
         >>> client.try_hook(ItemSpec("mail", b"x"), source="function on_enqueue() end").error    # doctest: +SKIP
         """
+        if (script is None) == (source is None):
+            raise Invalid("script and source: give exactly one of the two")
         request = idl.TryHookRequest(self.namespace, hook, script, source, sample, attempt, cause, reason)
         found = self._requests.read(methods.TRY_HOOK, request, timeout_ms)
         return Tried(

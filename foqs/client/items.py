@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from thriftpy2.thrift import TType
 
+from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.travel import Value
@@ -39,10 +40,11 @@ class ItemOptions(TypedDict, total=False):
     """Everything of an item beside topic and payload; all of it may be left out.
 
     priority          lower is more urgent; any i32, default 0
-    delay_ms          duration: not to be delivered before it is over
-    deliver_after_ms  the same as Unix epoch milliseconds; not both
-    lease_ms          duration of the lease a consumer gets that does not ask for one
-    ttl_ms            duration: the item is removed this long after the enqueue, unless it is leased then
+    delay_ms          duration: not to be delivered before it is over; 0: at once
+    deliver_after_ms  the same as Unix epoch milliseconds; not both. 0, or a time in the past: at once. A number that is
+                      clearly a time in seconds, or a duration, is Invalid
+    lease_ms          duration of the lease a consumer gets that does not ask for one, 1 or more
+    ttl_ms            duration, 1 or more: the item is removed this long after the enqueue, unless it is leased then
     expires_at_ms     the same as Unix epoch milliseconds of the server's clock, such as `Item.expires_at_ms`; not both.
                       A time in the past is a TTL of 1 ms
     metadata          small opaque state that a nack may replace
@@ -89,7 +91,7 @@ class ItemSpec(Value):
     delay_ms: int | None = None
     lease_ms: int | None = None
     ttl_ms: int | None = None
-    delivery: int = Delivery.AT_LEAST_ONCE
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
     dedup_key: str | None = None
     fairness_key: str | None = None
     throttle_keys: Sequence[str] | None = None
@@ -97,7 +99,8 @@ class ItemSpec(Value):
     expires_at_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises Invalid: one text would be sent as a key for each of its characters."""
+        """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when
+        the item is enqueued, each item by itself."""
         if self.throttle_keys is not None and isinstance(self.throttle_keys, str):
             raise Invalid("throttle_keys is one text: it must be a sequence of texts")
 
@@ -253,7 +256,7 @@ class Lease(NamedTuple):
 class Nack(Value):
     """One item to give back with `nack_many`. Make it with `Nack.of(item, ...)`.
 
-    `delay_ms` is a duration (default: at once, at the item's old place in the order); `metadata` replaces the
+    `delay_ms` is a duration (0 or None: at once, at the item's old place in the order); `metadata` replaces the
     item's; `release` says that work was not begun: no delay, no metadata, and the attempt is not counted;
     `reason` is for the server's logs and the failure of a dead letter, at most 1,024 bytes.
 
@@ -272,6 +275,21 @@ class Nack(Value):
     reason: str | None = None
     failed: bool | None = None
     reject: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value of the wrong type, or out of range, and for values that exclude each other."""
+        check_int("delay_ms", self.delay_ms, 0, I64_MAX, zero="at once", none=True)
+        check_bytes("metadata", self.metadata, none=True)
+        check_text("reason", self.reason, none=True, empty=True)
+        given = []
+        for name in ("release", "failed", "reject"):
+            if (value := getattr(self, name)) is not None:
+                check_bool(name, value)
+                given += [name] * value
+        if len(given) > 1:
+            raise Invalid(f"{' and '.join(given)} are given: give at most one of release, failed and reject")
+        if given != ["failed"] and given and (self.delay_ms or self.metadata is not None):
+            raise Invalid(f"{given[0]} excludes delay_ms and metadata")
 
     @property
     def size_bytes(self) -> int:

@@ -10,6 +10,7 @@ from foqs import second_answer
 from foqs.client import entries, methods
 from foqs.client.entries import Entries
 from foqs.client.items import Leased, Nack, Released
+from foqs.client.options import checked
 from foqs.client.requests import Requests
 from foqs.client.tasks import First, Split, one_of
 from foqs.errors import FoqsError
@@ -25,6 +26,7 @@ class LeaseMethods:
     _requests: Requests
     _by_id: Callable[[Sequence[Any]], Split]
 
+    @checked()
     def nack(
         self,
         item: Leased,
@@ -43,6 +45,7 @@ class LeaseMethods:
         nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=failed, reject=reject)
         one_of(self.nack_many((nack,), timeout_ms=timeout_ms))
 
+    @checked()
     def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`nack` for many, each with its own delay and metadata.
 
@@ -51,22 +54,26 @@ class LeaseMethods:
         """
         return self._each(methods.NACK, second_answer.NACK, Entries(nacks, entries.nack), timeout_ms)
 
+    @checked()
     def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
         """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
         well.
         """
         one_of(self.release_many((item,), timeout_ms=timeout_ms))
 
+    @checked()
     def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`release` for many."""
         return self._each(methods.NACK, second_answer.RELEASE, Entries(items, entries.release), timeout_ms)
 
+    @checked()
     def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
         """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
         StaleLease or NotFound when it is lost.
         """
         one_of(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
 
+    @checked()
     def extend_many(
         self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
@@ -74,6 +81,7 @@ class LeaseMethods:
         extensions = Entries(items, partial(entries.extension, lease_ms=lease_ms))
         return self._each(methods.EXTEND, second_answer.EXTEND, extensions, timeout_ms)
 
+    @checked()
     def begun_many(
         self, items: Iterable[Leased], *, begun: bool = True, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
@@ -89,6 +97,7 @@ class LeaseMethods:
         """Return the outcome of each entry about a leased item."""
         return given.outcomes(self._requests.each(method, policy, given.good, self._by_id, timeout_ms, first))
 
+    @checked()
     def release_leases(
         self,
         topic: str,

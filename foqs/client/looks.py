@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from foqs.client import methods
 from foqs.client.items import ServerInfo
+from foqs.client.options import checked
 from foqs.client.requests import Requests
 from foqs.idl import idl
 
@@ -108,6 +109,7 @@ class Looks:
     namespace: str
     _requests: Requests
 
+    @checked()
     def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
         """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
         the most ready items come by name, 1 to 1,000; default: 100."""
@@ -129,9 +131,11 @@ class Looks:
             tuple(map(_hook, found.hooks or ())),
         )
 
+    @checked()
     def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
         """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
-        `limit`, or all. Keys that nothing used for some seconds are left out."""
+        `limit`, or all (0: no limit). Keys that nothing used for some seconds are left out."""
+        limit = limit or None
         found: list[ThrottleStats] = []
         missing: set[str] = set()
         cursor: str | None = None
@@ -145,6 +149,7 @@ class Looks:
             if cursor is None or len(found) == limit:
                 return Throttles(tuple(found), tuple(sorted(missing)))
 
+    @checked()
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
         """Version, limits and clock of the server that answers."""
         response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)

@@ -9,6 +9,7 @@ from time import monotonic
 
 from foqs.client.connection import Address, ClientClosed, Connection
 from foqs.client.forks import renew_after_fork
+from foqs.client.options import unlimited
 from foqs.client.tls import Securing
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, NotSent
@@ -38,7 +39,7 @@ class Pool:
         securing: Securing | None = None,
     ) -> None:
         self.addresses = addresses
-        self._size = size
+        self._size = unlimited(size)
         self._connect_timeout_s = connect_timeout_s
         self._max_idle_s = max_idle_s
         self._securing = securing

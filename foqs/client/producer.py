@@ -18,6 +18,7 @@ from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.forks import renew_after_fork
 from foqs.client.items import ItemOptions, ItemSpec
+from foqs.client.options import checked, pause, unlimited
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.travel import Local
@@ -49,15 +50,18 @@ class Producer(Local):
     futures inside it, or give `on_error`. An exception of the block itself is not replaced: then only the line is
     logged.
 
-    max_items, max_bytes    of one request
-    linger_ms               how long an item waits for more items in its request; 0 sends what there is
-    in_flight               requests under way at a time, each with a thread; with more than one, items may
+    max_items, max_bytes    of one request; 0: no limit but the server's
+    linger_ms               how long an item waits for more items in its request; 0: it goes at once, with what there is
+    in_flight               requests under way at a time, 1 to 10,000, each with a thread; with more than one, items may
                             get their ids in another order
-    max_pending_items,      taken and not answered yet, together; beyond them `when_full` decides:
-    max_pending_bytes         "block" waits up to `block_ms`, then raises Overloaded; "raise" does so at once
+    max_pending_items,      taken and not answered yet, together; 0: no limit. Beyond them `when_full` decides:
+    max_pending_bytes         "block" waits up to `block_ms` (0: not at all), then raises Overloaded; "raise" does so at
+                              once
 
     on_error                called as `on_error(spec, error)` for each item that failed, from a thread of the producer,
                             which waits for it. These items are no error of `close`
+
+    An option of the wrong type or out of range is Invalid.
 
     Close it (or leave its `with`) to be sure that everything was sent. A normal end of the process closes it too, and
     logs failures that no caller read, but cannot change the exit status. It does not work in a forked child: its
@@ -66,6 +70,7 @@ class Producer(Local):
 
     instead = "make a Producer there"
 
+    @checked()
     def __init__(
         self,
         client: Client,
@@ -81,10 +86,10 @@ class Producer(Local):
         on_error: Callable[[ItemSpec, Exception], object] | None = None,
     ) -> None:
         self._client = client
-        self._max_pending_items = max_pending_items
-        self._max_pending_bytes = max_pending_bytes
+        self._max_pending_items = unlimited(max_pending_items)
+        self._max_pending_bytes = unlimited(max_pending_bytes)
         self._block_s = block_ms / 1000 if when_full == "block" else 0.0
-        self._batcher: Batcher[_Entry] = Batcher(max_items, max_bytes, linger_ms)
+        self._batcher: Batcher[_Entry] = Batcher(unlimited(max_items), unlimited(max_bytes), linger_ms)
         self._change = threading.Condition()
         self._under_way: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
         self._unread = Unread()
@@ -122,10 +127,12 @@ class Producer(Local):
                 self._change.notify_all()
         return entry.future
 
+    @checked(timeout_ms=pause(none=True))
     def flush(self, timeout_ms: float | None = None) -> bool:
         """Sends the items taken before this call without lingering, and waits until all of it is answered.
 
-        False when that took longer than `timeout_ms`. Answered is not stored: the futures tell.
+        False when that took longer than `timeout_ms` (0: it does not wait; None: no limit). Answered is not stored: the
+        futures tell.
         """
         self._check_process()
         with self._change:
@@ -133,6 +140,7 @@ class Producer(Local):
             self._change.notify_all()
             return self._change.wait_for(lambda: self._oldest() >= until, _seconds(timeout_ms))
 
+    @checked(timeout_ms=pause(none=True))
     def close(self, timeout_ms: float | None = None, *, raise_errors: bool = True) -> bool:
         """Takes no more items, sends the taken ones, and waits for the answers; True when all came within
         `timeout_ms`.

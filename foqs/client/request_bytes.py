@@ -44,7 +44,7 @@ _MISFITS = (StructError, TypeError, AttributeError, UnicodeEncodeError)
 
 def enqueue_request(namespace: str, topic: str, payload: bytes, priority: int = 0, **options: Any) -> bytes | None:
     """Return the EnqueueRequest for one item."""
-    if type(payload) is not bytes:
+    if type(payload) is not bytes or type(priority) is not int:
         return None
     try:
         end = _STOP if not options else _tenancy(**options)
@@ -99,6 +99,8 @@ def _tenancy(
     """Return what follows the delivery of an item, up to its end. Raises an error of `_MISFITS`: other options too."""
     if isinstance(throttle_keys, str):
         raise TypeError("one text is no sequence of keys")
+    if weight is not None and type(weight) is not int:
+        raise TypeError("a bool, or a number with a fraction, is no weight")
     return _behind_delivery(fairness_key, None if throttle_keys is None else tuple(throttle_keys), weight)
 
 

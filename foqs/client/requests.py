@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from time import monotonic
 from typing import Any
 
+from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
@@ -34,7 +35,11 @@ class Requests:
         self._timeout_ms = timeout_ms
 
     def timeout_s(self, timeout_ms: int | None) -> float:
-        return (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        """Raises Invalid."""
+        if timeout_ms is None:
+            return self._timeout_ms / 1000
+        check_int("timeout_ms", timeout_ms, 1, LONGEST_MS)
+        return timeout_ms / 1000
 
     def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
         self._router.begin()

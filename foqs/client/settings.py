@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from foqs.client import methods
+from foqs.client.options import checked
 from foqs.client.requests import Requests
 from foqs.idl import idl
 
@@ -32,12 +33,14 @@ class SettingsMethods:
     namespace: str
     _requests: Requests
 
+    @checked()
     def settings(self, prefix: str = "", *, timeout_ms: int | None = None) -> Settings:
         """The settings whose keys begin with `prefix`, as the host that answers acts on them."""
         request = idl.GetSettingsRequest(ns=self.namespace, prefix=prefix or None)
         response = self._requests.read(methods.GET_SETTINGS, request, timeout_ms)
         return Settings(response.version, response.entries or {})
 
+    @checked()
     def put_settings(
         self,
         entries: Mapping[str, str] | None = None,

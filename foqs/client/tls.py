@@ -7,6 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
+from foqs.checks import check_text, refuse
 from foqs.errors import Invalid
 
 
@@ -24,6 +25,14 @@ class Tls:
     cert_file: str | os.PathLike[str] | None = None
     key_file: str | os.PathLike[str] | None = None
     server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value that is no path, or no text."""
+        for name in ("ca_file", "cert_file", "key_file"):
+            path = getattr(self, name)
+            if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+                refuse(f"tls: {name}", path, "it must be the path of a file")
+        check_text("tls: server_name", self.server_name, none=True)
 
     @classmethod
     def parse(cls, text: str) -> Tls:

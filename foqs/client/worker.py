@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
 
-from foqs.client.ack_policy import AckPolicy
+from foqs.client.ack_policy import AckPolicy, AckPolicyName
 from foqs.client.backoff import Backoff
 from foqs.client.begun import Begun
 from foqs.client.client import Client
@@ -26,6 +26,7 @@ from foqs.client.held import Held
 from foqs.client.items import Item
 from foqs.client.job import Call
 from foqs.client.leases import Leases
+from foqs.client.options import check_held, checked, duration, is_a, one_of, pause, unchecked
 from foqs.client.outcome_counts import Outcomes
 from foqs.client.room import Room
 from foqs.client.routes import Part
@@ -70,34 +71,39 @@ class Worker(Local):
     ...             if job.lease_lost.is_set():
     ...                 return                  # another consumer may have it now
 
-    concurrency     handlers at a time; the client's `pool_size` should be at least 4
+    concurrency     handlers at a time, 1 to 10,000; the client's `pool_size` should be at least 4
     prefetch        items held beside those in work (default 0: the worker takes no more than it has free handlers).
                     At most `concurrency + prefetch` are held, beside those whose acks failed in a request that brought
                     more. The server knows which of them wait: if the process is killed, they have used no attempt.
                     That takes a small request before each item that waited, of several items where they begin together
-    lease_ms        duration of a lease, which is extended while the worker holds the item; about this long after a
-                    worker was killed, other workers get its items
-    wait_ms         length of one long poll; a stop may take that time
-    ack_linger_ms   how long an outcome waits for more outcomes in its request. Acks of a busy worker then go with its
-                    next request for items
-    grace_ms        how long a stop waits for handlers at work
+    lease_ms        duration of a lease, 1 or more, within the server's limits (100 ms to 12 h), which is extended
+                    while the worker holds the item; about this long after a worker was killed, other workers get its
+                    items
+    wait_ms         length of one long poll; a stop may take that time. 0: the server answers at once, so an idle worker
+                    asks without a pause
+    ack_linger_ms   how long an outcome waits for more outcomes in its request; 0: at once. Acks of a busy worker then
+                    go with its next request for items
+    grace_ms        how long a stop waits for handlers at work; 0: it ends at once
     ack_policy      when items are acked, and what an exception does: see `AckPolicy`
-    time_limit_ms   how long a handler may take. After that its lease is not extended, `job.time_is_up` is set, and when
-                    the handler ends, the item is nacked as failed with the reason "time limit" (unless the ack policy
-                    is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps its thread
+    time_limit_ms   how long a handler may take; 0 or None: no limit. After that its lease is not extended,
+                    `job.time_is_up` is set, and when the handler ends, the item is nacked as failed with the reason
+                    "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps
+                    its thread
     report_errors   the server gets the text of an exception beside its type's name; it may hold what a payload held
     name            names the worker to operators (`foqs release --worker`); at most 128 bytes. Default: host:pid
 
     A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
     the worker, and `run` and `join` raise it.
 
-    Raises Invalid for a handler that it cannot call, when it is made or (of a class) when it starts.
+    Raises Invalid for an option of the wrong type or out of range, for no topic or one that is given twice, and for a
+    handler that it cannot call, when it is made or (of a class) when it starts.
 
     With several topics a fetch asks for a share of each, so that no more comes than may be held.
     """
 
     instead = "make a Worker there"
 
+    @checked(lease_ms=duration(1), backoff=is_a(Backoff, none=True), handler=unchecked, ack_policy=one_of(*AckPolicy))
     def __init__(
         self,
         client: Client,
@@ -110,13 +116,14 @@ class Worker(Local):
         wait_ms: int = 2_000,
         backoff: Backoff | None = None,
         ack_linger_ms: float = 2.0,
-        grace_ms: int = 30_000,
-        ack_policy: AckPolicy | str = AckPolicy.NACK_ON_ERROR,
+        grace_ms: float = 30_000,
+        ack_policy: AckPolicy | AckPolicyName = AckPolicy.NACK_ON_ERROR,
         time_limit_ms: int | None = None,
         report_errors: bool = False,
         name: str | None = None,
     ) -> None:
         check_handler(handler)
+        check_held(concurrency, prefetch)
         self.name = name
         self.grace_ms = grace_ms
         self._client = client
@@ -141,7 +148,7 @@ class Worker(Local):
         )
         self._does = Work(
             client, self._leases, self._settler, self._outcomes, self._stopping, policy=AckPolicy(ack_policy),
-            backoff=backoff or Backoff(), time_limit_ms=time_limit_ms, report_errors=report_errors,
+            backoff=backoff or Backoff(), time_limit_ms=time_limit_ms or None, report_errors=report_errors,
         )  # fmt: skip
         self._begun = Begun(client, self._leases)
         self._stop_by = 0.0
@@ -170,7 +177,8 @@ class Worker(Local):
             thread.start()
         threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
 
-    def stop(self, grace_ms: int | None = None) -> None:
+    @checked(grace_ms=pause(none=True))
+    def stop(self, grace_ms: float | None = None) -> None:
         """Asks the worker to end, and returns: it takes no more, gives back items that were not started, and waits up
         to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace. A child process
         that was forked while the worker ran does nothing here.
@@ -182,6 +190,7 @@ class Worker(Local):
         with self._leases.change:
             self._leases.change.notify_all()
 
+    @checked(timeout_ms=pause(none=True))
     def join(self, timeout_ms: float | None = None) -> bool:
         """Waits for the end; False when it did not come in time. Raises what ended the worker by itself, and
         RuntimeError in a child process that was forked while it ran."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from foqs.api import validation
+from foqs.api.redrive_items import _filter
 from foqs.api.validation import Intake
 from foqs.budget import Budget
 from foqs.dedup import content_of, digest_of
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.memory
 
 FIELDS = [name for name in dir(NewItem) if not name.startswith("_")]
 NOW_MS = 1_000_000
+REAL_MS = 1_764_112_000_000
 DAY_MS = 86_400_000
 LIMITS = Limits(payload_bytes=10, metadata_bytes=4, headers_bytes=6, name_bytes=5)
 
@@ -145,6 +147,42 @@ def test_times_of_an_item_count_from_the_enqueue() -> None:
 def test_a_time_in_the_past_means_now(past: dict[str, int]) -> None:
     item = stored(**past)
     assert (item.due_ms, item.deliver_after_ms) == (0, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "why"),
+    [
+        (
+            REAL_MS // 1_000,
+            "which is in January 1970: give Unix epoch milliseconds (of seconds 1,000 times the number)",
+        ),
+        (60_000, "which is in January 1970"),
+        (REAL_MS * 1_000, "which is after the year 5000"),
+    ],
+)
+def test_a_time_in_another_unit_is_refused(at_ms: int, why: str) -> None:
+    intake = Intake("ns", LIMITS, REAL_MS)
+    intake.take([spec("t", deliver_after_ms=at_ms), spec("t", deliver_after_ms=REAL_MS - 5), spec("t")])
+    assert intake.errors[0].message.startswith(f"deliver_after_ms is {at_ms}, {why}")
+    assert (list(intake.errors), intake.indices) == ([0], [1, 2])
+    with pytest.raises(Invalid, match=f"^died_after_ms is {at_ms}, "):
+        _filter(idl.FailureFilter(died_after_ms=at_ms), LIMITS, REAL_MS)
+    with pytest.raises(Invalid, match=f"^died_before_ms is {at_ms}, "):
+        _filter(idl.FailureFilter(died_before_ms=at_ms), LIMITS, REAL_MS)
+
+
+@pytest.mark.parametrize("past", [0, 1, 999, REAL_MS - 1, -(1 << 63)])
+def test_a_time_in_the_past_is_accepted(past: int) -> None:
+    intake = Intake("ns", LIMITS, REAL_MS)
+    intake.take([spec("t", deliver_after_ms=past)])
+    assert not intake.errors and intake.items[0].due_ms == 0
+    assert _filter(idl.FailureFilter(died_before_ms=past), LIMITS, REAL_MS).died_before_ms == past
+
+
+@pytest.mark.parametrize("field", ["delay_ms", "ttl_ms", "lease_ms"])
+def test_a_time_in_place_of_a_duration_is_named(field: str) -> None:
+    assert refusal(**{field: REAL_MS}).endswith("which is a time and no duration")
+    assert not refusal(**{field: -1}).endswith("which is a time and no duration")
 
 
 def test_bytes_of_an_item_are_payload_metadata_and_headers() -> None:

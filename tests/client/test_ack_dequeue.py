@@ -62,7 +62,7 @@ def test_an_empty_list_has_the_reason_of_the_host(new_peer, client_of):
     empty = idl.DequeueResponse([], reason="throttled: api")
     peer = new_peer(script("Dequeue", empty, empty, idl.DequeueResponse([])))
     client = client_of(peer)
-    held = leased(client, 0)
+    held = client.dequeue("t")
     assert (held, held.reason) == ([], "throttled: api")
     assert client.ack_and_dequeue([], "t").items.reason == "throttled: api"
     assert client.dequeue("t").reason is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import AckPolicy, Backoff, Item, ItemSpec, Job, Retry, Worker
+from foqs.client import AckPolicy, Backoff, Invalid, Item, ItemSpec, Job, Retry, Worker
 from foqs.client.ack_policy import REASON_BYTES
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed
@@ -384,5 +384,5 @@ def test_a_worker_names_itself(peer: Any, client_of: Any, work: Any, name: str |
 
 
 def test_a_policy_that_does_not_exist(peer: Any, client_of: Any) -> None:
-    with pytest.raises(ValueError, match="sometimes"):
+    with pytest.raises(Invalid, match="ack_policy is 'sometimes': it must be one of nack_on_error, "):
         Worker(client_of(peer), "t", lambda item: None, ack_policy="sometimes")

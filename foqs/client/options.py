@@ -1,0 +1,297 @@
+"""Checks of the arguments of public functions, by the name of the parameter: one name means the same everywhere.
+
+A function under `checked` refuses wrong arguments with Invalid before it does anything. A parameter without a check is
+an error when the module is imported. Functions of the hot path call the same checks themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from foqs.checks import (
+    I32_MAX,
+    I64_MAX,
+    LONGEST_MS,
+    check_bool,
+    check_bytes,
+    check_callable,
+    check_choice,
+    check_distinct,
+    check_int,
+    check_number,
+    check_text,
+    refuse,
+)
+from foqs.client.places import Share
+from foqs.client.tls import Tls
+from foqs.errors import Invalid
+from foqs.limits import Limits
+from foqs.rows import FailureCause
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Check = Callable[[str, object], None]
+
+_LIMITS = Limits()
+MOST_THREADS = 10_000
+MOST_HELD = _LIMITS.request_items
+LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
+"""What a host may have as its `limits.frame_bytes`."""
+_NO_LIMIT, _AT_ONCE = "no limit", "at once"
+
+
+def unchecked(_name: str, _value: object) -> None:
+    """The function checks the parameter itself."""
+
+
+def is_a(kind: type, *, none: bool = False) -> Check:
+    """Return a check that a value is an object of the class."""
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, kind) and not (none and value is None):
+            refuse(name, value, f"it must be of type {kind.__name__}")
+
+    return check
+
+
+def whole(low: int, high: int | None = None, *, zero: str = "", none: bool = False) -> Check:
+    return partial(check_int, low=low, high=high, zero=zero, none=none)
+
+
+def limit(*, none: bool = False, most: int = I64_MAX) -> Check:
+    return whole(0, most, zero=_NO_LIMIT, none=none)
+
+
+def duration(least: int = 0, *, none: bool = False, most: int = LONGEST_MS) -> Check:
+    return whole(least, most, zero=_AT_ONCE, none=none)
+
+
+def pause(*, none: bool = False) -> Check:
+    """A duration that may have a fraction."""
+    return partial(check_number, low=0, high=LONGEST_MS, zero=_AT_ONCE, none=none)
+
+
+def text(most_bytes: int | None = None, *, none: bool = False, empty: bool = False) -> Check:
+    return partial(check_text, most_bytes=most_bytes, none=none, empty=empty)
+
+
+def one_of(*allowed: str) -> Check:
+    return partial(check_choice, among=allowed)
+
+
+def check_client(name: str, value: object) -> None:
+    if not hasattr(value, "enqueue_many"):
+        refuse(name, value, "it must be a Client")
+
+
+def check_leased(name: str, value: object) -> None:
+    if not hasattr(value, "id") or not hasattr(value, "lease"):
+        refuse(name, value, "it must be a leased item, or a Lease")
+
+
+def check_many(name: str, values: object) -> None:
+    """Refuse a single thing where several are meant; a text would count as its characters."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        refuse(name, values, "it must be a list, or something else to iterate over")
+
+
+def check_counts(topics: object, count: object) -> None:
+    """Check the topics of a dequeue: one, several, or a mapping to the count of each."""
+    if isinstance(topics, str) and topics:
+        check_int("count", count, 1, I32_MAX)
+        return
+    check_topics("topics", topics)
+    if isinstance(topics, Mapping):
+        for topic, wanted in topics.items():
+            check_int(f"count of {topic!r}", wanted, 1, I32_MAX)
+    else:
+        check_int("count", count, 1, I32_MAX)
+
+
+def check_dequeue(
+    topics: object, count: object, wait_ms: object, lease_ms: object, max_bytes: object, worker: object = None,
+    begins: object = None, holding: object = None, ledger: object = False,
+) -> None:  # fmt: skip
+    """Check the arguments of a dequeue. Those of the usual call, of a text and two numbers, cost a few comparisons."""
+    usual = type(topics) is str and topics and type(count) is int and type(wait_ms) is int
+    if not (usual and 0 < count <= I32_MAX and 0 <= wait_ms <= LONGEST_MS):  # type: ignore[operator]  # `usual` says so
+        check_counts(topics, count)
+        check_int("wait_ms", wait_ms, 0, LONGEST_MS, zero=_AT_ONCE)
+    if lease_ms is not None:
+        check_int("lease_ms", lease_ms, 1, LONGEST_MS)
+    if max_bytes is not None:
+        check_int("max_bytes", max_bytes, 0, I64_MAX, zero=_NO_LIMIT)
+    if worker is not None:
+        check_text("worker", worker, most_bytes=_LIMITS.worker_bytes)
+    if begins is not None:
+        check_int("begins", begins, 0, I32_MAX)
+    if holding is not None:
+        _check_holding(holding)
+    if ledger is not False:
+        check_bool("ledger", ledger)
+
+
+def check_tls(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, Tls | str):
+        refuse(name, value, "it must be a Tls, or its text, for example 'on'")
+
+
+def check_topics(name: str, topics: object) -> None:
+    """Check one topic or several."""
+    check_distinct(name, (topics,) if isinstance(topics, str) else topics, "topic")
+
+
+def _check_holding(holding: object) -> None:
+    if isinstance(holding, Share):
+        return
+    if not isinstance(holding, Mapping):
+        refuse("holding", holding, "it must be a mapping of topics to counts")
+    for topic, count in holding.items():
+        check_int(f"holding of {topic!r}", count, 0, I32_MAX)
+
+
+def _check_id(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        refuse(name, value, "it must be an item's id, an integer or its text")
+
+
+def check_cause(name: str, value: object) -> None:
+    known = isinstance(value, int) and not isinstance(value, bool) and value in FailureCause._value2member_map_
+    if value is not None and not known:
+        refuse(name, value, f"it must be one of {', '.join(str(cause) for cause in FailureCause)}")
+
+
+def _check_entries(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        refuse(name, value, "it must be a mapping of keys to texts")
+    for key, entry in value.items():
+        check_text(f"{name}: a key", key)
+        check_text(f"{name}[{key!r}]", entry, empty=True)
+
+
+def _check_keys(name: str, value: object) -> None:
+    check_many(name, value)
+    if isinstance(value, list | tuple | set | frozenset):  # an iterator could be read only once
+        for key in value:
+            check_text(f"{name}: a key", key)
+
+
+_CHECKS: Mapping[str, Check] = {
+    # of several functions
+    "topic": text(_LIMITS.name_bytes),
+    "client": check_client,
+    "timeout_ms": duration(1, none=True),
+    "lease_ms": duration(1, none=True),
+    "delay_ms": duration(none=True, most=I64_MAX),
+    "worker": text(_LIMITS.worker_bytes, none=True),
+    "metadata": partial(check_bytes, none=True),
+    "reason": text(none=True, empty=True),
+    "cause": check_cause,
+    "fairness_key": text(none=True, empty=True),
+    "prefix": text(empty=True),
+    "item": check_leased,
+    "item_id": _check_id,
+    "item_ids": check_many,
+    "items": check_many,
+    "nacks": check_many,
+    "topics": check_topics,
+    **dict.fromkeys(("failed", "reject", "begun", "dry_run", "raise_errors"), check_bool),
+    # of Client
+    "address": text(),
+    "namespace": text(_LIMITS.name_bytes),
+    "token": text(none=True),
+    "attempt_timeout_ms": duration(1),
+    "connect_timeout_ms": duration(1),
+    "pool_size": limit(most=I32_MAX),
+    "max_idle_ms": duration(),
+    "max_frame_bytes": whole(LEAST_FRAME_BYTES, MOST_FRAME_BYTES),
+    "routing": check_bool,
+    "tracing": check_bool,
+    "tls": check_tls,
+    "on_retry": partial(check_callable, form="on_retry(error, left_s)", none=True),
+    "held_longer_than_ms": duration(none=True, most=I64_MAX),
+    "page_items": whole(1, I32_MAX),
+    "page_topics": whole(1, I32_MAX),
+    "all_namespaces": check_bool,
+    "all_states": check_bool,
+    "tenants": whole(1, I32_MAX, none=True),
+    "limit": limit(none=True),
+    "entries": _check_entries,
+    "remove": _check_keys,
+    "expected_version": whole(0, I64_MAX, none=True),
+    "hook": one_of("on_enqueue", "on_failure"),
+    "script": text(none=True),
+    "source": text(none=True, empty=True),
+    "attempt": whole(1, I32_MAX, none=True),
+    "per_fingerprint": limit(none=True, most=I32_MAX),
+    "to_topic": text(_LIMITS.name_bytes, none=True),
+    "pace_per_second": limit(none=True, most=1_000_000),
+    # of Producer
+    "max_items": limit(),
+    "max_bytes": limit(),
+    "linger_ms": pause(),
+    "in_flight": whole(1, MOST_THREADS),
+    "max_pending_items": limit(),
+    "max_pending_bytes": limit(),
+    "when_full": one_of("block", "raise"),
+    "block_ms": pause(),
+    "on_error": partial(check_callable, form="on_error(spec, error)", none=True),
+    # of Worker
+    "concurrency": whole(1, MOST_THREADS),
+    "prefetch": whole(0, MOST_HELD),
+    "wait_ms": duration(),
+    "ack_linger_ms": pause(),
+    "grace_ms": pause(),
+    "time_limit_ms": limit(none=True, most=LONGEST_MS),
+    "report_errors": check_bool,
+    "name": text(_LIMITS.worker_bytes, none=True),
+}  # fmt: skip
+
+
+def checked(**own: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that checks the arguments of a function. `own` are the checks of parameters whose names have
+    none, or another meaning here.
+
+    >>> checked()(lambda topic: None)("")
+    Traceback (most recent call last):
+    foqs.errors.Invalid: topic is empty: it must be text of 1 to 255 bytes
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        checks = {**_CHECKS, **own}
+        if missing := [name for name in names if name not in checks]:
+            raise TypeError(
+                f"{function.__qualname__}: no check of {', '.join(missing)}: add one to foqs.client.options"
+            )
+        has_self = len(names) < len(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, value in zip(names, args[has_self:], strict=False):
+                checks[name](name, value)
+            for name, given in kwargs.items():
+                if name in names:  # else Python refuses it
+                    checks[name](name, given)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    return decorate
+
+
+def check_held(concurrency: int, prefetch: int) -> None:
+    """Refuse a sum that no request for items could ask for."""
+    if concurrency + prefetch > MOST_HELD:
+        raise Invalid(f"concurrency + prefetch is {concurrency + prefetch}: they must be at most {MOST_HELD} together")
+
+
+def unlimited(most: int) -> int:
+    """Return the bound to use for a limit, of which 0 is none."""
+    return most or I64_MAX

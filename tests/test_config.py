@@ -150,7 +150,7 @@ def test_errors_of_file_and_environment_come_together(path: Path, monkeypatch: p
         "limits.lanes: there is no such key (FOQS_LIMITS__LANES)",
         "limits: FOQS_LIMITS is not JSON",
         "server.max_conections: there is no such key; did you mean max_connections?",
-        "server.port: Input should be a valid integer, unable to parse string as an integer (FOQS_SERVER__PORT)",
+        "server.port: it must be an integer, at least 0, at most 65535 (FOQS_SERVER__PORT)",
         "shards: FOQS_SHARDS is not JSON",
         "zookeeper.auth_credential_file: cannot read /nowhere: No such file or directory",
         "zookeeper.root: not an absolute path such as /foqs",
@@ -360,7 +360,7 @@ def test_a_namespaces_quota_inherits_no_default(path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "key"),
     [
-        ("enqueues_per_second = 0", "quotas.enqueues_per_second"),
+        ("enqueues_per_second = -1", "quotas.enqueues_per_second"),
         ("burst = 5", "burst needs enqueues_per_second"),
         ("stored_items = -1", "quotas.stored_items"),
         ("[quotas.namespaces.a]\nburst = 5", "quotas.namespaces.a"),

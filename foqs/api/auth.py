@@ -254,5 +254,5 @@ def proof_of(cluster_secret: str) -> str:
 def make_guard(config: Config, now_s: Callable[[], float]) -> Guard:
     """Raises Invalid: a file cannot be read, or its content is wrong."""
     auth, a_second = config.auth or AuthSection(), config.server.requests_per_second_per_address
-    pace = None if a_second is None else RateLimit(a_second)
+    pace = RateLimit(a_second) if a_second else None
     return Guard(auth.principals_file, auth.cluster_secret, pace, now_s)

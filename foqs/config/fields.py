@@ -8,13 +8,13 @@ with the suffix `_file`, names a file to read it from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
@@ -22,6 +22,7 @@ T = TypeVar("T")
 MASK = "***"
 FILE = "_file"
 PREFIX, DELIMITER = "FOQS_", "__"
+NO_BOOL = "it must be a number, not true or false"
 NOT_SET, REQUIRED = UNSET = ("not set", "none: required")
 """Texts in place of a default."""
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -63,8 +64,21 @@ SecretPair = Annotated[str, SecretMark(masked_pair)]
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number is meant: pydantic would take them as 1 and 0."""
+        if isinstance(value, bool) and {int, float}.intersection(map(_plain, _parts(_field(cls, info).annotation))):
+            raise ValueError(NO_BOOL)
+        return value
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         fields = type(self).model_fields
@@ -108,9 +122,14 @@ class Key:
     @property
     def type(self) -> str:
         """The type and its bounds, for people."""
-        words = _type_words(self.field.annotation)
-        bounds = _bounds(self.field)
+        words, bounds = _type_words(self.field.annotation), _bounds(self.field)
         return f"{words}, {bounds}" if bounds else words
+
+    @property
+    def bounds(self) -> str:
+        """The bounds of a number, for people; "" for other keys."""
+        numeric = {int, float}.intersection(map(_plain, _parts(self.field.annotation)))
+        return _bounds(self.field) if numeric else ""
 
     @property
     def default(self) -> str:
@@ -130,6 +149,18 @@ def keys(model: type[BaseModel], prefix: str = "", listed: str | None = None) ->
             yield from keys(section, f"{dotted}.", listed or (dotted if many else None))
         elif issubclass(model, Section):
             yield Key(dotted, field, model, listed)
+
+
+def key_at(model: type[BaseModel], where: Sequence[str | int]) -> Key | None:
+    """Return the key at a place in a configuration, None if there is none."""
+    at: type[BaseModel] | None = model
+    for part in where[:-1]:
+        if at is not None and isinstance(part, str) and part in at.model_fields:  # else an index, or a name in a table
+            at = section_of(at.model_fields[part])[0]
+    name = str(where[-1]) if where else ""
+    if at is None or not issubclass(at, Section) or name not in at.model_fields:
+        return None
+    return Key(".".join(map(str, where)), at.model_fields[name], at, None)
 
 
 def section_of(field: FieldInfo) -> tuple[type[Section] | None, bool]:
@@ -173,6 +204,15 @@ def toml_value(value: object) -> str:
         return f"[{', '.join(map(toml_value, value))}]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
+
+
+def _field(section: type[BaseModel], info: ValidationInfo) -> FieldInfo:
+    return section.model_fields[str(info.field_name)]
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type below the marks."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _marks(field: FieldInfo) -> Iterator[object]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError, field_validator, model_validato
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from foqs.config.fields import DELIMITER, FILE, PREFIX, env_name, refuse, section_of
+from foqs.config.fields import DELIMITER, FILE, NO_BOOL, PREFIX, env_name, key_at, refuse, section_of
 from foqs.config.schema import (
     ADMIN_DISTANCE,
     AdminSection,
@@ -86,7 +86,7 @@ class Config(BaseSettings):
                 ),
                 "server.requests_per_second_per_address: hosts of a cluster need an auth.cluster_secret": bool(
                     self.zookeeper is not None
-                    and self.server.requests_per_second_per_address is not None
+                    and bool(self.server.requests_per_second_per_address)
                     and (self.auth is None or self.auth.cluster_secret is None)
                 ),
                 "auth: hosts of a cluster with a principals_file need a cluster_secret": bool(
@@ -190,6 +190,12 @@ def error_line(detail: ErrorDetails, sources: Sequence[Source] = ()) -> str:
         what = f"there is no such {'key' if len(where) > 1 else 'section'}{_near(where)}"
     if not where:
         return f"foqs.toml: {what}"
+    if (
+        (detail["type"] != "value_error" or what == NO_BOOL)
+        and (key := key_at(Config, where)) is not None
+        and key.bounds
+    ):
+        what = f"it must be {'an' if key.type.startswith('integer') else 'a'} {key.type}"
     source = next((source for source in sources if source.holds(where)), None)
     if source is None or source.name != "environment":
         return _line(where, what)

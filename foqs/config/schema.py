@@ -13,12 +13,16 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from foqs.checks import LONGEST_MS
 from foqs.config.fields import Live, Secret, SecretPair, SecretUrl, Section, refuse
 from foqs.ids import MAX_SHARD
 from foqs.quota import Quota
 from foqs.shard_urls import refusal_of
 
 MiB = 1 << 20
+MOST = 1_000_000_000
+"""Of things that have no bound of their own."""
+YEARS_MS = 100 * 366 * 86_400_000
 ADMIN_DISTANCE = 2000
 """Distance of the admin port from the server's, unless it is set."""
 _HOST_PORT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
@@ -38,21 +42,21 @@ class ServerSection(Section):
     advertise: str | None = None
     """Clients and other hosts connect to this host:port. Not set: the listening address, or the machine's name if that
     is 0.0.0.0."""
-    max_connections: Live[int] = Field(default=10_000, ge=1)
+    max_connections: Live[int] = Field(default=10_000, ge=1, le=MOST)
     """At most this many connections are open; the host closes further ones at once. Lowering it live closes none."""
-    max_connections_per_address: Live[int] = Field(default=2_000, ge=1)
+    max_connections_per_address: Live[int] = Field(default=2_000, ge=1, le=MOST)
     """At most this many connections are open from one client address; the host closes and logs further ones. Raise it,
     up to max_connections, if many clients share an address (load balancer, proxy, NAT)."""
-    requests_per_second_per_address: int | None = Field(default=None, ge=1, le=1_000_000)
+    requests_per_second_per_address: int | None = Field(default=None, ge=0, le=1_000_000)
     """One client address may send this many requests a second; further ones get OVERLOADED. An idle address may send
-    one second's requests at once. Not set: no limit."""
-    idle_connection_ms: Live[int] = Field(default=3_600_000, ge=1_000)
+    one second's requests at once. 0, or not set: no limit."""
+    idle_connection_ms: Live[int] = Field(default=3_600_000, ge=1_000, le=LONGEST_MS)
     """The host closes a connection without a request for this long."""
-    frame_read_ms: Live[int] = Field(default=30_000, ge=100)
+    frame_read_ms: Live[int] = Field(default=30_000, ge=100, le=LONGEST_MS)
     """The host closes a connection if a frame takes longer than this to arrive, or a reply to be read."""
-    grace_ms: Live[int] = Field(default=10_000, ge=0)
-    """After SIGTERM the host has this long to finish requests. In a cluster it first has the same time again to hand
-    over its shards."""
+    grace_ms: Live[int] = Field(default=10_000, ge=0, le=LONGEST_MS)
+    """After SIGTERM the host has this long to finish requests; 0: it ends at once. In a cluster it first has the same
+    time again to hand over its shards."""
 
     @property
     def open_files(self) -> int:
@@ -67,7 +71,7 @@ class LogSection(Section):
     """The host writes events of this level and above."""
     format: Literal["console", "json"] = "console"
     """console is for people; json writes one object a line."""
-    slow_request_ms: Live[int] = Field(default=5_000, ge=0)
+    slow_request_ms: Live[int] = Field(default=5_000, ge=0, le=LONGEST_MS)
     """The host logs a request that takes this much longer than the wait it asked for. 0: never."""
 
     @field_validator("level", mode="before")
@@ -82,30 +86,30 @@ class LimitsSection(Section):
     payload_bytes: Live[int] = Field(default=1 * MiB, ge=1, le=8 * MiB)
     """Largest payload of an item."""
     metadata_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
-    """Largest metadata of an item."""
+    """Largest metadata of an item; 0: none."""
     headers_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
-    """Largest headers of an item, names and values together."""
+    """Largest headers of an item, names and values together; 0: none."""
     name_bytes: Live[int] = Field(default=255, ge=1, le=255)
     """Longest name of a namespace or topic, and longest dedup_key."""
     request_items: int = Field(default=10_000, ge=1, le=100_000)
     """Most items in a request or its reply."""
     frame_bytes: int = Field(default=16_384_000, ge=4096, le=64 * MiB)
     """Largest request or reply. The largest item must fit in."""
-    lease_min_ms: Live[int] = Field(default=100, ge=1)
+    lease_min_ms: Live[int] = Field(default=100, ge=1, le=LONGEST_MS)
     """Shortest lease that a request may ask for."""
     lease_max_ms: Live[int] = Field(default=12 * 3_600_000, ge=1, le=(1 << 31) - 1)
     """Longest lease that a request may ask for."""
-    lease_default_ms: Live[int] = Field(default=30_000, ge=1)
+    lease_default_ms: Live[int] = Field(default=30_000, ge=1, le=LONGEST_MS)
     """Length of a lease if neither the consumer nor the item gives one."""
-    delay_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=0)
-    """Longest delay of an enqueue or a nack."""
-    ttl_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=1)
+    delay_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=0, le=YEARS_MS)
+    """Longest delay of an enqueue or a nack; 0: all are delivered at once."""
+    ttl_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=1, le=YEARS_MS)
     """Longest time to live."""
-    wait_max_ms: Live[int] = Field(default=600_000, ge=0)
-    """Longest wait of a dequeue for items."""
-    timeout_default_ms: Live[int] = Field(default=30_000, ge=1)
+    wait_max_ms: Live[int] = Field(default=600_000, ge=0, le=LONGEST_MS)
+    """Longest wait of a dequeue for items; 0: all are answered at once."""
+    timeout_default_ms: Live[int] = Field(default=30_000, ge=1, le=LONGEST_MS)
     """Time-out of a request that gives none."""
-    timeout_max_ms: Live[int] = Field(default=600_000, ge=1)
+    timeout_max_ms: Live[int] = Field(default=600_000, ge=1, le=LONGEST_MS)
     """Longest time-out that a request may give."""
     dedup_window_ms: Live[int] = Field(default=86_400_000, ge=1_000, le=366 * 86_400_000)
     """Time after its enqueue for which the host remembers a dedup_key."""
@@ -118,6 +122,7 @@ class LimitsSection(Section):
                 "lease_default_ms must be between lease_min_ms and lease_max_ms": not (
                     self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms
                 ),
+                "timeout_default_ms is above timeout_max_ms": self.timeout_default_ms > self.timeout_max_ms,
                 "the largest item does not fit a frame: raise frame_bytes or lower payload_bytes": (
                     item_bytes > self.frame_bytes
                 ),
@@ -129,17 +134,18 @@ class LimitsSection(Section):
 class HostSection(Section):
     """Memory, batches and delays inside a host."""
 
-    budget_bytes: int = Field(default=128 * MiB, ge=1 * MiB)
+    budget_bytes: int = Field(default=128 * MiB, ge=1 * MiB, le=1 << 40)
     """Memory for requests, items and replies together. At least two frames must fit in."""
     input_share: Live[float] = Field(default=0.5, gt=0, lt=1)
     """Share of the budget for enqueues that wait to be stored; further enqueues get OVERLOADED."""
     lease_write_delay_ms: Live[int] = Field(default=200, ge=0, le=10_000)
-    """The host delays the write of a lease by this much. An ack within that time saves the write."""
-    confirm_ms: int = Field(default=1_000, ge=50)
+    """The host delays the write of a lease by this much. An ack within that time saves the write. 0: at once."""
+    confirm_ms: int = Field(default=1_000, ge=50, le=LONGEST_MS)
     """An owner whose database has not confirmed it for this long delivers no items. Give all hosts the same value."""
-    merge_wait_ms: Live[int] = Field(default=50, ge=0)
-    """Longest wait of a dequeue for the next page of one shard; then it delivers from the other shards."""
-    window_rows: Live[int] = Field(default=4_096, ge=16)
+    merge_wait_ms: Live[int] = Field(default=50, ge=0, le=LONGEST_MS)
+    """Longest wait of a dequeue for the next page of one shard; then it delivers from the other shards.
+    0: at once."""
+    window_rows: Live[int] = Field(default=4_096, ge=16, le=MOST)
     """Most ready items in memory for a topic in a shard."""
     page_rows: Live[int] = Field(default=1_000, ge=1, le=4_096)
     """Most ready items read in one query."""
@@ -147,18 +153,18 @@ class HostSection(Section):
     """Most inserts in a transaction; twice that number of other changes."""
     scan_rows: Live[int] = Field(default=1_000, ge=1, le=10_000)
     """Most due or expired items read in one query."""
-    pending_rows: Live[int] = Field(default=100_000, ge=1)
+    pending_rows: Live[int] = Field(default=100_000, ge=1, le=MOST)
     """Most inserts and changes that wait for a shard; further ones get OVERLOADED."""
-    leases: Live[int] = Field(default=50_000, ge=1)
+    leases: Live[int] = Field(default=50_000, ge=1, le=MOST)
     """Most written leases in memory for a shard; the host reads older ones from the database again."""
     tail_items: Live[int] = Field(default=10_000, ge=0, le=100_000)
     """Most items of a shard that are stored without their row in the index of ready items. Such an item stays in
     memory, and an early ack saves the row. 0: every item gets its row at once."""
-    lanes: Live[int] = Field(default=100_000, ge=1)
+    lanes: Live[int] = Field(default=100_000, ge=1, le=MOST)
     """Most lanes in a shard: topics, and in a topic its fairness keys and sets of throttle keys."""
-    lane_idle_ms: Live[int] = Field(default=600_000, ge=0)
-    """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`."""
-    clock_jump_ms: int = Field(default=500, ge=10)
+    lane_idle_ms: Live[int] = Field(default=600_000, ge=0, le=LONGEST_MS)
+    """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`. 0: at once."""
+    clock_jump_ms: int = Field(default=500, ge=10, le=LONGEST_MS)
     """The host sets its clock to the databases' clocks if it differs by more than this."""
 
 
@@ -172,40 +178,51 @@ class AdminSection(Section):
     port: int | None = Field(default=None, ge=0, le=65_535)
     """The number of the port; 0 picks a free one. Not set: 2000 above server.port."""
     namespaces: int = Field(default=50, ge=0, le=1_000)
-    """This many namespaces have series of their own; the rest share one."""
+    """This many namespaces have series of their own, 0: none; the rest share one."""
     topics: int = Field(default=200, ge=0, le=10_000)
-    """This many topics have series of their own: those with the most ready items."""
+    """This many topics have series of their own: those with the most ready items. 0: none."""
     tenants: int = Field(default=200, ge=0, le=10_000)
-    """This many tenants of topics have series of their own: those with the most ready items, at most 50 of a topic."""
+    """This many tenants of topics have series of their own: those with the most ready items, at most 50 of a
+    topic. 0: none."""
     throttles: int = Field(default=100, ge=0, le=10_000)
-    """This many throttle keys have series of their own: those with the most parked items."""
+    """This many throttle keys have series of their own: those with the most parked items. 0: none."""
 
 
 class BreakerSection(Section):
     """The circuit breaker of a shard: it pauses calls to a database that fails, hangs or is slow."""
 
-    trips: Live[int] = Field(default=50, ge=1)
+    trips: Live[int] = Field(default=50, ge=1, le=MOST)
     """The breaker judges this many of the last calls to the database."""
-    min_trips: Live[int] = Field(default=5, ge=1)
+    min_trips: Live[int] = Field(default=5, ge=1, le=MOST)
     """The breaker does not judge fewer calls than this."""
     error_rate: Live[float] = Field(default=0.5, gt=0, le=1)
     """The breaker opens at this share of failed calls."""
-    mean_latency_ms: Live[float] = Field(default=2_000.0, gt=0)
+    mean_latency_ms: Live[float] = Field(default=2_000.0, gt=0, le=LONGEST_MS)
     """The breaker opens at this mean latency."""
-    hang_ms: Live[int] = Field(default=1_000, ge=10)
+    hang_ms: Live[int] = Field(default=1_000, ge=10, le=LONGEST_MS)
     """The breaker opens if a single call takes longer than this."""
-    pause_ms: Live[int] = Field(default=200, ge=1)
+    pause_ms: Live[int] = Field(default=200, ge=1, le=LONGEST_MS)
     """Pause before the next try; it doubles with each failure."""
-    max_pause_ms: Live[int] = Field(default=2_000, ge=1)
+    max_pause_ms: Live[int] = Field(default=2_000, ge=1, le=LONGEST_MS)
     """Longest pause."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BreakerSection:
+        refuse(
+            {
+                "min_trips is above trips": self.min_trips > self.trips,
+                "pause_ms is above max_pause_ms": self.pause_ms > self.max_pause_ms,
+            }
+        )
+        return self
 
 
 class StoreSection(Section):
     """Connections to the shards' databases."""
 
-    connect_timeout_ms: int = Field(default=3_000, ge=100)
+    connect_timeout_ms: int = Field(default=3_000, ge=100, le=LONGEST_MS)
     """Time-out of a connect."""
-    io_timeout_ms: int = Field(default=10_000, ge=100)
+    io_timeout_ms: int = Field(default=10_000, ge=100, le=LONGEST_MS)
     """Time-out of a statement."""
     state_dir: Path | None = None
     """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, beside
@@ -219,7 +236,7 @@ class ZookeeperSection(Section):
     """host:port of each ZooKeeper server, separated by commas."""
     root: str = "/foqs"
     """The data of the cluster is below this node."""
-    session_timeout_ms: int = Field(default=10_000, ge=1_000)
+    session_timeout_ms: int = Field(default=10_000, ge=1_000, le=LONGEST_MS)
     """After this time without contact, ZooKeeper gives up a host, and its shards move to other hosts."""
     auth_scheme: Literal["digest", "sasl"] | None = None
     """Scheme of auth_credential; sasl is DIGEST-MD5. Set both keys or neither."""
@@ -227,14 +244,14 @@ class ZookeeperSection(Section):
     """user:password for ZooKeeper."""
     acl: Literal["open", "creator"] = "open"
     """creator: only this credential can read and change the nodes that this host creates."""
-    balance_every_ms: Live[int] = Field(default=60_000, ge=1_000)
+    balance_every_ms: Live[int] = Field(default=60_000, ge=1_000, le=LONGEST_MS)
     """Time between two rounds of balancing."""
-    max_moves: Live[int] = Field(default=10, ge=1)
+    max_moves: Live[int] = Field(default=10, ge=1, le=MOST)
     """Most shards that move in one round of balancing."""
-    settle_ms: int = Field(default=1_000, ge=0)
-    """A new cluster waits this long for further hosts before it assigns shards."""
-    handover_ms: int = Field(default=5_000, ge=0)
-    """A request for a shard that is moving waits up to this long for the new owner."""
+    settle_ms: int = Field(default=1_000, ge=0, le=LONGEST_MS)
+    """A new cluster waits this long for further hosts before it assigns shards. 0: at once."""
+    handover_ms: int = Field(default=5_000, ge=0, le=LONGEST_MS)
+    """A request for a shard that is moving waits up to this long for the new owner. 0: it is refused at once."""
     tls: bool = False
     """`hosts` are secure client ports. Each certificate must name its host."""
     tls_ca_file: Path | None = None
@@ -330,22 +347,21 @@ class AuthSection(Section):
 class QuotaKeys(Section):
     """A quota of a namespace, for all hosts together."""
 
-    enqueues_per_second: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Most items enqueued in a second. Not set: no limit."""
+    enqueues_per_second: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    """Most items enqueued in a second. 0, or not set: no limit."""
     burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Most items enqueued at once after a pause. Not set: enqueues_per_second."""
-    stored_items: int | None = Field(default=None, ge=1)
-    """Most items stored, in any state. Not set: no limit."""
+    stored_items: int | None = Field(default=None, ge=0, le=1 << 53)
+    """Most items stored, in any state. 0, or not set: no limit."""
 
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> QuotaKeys:
-        refuse({"burst needs enqueues_per_second": self.burst is not None and self.enqueues_per_second is None})
+        refuse({"burst needs enqueues_per_second": self.burst is not None and not self.enqueues_per_second})
         return self
 
     def quota(self) -> Quota | None:
-        if self.enqueues_per_second is None and self.stored_items is None:
-            return None
-        return Quota(self.enqueues_per_second, self.burst or self.enqueues_per_second or 0, self.stored_items)
+        rate, stored = self.enqueues_per_second or None, self.stored_items or None
+        return None if rate is None and stored is None else Quota(rate, self.burst or rate or 0, stored)
 
 
 class QuotasSection(QuotaKeys):
@@ -366,5 +382,5 @@ class HooksSection(Section):
     """A script may hold this much memory, beyond that of an empty script."""
     request_ms: Live[int] = Field(default=1_000, ge=10, le=60_000)
     """The hooks of a request may take this much time together."""
-    queue_calls: Live[int] = Field(default=20_000, ge=256)
+    queue_calls: Live[int] = Field(default=20_000, ge=256, le=MOST)
     """Most calls that wait for a process; further ones fail."""

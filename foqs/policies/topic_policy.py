@@ -140,7 +140,7 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         delivery=AT_MOST_ONCE if one["delivery"] == "at_most_once" else AT_LEAST_ONCE,
         paused=one["paused"],
         closed=one["closed"],
-        max_stored=one["max_stored"],
+        max_stored=one["max_stored"] or None,
         fair=one["fair"].rule,
         throttles=tuple(sorted(one["throttles"])),
         per_worker=one["per_worker"],

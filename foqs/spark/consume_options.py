@@ -6,10 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from foqs.client.connection import parse_addresses
-from foqs.errors import Invalid
 from foqs.limits import Limits
-from foqs.spark.options import Options
+from foqs.spark.options import Options, addresses
 
 _LIMITS = Limits()
 
@@ -30,7 +28,8 @@ class ConsumeOptions(Options):
                         it, and one of the next batch
     partitions          tasks that share a batch, 1 to 1,000
     connections         requests to the service at a time, for leases and again for acks, 1 to 64
-    wait_ms             longest wait of a trigger for a first item, 0 to 60,000; stopping the query waits for it too
+    wait_ms             longest wait of a trigger for a first item, 0 (at once) to 60,000; stopping the query waits for
+                        it too
     timeout_ms          time-out of each call of the service, 1 to 600,000
     """
 
@@ -51,11 +50,7 @@ class ConsumeOptions(Options):
     @field_validator("endpoints")
     @classmethod
     def _addresses(cls, given: str) -> str:
-        try:
-            parse_addresses(given)
-        except Invalid as error:
-            raise ValueError(error.message) from None
-        return given
+        return addresses(given)
 
     @field_validator("namespace")
     @classmethod

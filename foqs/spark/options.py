@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
+from foqs.client.connection import parse_addresses
 from foqs.errors import Invalid
 
 _OF_SPARK = frozenset(
@@ -43,7 +44,7 @@ def of_user(given: Mapping[str, str]) -> dict[str, str]:
 class Options(BaseModel):
     """Base of the options of each reader and writer; a field `max_rows` is the option `maxRows`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -62,6 +63,15 @@ class Options(BaseModel):
     @classmethod
     def names(cls) -> list[str]:
         return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+def addresses(given: str) -> str:
+    """Return addresses as given. Raises ValueError, as pydantic's validators do."""
+    try:
+        parse_addresses(given)
+    except Invalid as error:
+        raise ValueError(error.message) from None
+    return given
 
 
 def _said(error: Any) -> str:

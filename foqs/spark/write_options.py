@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from foqs.spark.options import Options
+from foqs.checks import LONGEST_MS
+from foqs.spark.options import Options, addresses
 
 MiB = 1 << 20
 _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
@@ -15,7 +16,7 @@ _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 class WriteOptions(Options):
     """Options of `df.write` and `df.writeStream`. `max_rows_per_second` applies to all tasks that run at a time
-    together; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated."""
+    together, 0: no limit; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated."""
 
     endpoints: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)]
@@ -27,12 +28,17 @@ class WriteOptions(Options):
     batch_rows: Annotated[int, Field(ge=1, le=10_000)] = 2_000
     batch_bytes: Annotated[int, Field(ge=1, le=12 * MiB)] = 4 * MiB
     in_flight: Annotated[int, Field(ge=1, le=64)] = 4
-    timeout_ms: Annotated[int, Field(ge=1)] = 600_000
-    max_rows_per_second: Annotated[float | None, Field(gt=0)] = None
-    tasks: Annotated[int | None, Field(ge=1)] = None
+    timeout_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] = 600_000
+    max_rows_per_second: Annotated[float | None, Field(ge=0, le=1e9)] = None
+    tasks: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     on_invalid: Literal["fail", "collect"] = "fail"
     invalid_path: str | None = None
     metrics_path: str | None = None
+
+    @field_validator("endpoints")
+    @classmethod
+    def _addresses(cls, given: str) -> str:
+        return addresses(given)
 
     @field_validator("job_id")
     @classmethod
@@ -45,13 +51,13 @@ class WriteOptions(Options):
     def _belong_together(self) -> WriteOptions:
         if self.on_invalid == "collect" and self.invalid_path is None:
             raise ValueError("onInvalid=collect needs the option invalidPath")
-        if self.max_rows_per_second is not None and self.tasks is None:
+        if self.max_rows_per_second and self.tasks is None:
             raise ValueError("maxRowsPerSecond needs the option tasks: the number of tasks that write at a time")
         return self
 
     @property
     def rows_per_second(self) -> float | None:
         """Return the share of one task."""
-        if self.max_rows_per_second is None or self.tasks is None:
+        if not self.max_rows_per_second or self.tasks is None:
             return None
         return self.max_rows_per_second / self.tasks

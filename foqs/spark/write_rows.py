@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from foqs.checks import FIRST_TIME_MS, SMALL_TIME_MS
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
 from foqs.spark.write_counts import RowCounts
@@ -83,7 +84,7 @@ def _values(name: str, column: Any, default: Any) -> list[Any]:
     """Return the values of an item field; `default` where the column is null."""
     if name in _FIELDS:
         # Spark's timestamps have microseconds, in UTC; round up, so that an item is never due or removed too early.
-        return [None if at is None else -(-at // 1000) for at in column.cast(pa.int64()).to_pylist()]
+        return [None if at is None else _time_ms(-(-at // 1000)) for at in column.cast(pa.int64()).to_pylist()]
     if name in ("payload", "metadata") and column.type in (pa.string(), pa.large_string()):
         column = column.cast(pa.binary())
     values: list[Any] = column.to_pylist()
@@ -94,6 +95,12 @@ def _values(name: str, column: Any, default: Any) -> list[Any]:
     if name == "delivery":
         return [default if text is None else _delivery(text) for text in values]
     return values if default is None else [default if value is None else value for value in values]
+
+
+def _time_ms(at_ms: int) -> int:
+    """Return a column's time in milliseconds, 0 for one of the first years: a number so small looks like another unit.
+    Both are in the past."""
+    return at_ms if at_ms < SMALL_TIME_MS or at_ms >= FIRST_TIME_MS else 0
 
 
 def _delivery(text: str) -> Delivery | Invalid:

@@ -45,7 +45,7 @@ def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says:
         ({"onInvalid": "collect"}, "invalidPath"),
         ({"onInvalid": "drop"}, "option onInvalid"),
         ({"maxRowsPerSecond": "10"}, "option tasks"),
-        ({"maxRowsPerSecond": "0", "tasks": "1"}, "option maxRowsPerSecond"),
+        ({"maxRowsPerSecond": "-1", "tasks": "1"}, "option maxRowsPerSecond"),
         ({"batchRows": "many"}, "option batchRows"),
         ({"jobId": "a:b"}, "option jobId: .*'a:b' is not 1 to 100 letters"),
         ({"dedupKeys": "some"}, "option dedupKeys"),
@@ -110,6 +110,18 @@ def test_rows_in_another_order_get_the_same_keys(rows: list[dict[str, Any]], rng
     shuffled = list(rows)
     rng.shuffle(shuffled)
     assert sorted(keys(shuffled)) == sorted(made)
+
+
+def test_times_of_the_first_years_are_in_the_past() -> None:
+    """Frames have them in place of a time; the checks of a client would take them for another unit."""
+    pa = pytest.importorskip("pyarrow")
+    from foqs.spark.write_rows import specs_of
+
+    day_us = 86_400_000_000
+    times = [0, 3_600_000_000, day_us * 1_000, -day_us * 20_000, day_us * 20_000]
+    columns = {"payload": ["p"] * 5, "deliver_after": pa.array(times, pa.timestamp("us", "UTC"))}
+    made = [spec.deliver_after_ms for spec in specs_of(pa.RecordBatch.from_pydict(columns), "t", None)]
+    assert made == [0, 0, 0, -20_000 * 86_400_000, 20_000 * 86_400_000]
 
 
 def test_rows_as_items() -> None:

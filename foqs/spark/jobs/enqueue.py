@@ -99,7 +99,10 @@ def enqueue(
     max_rows_per_second: Annotated[
         float | None,
         typer.Option(
-            "--max-rows-per-second", min=0.001, help="All tasks together enqueue at most this many rows in a second."
+            "--max-rows-per-second",
+            min=0,
+            max=1e9,
+            help="All tasks together enqueue at most this many rows in a second; 0: no limit.",
         ),
     ] = None,
     on_invalid: Annotated[

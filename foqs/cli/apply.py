@@ -13,7 +13,7 @@ import typer
 
 from foqs.cli.errors import fail
 from foqs.cli.help import command
-from foqs.cli.operators import TIMEOUT_S, ClusterOptions, audit, cluster_of, look, quietly
+from foqs.cli.operators import MOST_S, TIMEOUT_S, ClusterOptions, audit, cluster_of, look, quietly
 from foqs.cli.shards import MEMBERS, app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
@@ -63,7 +63,10 @@ def apply(
 def await_(
     cluster: ClusterOptions,
     timeout: Annotated[
-        float, typer.Option(min=0, help="The command waits this many seconds for the hosts to finish.")
+        float,
+        typer.Option(
+            min=0, max=MOST_S, help="The command waits this many seconds for the hosts to finish; 0: it looks once."
+        ),
     ] = TIMEOUT_S,
 ) -> None:
     """Wait until the cluster has shards with the tables of this version.

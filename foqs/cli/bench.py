@@ -92,7 +92,11 @@ def bench(
     topics: Annotated[int, _load(f"`{TOPICS}` spreads --items over this many topics.", min=1, max=100_000)] = 100_000,
     scenario: Annotated[
         list[int] | None,
-        _load(f"`{POLICIES}` runs the scenario with this number, and may be given again. Default: all of them."),
+        _load(
+            f"`{POLICIES}` runs the scenario with this number, and may be given again. Default: all of them.",
+            min=1,
+            max=99,
+        ),
     ] = None,
     share: Annotated[
         float, _load(f"Each scenario of `{POLICIES}` has this share of its full size.", min=0.01, max=1)

@@ -14,7 +14,7 @@ import typer
 from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 from foqs.cli.lab import interruptible
-from foqs.cli.operators import quietly
+from foqs.cli.operators import MOST_S, quietly
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def chaos(
     seconds: Annotated[
-        float, typer.Option(min=1, help="The run lasts about this long, and at least until every fault has occurred.")
+        float,
+        typer.Option(
+            min=1, max=MOST_S, help="The run lasts about this long, and at least until every fault has occurred."
+        ),
     ] = 120,
     seed: Annotated[
         int | None, typer.Option(help="The same seed chooses the same faults again. Default: a random one.")

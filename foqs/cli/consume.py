@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from foqs.checks import I64_MAX, LONGEST_MS
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail
 from foqs.cli.lines import Count, entries_of_lines, settle
@@ -37,11 +38,20 @@ def dequeue(
     topic: Annotated[str, typer.Argument(help="The items come from this topic.")],
     count: Annotated[int, typer.Option(min=1, help="The command takes at most this many items.")] = 1,
     wait_ms: Annotated[
-        int, typer.Option(min=0, help="The server waits this many milliseconds for the first item.")
+        int,
+        typer.Option(
+            min=0,
+            max=LONGEST_MS,
+            help="The server waits this many milliseconds for the first item; 0: it answers at once.",
+        ),
     ] = 0,
     lease_ms: Annotated[
         int | None,
-        typer.Option(help="The leases last this many milliseconds. Default: as the item or the server says."),
+        typer.Option(
+            min=1,
+            max=LONGEST_MS,
+            help="The leases last this many milliseconds. Default: as the item or the server says.",
+        ),
     ] = None,
     ack: Annotated[
         bool, typer.Option("--ack", help="The command acks each item after writing it: it is not delivered again.")
@@ -107,7 +117,11 @@ def nack(
     lease: LeaseArgument = None,
     delay_ms: Annotated[
         int | None,
-        typer.Option(help="The server delivers the item again after this many milliseconds. Default: at once."),
+        typer.Option(
+            min=0,
+            max=I64_MAX,
+            help="The server delivers the item again after this many milliseconds; 0: at once. Default: at once.",
+        ),
     ] = None,
     release: Annotated[
         bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.change import purge_items
 from foqs.cli.confirm import confirm_by_name
 from foqs.cli.connection import Connection, write_line
@@ -77,16 +78,23 @@ def list_dead(
 
 def redrive_dead(
     topic: TopicArgument,
-    count: Annotated[int, typer.Option(min=0, help="The command returns at most this many items; 0: all.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=0, max=I64_MAX, help="The command returns at most this many items; 0: no limit.")
+    ] = 0,
     per_fingerprint: Annotated[
         int | None,
-        typer.Option(min=1, help="The command returns at most this many items of each group; 1 is a canary."),
+        typer.Option(
+            min=0,
+            max=I32_MAX,
+            help="The command returns at most this many items of each group; 1 is a canary, 0: no limit.",
+        ),
     ] = None,
     to_topic: Annotated[
         str | None, typer.Option(help="The items go to this topic. Default: each to the topic that it came from.")
     ] = None,
     pace: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="The command returns about this many items a second.")
+        int | None,
+        typer.Option(min=0, max=1_000_000, help="The command returns about this many items a second; 0: no limit."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="The command counts the items and changes nothing.")
@@ -104,7 +112,7 @@ def redrive_dead(
     with connection.client() as client:
         total = Total()
         options = {"filter": selected.for_host(), "to_topic": to_topic, "pace_per_second": pace, "dry_run": dry_run}
-        call_ms = _CANARY_MS if per_fingerprint is not None or dry_run else _CALL_MS
+        call_ms = _CANARY_MS if per_fingerprint or dry_run else _CALL_MS
         while True:
             left = count - total.at_most if count else 0
             try:

@@ -32,10 +32,10 @@ def doctor(
     config: ConfigOption,
     as_json: Annotated[bool, typer.Option("--json", help="The command prints one JSON document.")] = False,
     workers: Annotated[
-        int, typer.Option(min=0, help="The command also checks the ports of this many workers of `foqs serve`.")
+        int, typer.Option(min=0, max=64, help="The command also checks the ports of this many workers of `foqs serve`.")
     ] = 0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="The command waits this many seconds for each answer.")
+        float, typer.Option(min=0.1, max=3_600, help="The command waits this many seconds for each answer.")
     ] = TIMEOUT_S,
 ) -> None:
     """Find faults of a setup, and name their remedies.

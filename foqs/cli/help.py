@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.markup import escape
 
-from foqs.cli.errors import report_errors
+from foqs.cli.errors import fail, report_errors
 from foqs.option_groups import spread
 
 RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
@@ -31,7 +33,7 @@ def command(
         decorate = app.command(
             name, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
         )
-        decorate(report_errors(spread(function)))
+        decorate(report_errors(_finite(spread(function))))
         return function
 
     return register
@@ -45,6 +47,19 @@ def commands(name: str, text: str, *examples: str) -> typer.Typer:
 def top(text: str, *examples: str) -> dict[str, Any]:
     """Return the settings of the program itself."""
     return {"help": text, "epilog": _epilog(examples), "no_args_is_help": True}
+
+
+def _finite(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that it refuses `nan` and `inf`, which lie within the bounds of every option."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **given: P.kwargs) -> R:
+        for name, value in given.items():
+            if isinstance(value, float) and not isfinite(value):
+                fail(f"--{name.replace('_', '-')} is {value}: it must be a finite number", 2)
+        return function(*args, **given)
+
+    return wrapped
 
 
 def _flowing(docstring: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from foqs.checks import I32_MAX
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
@@ -76,7 +77,9 @@ def try_(
         ),
     ] = None,
     hook: Annotated[Hook, typer.Option(help="The function that is called.")] = Hook.ON_ENQUEUE,
-    attempt: Annotated[int, typer.Option(help="The attempt with this number failed, for on_failure.")] = 1,
+    attempt: Annotated[
+        int, typer.Option(min=1, max=I32_MAX, help="The attempt with this number failed, for on_failure.")
+    ] = 1,
     cause: Annotated[Cause, typer.Option(help="The attempt ended in this way, for on_failure.")] = Cause.FAILED,
     reason: Annotated[str, typer.Option(help="The consumer gave this reason, for on_failure.")] = "",
     *,

@@ -96,7 +96,9 @@ def items(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"The list ends after this many items. Default: {TABLE_ITEMS} in a table, all as JSON lines."
+            min=0,
+            help=f"The list ends after this many items; 0: no limit. Default: {TABLE_ITEMS} in a table, all as JSON "
+            "lines.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -111,7 +113,7 @@ def items(
     """
     wanted = None if state is None else state.number
     in_table = sys.stdout.isatty() and not as_json
-    most = limit or (TABLE_ITEMS if in_table else None)
+    most = (TABLE_ITEMS if in_table else None) if limit is None else limit or None
     with connection.client() as client:
         # One item more than the table has tells whether there are more.
         page = _PAGE_ITEMS if most is None else min(most + 1, _PAGE_ITEMS)
@@ -120,15 +122,14 @@ def items(
             for item in islice(found, most):
                 write_line(item_json(item))
             return
-        assert most is not None
-        rows = list(islice(found, most + 1))
+        rows = list(islice(found, None if most is None else most + 1))
         now_ms = client.server_info().now_ms if rows else 0
     if not rows:
         what = "items" if state is None else f"{state.value} items"
         print(f"topic {name(topic)} in namespace {name(connection.namespace)} has no {what}")
         return
     _print(items_table(rows[:most], now_ms))
-    if len(rows) > most:
+    if most is not None and len(rows) > most:
         print(f"foqs: these are the first {most:,} items; --limit shows more", file=sys.stderr)
 
 

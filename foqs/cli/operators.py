@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from foqs.shardmgr.change import Change
     from foqs.shardmgr.facts import Facts
 
+MOST_S = 1_000_000
+"""The longest wait of a command."""
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="FOQS_CONFIG", help="The configuration is in this foqs.toml.")
 ]
@@ -45,7 +47,8 @@ class ClusterOptions:
 
     config: ConfigOption
     connect_timeout: Annotated[
-        float, typer.Option(min=0.1, help="The command waits this many seconds for ZooKeeper to answer.")
+        float,
+        typer.Option(min=0.1, max=MOST_S, help="The command waits this many seconds for ZooKeeper to answer."),
     ] = CONNECT_S
 
     def look(self) -> Facts:
@@ -64,7 +67,10 @@ class WaitOptions:
         typer.Option("--no-wait", help="The command returns once the change is recorded, and before hosts act on it."),
     ] = False
     timeout: Annotated[
-        float, typer.Option(min=0, help="The command waits this many seconds for the hosts to finish.")
+        float,
+        typer.Option(
+            min=0, max=MOST_S, help="The command waits this many seconds for the hosts to finish; 0: it looks once."
+        ),
     ] = TIMEOUT_S
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines, write_line
 from foqs.cli.errors import fail
 from foqs.cli.progress import reading
@@ -34,13 +35,16 @@ def enqueue(
     priority: Annotated[
         int,
         typer.Option(
-            min=-(1 << 31),
-            max=(1 << 31) - 1,
+            min=-I32_MAX - 1,
+            max=I32_MAX,
             help="Items that name no priority get this one. A lower number is more urgent.",
         ),
     ] = 0,
     delay_ms: Annotated[
-        int | None, typer.Option(help="Items that name no time are delivered after this many milliseconds.")
+        int | None,
+        typer.Option(
+            min=0, max=I64_MAX, help="Items that name no time are delivered after this many milliseconds; 0: at once."
+        ),
     ] = None,
     fairness_key: Annotated[
         str | None, typer.Option(help="Items that name no fairness key are of this tenant.")

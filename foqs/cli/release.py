@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from foqs.checks import I64_MAX
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
@@ -28,7 +29,11 @@ def release(
     ] = None,
     held_longer_than_ms: Annotated[
         int | None,
-        typer.Option(min=0, help="The command ends only leases that were given more than this many milliseconds ago."),
+        typer.Option(
+            min=0,
+            max=I64_MAX >> 1,
+            help="The command ends only leases that were given more than this many milliseconds ago; 0: all of them.",
+        ),
     ] = None,
     *,
     connection: Connection,

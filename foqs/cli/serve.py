@@ -28,7 +28,9 @@ log = structlog.get_logger("foqs.host")
 
 HostOption = Annotated[str | None, typer.Option(help="The host listens on this address. Default: 127.0.0.1.")]
 MOST_WORKERS = 64
-PortOption = Annotated[int | None, typer.Option(help="The host listens on this port; 0 picks one. Default: 7707.")]
+PortOption = Annotated[
+    int | None, typer.Option(min=0, max=65_535, help="The host listens on this port; 0 picks one. Default: 7707.")
+]
 
 
 def register(app: typer.Typer) -> None:

@@ -12,11 +12,12 @@ from foqs.cli.errors import fail
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import ClusterOptions, WaitOptions, YesOption, look, perform, show_moves
 from foqs.errors import Invalid
+from foqs.ids import MAX_SHARD
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.store.protocol import StoreError, explained
 
-ShardArgument = Annotated[int, typer.Argument(metavar="ID", help="The shard has this number.")]
+ShardArgument = Annotated[int, typer.Argument(metavar="ID", min=1, max=MAX_SHARD, help="The shard has this number.")]
 
 DATABASES, MEMBERS, PLACES = "Databases", "Shards of a cluster", "Hosts of the shards"
 
@@ -152,7 +153,10 @@ def add(
     ],
     cluster: ClusterOptions,
     weight: Annotated[
-        float, typer.Option(help="The share of the load grows with this number; most shards have 1.")
+        float,
+        typer.Option(
+            min=0, max=1e6, help="The share of the load grows with this number, which is above 0; most shards have 1."
+        ),
     ] = 1.0,
     create: Annotated[bool, typer.Option("--create", help="The command creates the tables first.")] = False,
     *,
@@ -291,7 +295,7 @@ def rebalance(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The command prints the moves and makes none.")] = False,
     max_moves: Annotated[
         int | None,
-        typer.Option(min=1, help="The command moves at most this many shards. Default: no limit."),
+        typer.Option(min=0, help="The command moves at most this many shards; 0: no limit. Default: no limit."),
     ] = None,
     *,
     wait: WaitOptions,
@@ -301,8 +305,8 @@ def rebalance(
     The command waits until the new hosts serve the shards that move.
     """
     if dry_run:
-        change = operate.rebalance(cluster.look(), max_moves)
+        change = operate.rebalance(cluster.look(), max_moves or None)
         print(f"{change.says} (--dry-run: no change was made)")
         show_moves(change)
         return
-    perform(cluster, lambda facts: operate.rebalance(facts, max_moves), wait)
+    perform(cluster, lambda facts: operate.rebalance(facts, max_moves or None), wait)

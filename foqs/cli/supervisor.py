@@ -48,6 +48,8 @@ def supervise(config: Config, workers: int, read: Read) -> None:
 def config_of(config: Config, number: int) -> Config:
     """Return the configuration of worker `number`, from 1: its id, direct port, admin port and advertised address."""
     server = config.server
+    if server.port and server.port + number > _MOST_PORT:
+        raise Invalid(f"server.port: there are no {number} ports above {server.port} for --workers: lower it")
     changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
     if server.advertise is not None:
         name, _, port = server.advertise.rpartition(":")

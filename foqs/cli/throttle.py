@@ -140,7 +140,9 @@ def list_(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"The list ends after this many rows. Default: {_TABLE_ROWS} in a table, all as JSON lines."
+            min=0,
+            help=f"The list ends after this many rows; 0: no limit. Default: {_TABLE_ROWS} in a table, all as JSON "
+            "lines.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -154,7 +156,7 @@ def list_(
     did not answer are named on stderr: the figures lack theirs.
     """
     in_table = sys.stdout.isatty() and not as_json
-    most = limit or (_TABLE_ROWS if in_table else None)
+    most = (_TABLE_ROWS if in_table else None) if limit is None else limit or None
     with connection.client() as client:
         entries = client.settings(_PREFIX).entries
         live = client.throttles(prefix, limit=most and most + 1)
@@ -164,7 +166,7 @@ def list_(
             write_line(row.json())
     elif rows:
         Console(markup=False, highlight=False, emoji=False).print(throttles_table(rows[:most]))
-        if len(rows) > len(rows[:most]):
+        if most is not None and len(rows) > most:
             print(f"foqs: these are the first {most:,} rows; --limit shows more", file=sys.stderr)
     else:
         print(f"namespace {name(connection.namespace)} has no throttle" + (f" {name(prefix)}*" if prefix else ""))

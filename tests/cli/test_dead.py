@@ -123,7 +123,7 @@ def test_delete_asks_for_the_name(client: Client, run: Run, wire: Wire) -> None:
     [
         (("redrive", DEAD, "--fingerprint", "12"), "a fingerprint has 16 hexadecimal digits"),
         (("redrive", DEAD, "--to-topic", DEAD), "to_topic is the dead-letter topic itself"),
-        (("redrive", DEAD, "--reason-contains", ""), "reason_contains must have"),
+        (("redrive", DEAD, "--reason-contains", ""), "reason_contains is empty: it must be text of 1 to 1024 bytes"),
     ],
 )
 def test_wrong_options(run: Run, args: tuple[str, ...], why: str) -> None:

@@ -292,7 +292,7 @@ def test_dev_refuses(tmp_path: Path) -> None:
     assert "--data-dir" in refused("dev", "--data-dir", tmp_path / "file", "--port", "0")
     assert "--data-dir" in refused("dev", "--data-dir", tmp_path / "file" / "below", "--port", "0")
     assert "shards" in refused("dev", "--shards", "0", status=2)
-    assert "server.port" in refused("dev", "--data-dir", tmp_path / "d", "--port", "70000")
+    assert "--port" in refused("dev", "--data-dir", tmp_path / "d", "--port", "70000", status=2)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard-1.db").write_bytes(b"this is no database" * 100)
     said = refused("dev", "--data-dir", tmp_path / "data", "--port", "0")

@@ -257,7 +257,7 @@ struct EnqueueResponse {
 
 struct TopicCount {
   1: string topic,
-  /** At most this many items, 1 to 10,000 over the whole request. */
+  /** At most this many items, 1 to 10,000 over the whole request. 0 with `hung`, then of all topics: a report only. */
   2: i32 count,
   /**
    * Items of the topic that the worker process holds, over all hosts, for topics with the policy per_worker. A process with
@@ -266,6 +266,11 @@ struct TopicCount {
    * gave to the worker with this name (DequeueRequest.worker).
    */
   3: optional i32 holding,
+  /**
+   * Handlers of the worker process that have worked on an item of the topic for longer than the worker allows, for
+   * GetTopicStats. Needs DequeueRequest.worker. The host forgets it after 15 s. Default: the host hears nothing of that.
+   */
+  4: optional i32 hung,
 }
 
 struct DequeueRequest {
@@ -604,6 +609,8 @@ struct WorkerStats {
   2: i64 held,
   /** Duration since the oldest of them was given; as far as the owner knows, like stuck_after_ms. */
   3: i64 oldest_lease_ms,
+  /** Its handlers that hang, as it said in the last 15 s (TopicCount.hung); their leases may have ended. */
+  4: i64 hung,
 }
 
 /** A script that the topic's policy names: its calls since the hosts started, over all hosts. */
@@ -639,7 +646,7 @@ struct GetTopicStatsResponse {
   9: map<string, string> policy_layers,
   /** Those with the most ready items first, up to `limit`. Empty where tenants take no turns. */
   10: list<TenantStats> tenants,
-  /** The oldest lease first, at most 1,000; only leases that are in the owners' memory. */
+  /** Those with handlers that hang, then the oldest lease first, at most 1,000; only leases in the owners' memory. */
   11: list<WorkerStats> workers,
   /** One for each hook of the topic's policy. */
   12: list<HookStats> hooks,

@@ -162,8 +162,20 @@ class ItemLife:
         validation.refuse_when_draining(self._engine.draining)
         validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
         now_ms = self._now_ms()
+        wants = call.request.wants
+        if wants and not wants[0].count and wants[0].hung is not None:
+            self._report_hung(call, now_ms)
+            return
         waiting, wait_ms = self.consumer(call, now_ms)
         self._engine.dequeue(waiting, now_ms, wait_ms)
+
+    def _report_hung(self, call: Call, now_ms: int) -> None:
+        """A worker says which of its handlers hang, and wants no items."""
+        ns = validation.name(call.request.ns, "ns", self.limits)
+        worker = validation.name(call.request.worker, "worker", self.limits, self.limits.worker_bytes)
+        for key, handlers in validation.hung(ns, call.request.wants, self.limits):
+            self._engine.hung.report(key, worker, handlers, now_ms)
+        call.reply(idl.DequeueResponse([]))
 
     def consumer(self, call: Consumer, now_ms: int) -> tuple[DequeueCall, int]:
         """Check the request of `call`. Return the call that waits for its items, and for how long it may wait (ms).

@@ -164,7 +164,11 @@ class Lookups:
             )
 
         def counted(here: Counts, workers: list[release.WorkerLeases], tenants: MostReady) -> None:
-            stats = [idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms)) for one in workers]
+            hung = engine.hung.of(key, now_ms)
+            stats = [
+                idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
+                for one in workers
+            ] + [idl.WorkerStats(worker, 0, 0, handlers) for worker, handlers in hung.items()]
             hooks = [hook_stats(*one) for one in self._hooks.counts(key)]
             sums, deadline_ms = TopicSums(here, stats, tenants, hooks), now_ms + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetTopicStatsRequest, ns, name)

@@ -25,6 +25,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.shardmgr.routing import Routing
 from foqs.wire.columns import SpecColumns
 
+_MOST_HUNG = 1_000_000
+
 
 def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
     """A namespace, topic or worker: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control characters."""
@@ -91,12 +93,25 @@ def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[To
         longest_bytes = max(longest_bytes, len(topic.encode()))
         if want.holding is not None and want.holding < 0:
             raise Invalid("holding is negative")
+        if want.hung is not None:
+            raise Invalid("hung is for a report: the count of each topic must be 0")
     if len(found) != len(wants):
         raise Invalid("a topic stands in wants more than once")
     counts = found.values()
     within(min(counts), "count", 1, limits.request_items, 1)
     within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
     return list(found.items()), len(ns.encode()) + longest_bytes
+
+
+def hung(ns: str, wants: Sequence[Any], limits: Limits) -> list[tuple[TopicKey, int]]:
+    """Return each topic of a report of hung handlers, with their number."""
+    counted(wants, "wants", limits.request_topics)
+    found = []
+    for want in wants:
+        if want.count or want.hung is None:
+            raise Invalid("a report of hung handlers has a count of 0, and hung, for each topic")
+        found.append(((ns, name(want.topic, "topic", limits)), within(want.hung, "hung", 0, _MOST_HUNG, 0)))
+    return found
 
 
 def blob(value: bytes | None, what: str, most: int) -> bytes | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,13 @@ class LeaseMethods:
     ) -> list[FoqsError | None]:
         """Return the outcome of each entry about a leased item."""
         return given.outcomes(self._requests.each(method, policy, given.good, self._by_id, timeout_ms, first))
+
+    def report_hung(self, hung: Mapping[str, int], *, worker: str, timeout_ms: int | None = None) -> None:
+        """Has `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
+        items. A `Worker` with a time limit does that by itself."""
+        wants = [idl.TopicCount(topic=topic, count=0, hung=handlers) for topic, handlers in hung.items()]
+        request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)
+        self._requests.read(methods.DEQUEUE, request, timeout_ms)
 
     @checked()
     def release_leases(

@@ -16,11 +16,14 @@ _THROTTLES = 1_000
 
 class WorkerStats(NamedTuple):
     """The leases of a topic that one worker holds, and the time since the oldest was given. `worker` is "" for
-    consumers without a name, and for leases that an earlier owner of the shard gave."""
+    consumers without a name, and for leases that an earlier owner of the shard gave. `hung`: its handlers that have
+    worked on an item of the topic for longer than its `time_limit_ms`, as it said in the last 15 s; their leases may
+    have ended, so `held` may be 0."""
 
     worker: str
     held: int
     oldest_lease_ms: int
+    hung: int = 0
 
 
 class TenantStats(NamedTuple):
@@ -54,8 +57,9 @@ class HookStats(NamedTuple):
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    hold leases, the oldest lease first. `tenants` are those with the most ready items, none where tenants take no
-    turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy."""
+    have handlers that hang, and come first then, or hold leases, the oldest lease first. `tenants` are those with the
+    most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones, None without
+    any. `hooks` of the policy."""
 
     ready: int
     delayed: int
@@ -125,7 +129,7 @@ class Looks:
             json.loads(found.policy),
             found.policy_layers or {},
             tuple(found.missing or ()),
-            tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms) for one in found.workers or ()),
+            tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms, one.hung or 0) for one in found.workers or ()),
             tuple(map(_tenant, found.tenants or ())),
             None if more is None else _tenant(more),
             tuple(map(_hook, found.hooks or ())),

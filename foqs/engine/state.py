@@ -15,6 +15,7 @@ from foqs.buffers.shard_batch import ShardBatch
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.holdings import Holdings
+from foqs.engine.hung import Hung
 from foqs.engine.pending import Committing, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
@@ -115,6 +116,7 @@ class State:
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
         self.holdings = Holdings(self.shards, self.policies)
+        self.hung = Hung()
         self.draining = False
         self.housekeeping_ms = 0
 

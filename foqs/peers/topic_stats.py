@@ -14,7 +14,7 @@ from foqs.idl import idl
 Counts = tuple[int, int, int]
 """Items that are ready, delayed and leased."""
 Workers = Iterable[Any]
-"""WorkerStats: names, numbers of leases, and the ages of the oldest."""
+"""WorkerStats: names, numbers of leases, the ages of the oldest, and hung handlers."""
 
 
 class TopicSums:
@@ -24,7 +24,7 @@ class TopicSums:
     def __init__(self, counts: Counts, workers: Workers, tenants: MostReady, hooks: Sequence[Any] = ()) -> None:
         """`hooks`: HookStats."""
         self.counts = counts
-        self._workers: dict[str, tuple[int, int]] = {}
+        self._workers: dict[str, tuple[int, int, int]] = {}
         self._tenants = dict(tenants.named())
         self._rest = [tenants.rest]
         self._hooks: dict[str, Any] = {}
@@ -50,9 +50,9 @@ class TopicSums:
             self._rest.append(_counts_of(response.more_tenants))
 
     def workers(self) -> list[Any]:
-        """Return WorkerStats, the oldest lease first."""
-        oldest_first = sorted(self._workers.items(), key=lambda one: (-one[1][1], one[0]))[:MOST_WORKERS]
-        return [idl.WorkerStats(name, held, oldest_ms) for name, (held, oldest_ms) in oldest_first]
+        """Return WorkerStats: those with hung handlers first, then the oldest lease first."""
+        first = sorted(self._workers.items(), key=lambda one: (not one[1][2], -one[1][1], one[0]))[:MOST_WORKERS]
+        return [idl.WorkerStats(name, *counts) for name, counts in first]
 
     def hooks(self) -> list[Any]:
         """Return HookStats of all hosts."""
@@ -71,8 +71,10 @@ class TopicSums:
 
     def _add_workers(self, workers: Workers) -> None:
         for one in workers:
-            held, oldest_ms = self._workers.get(one.worker, (0, 0))
-            self._workers[one.worker] = held + (one.held or 0), max(oldest_ms, one.oldest_lease_ms or 0)
+            held, oldest_ms, hung = self._workers.get(one.worker, (0, 0, 0))
+            oldest_ms = max(oldest_ms, one.oldest_lease_ms or 0)
+            # A worker reports to one host at a time, all of its hung handlers: an older report counts no second time.
+            self._workers[one.worker] = held + (one.held or 0), oldest_ms, max(hung, one.hung or 0)
 
     def _add_hooks(self, hooks: Iterable[Any]) -> None:
         for one in hooks:

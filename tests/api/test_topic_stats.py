@@ -44,8 +44,50 @@ def test_leases_are_counted_by_worker() -> None:
     for worker in ("a", None, "a"):
         host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)], worker=worker)
         host.wait(100)
-    assert stats(host).workers == [idl.WorkerStats("a", 4, 300), idl.WorkerStats("", 2, 200)]
+    assert stats(host).workers == [idl.WorkerStats("a", 4, 300, 0), idl.WorkerStats("", 2, 200, 0)]
     assert stats(host, "none").workers == []
+
+
+def report(host: OneHost, worker: str | None, *wants: Any, ns: str = "n") -> Any:
+    return host.ask("Dequeue", ns=ns, wants=list(wants), worker=worker)
+
+
+@pytest.mark.memory
+def test_hung_handlers_are_shown_without_a_lease() -> None:
+    """The leases of a worker whose handlers all hang have ended."""
+    host = OneHost(1, 2)
+    put(host, *[b"x"] * 3)
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)], worker="works")
+    host.wait(100)
+    for count in (3, 2):
+        answer = report(host, "hangs", idl.TopicCount("t", 0, None, count), idl.TopicCount("u", 0, None, 1))
+        assert answer.items == []
+    report(host, "works", idl.TopicCount("t", 0, None, 1))
+    report(host, "hangs", idl.TopicCount("t", 0, None, 9), ns="other")
+    assert counts(stats(host)) == (1, 0, 2), "a report takes no item"
+    shown = [idl.WorkerStats("works", 2, 100, 1), idl.WorkerStats("hangs", 0, 0, 2)]
+    assert stats(host).workers == shown
+    assert stats(host, "u").workers == [idl.WorkerStats("hangs", 0, 0, 1)]
+    report(host, "works", idl.TopicCount("t", 0, None, 0))
+    assert stats(host).workers == [idl.WorkerStats("hangs", 0, 0, 2), idl.WorkerStats("works", 2, 100, 0)]
+    host.wait(15_000)
+    assert "hangs" not in [one.worker for one in stats(host).workers]
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("worker", "wants", "text"),
+    [
+        (None, [idl.TopicCount("t", 0, None, 1)], "worker is missing"),
+        ("w", [idl.TopicCount("t", 0, None, -1)], "hung is -1, not in 0..1000000"),
+        ("w", [idl.TopicCount("t", 0, None, 1), idl.TopicCount("u", 1)], "has a count of 0, and hung, for each topic"),
+        ("w", [idl.TopicCount("t", 1, None, 1)], "hung is for a report: the count of each topic must be 0"),
+        ("w", [idl.TopicCount("t", 0)], "count is 0, not in 1..10000"),
+        ("w", [idl.TopicCount("", 0, None, 1)], "topic must have 1 to 255 bytes"),
+    ],
+)
+def test_a_report_of_another_form_is_refused(worker: str | None, wants: list[Any], text: str) -> None:
+    assert text in refused(OneHost(1), "Dequeue", ns="n", wants=wants, worker=worker)
 
 
 @pytest.mark.memory
@@ -105,7 +147,7 @@ def test_a_client_reads_the_stats_of_a_topic(host: HostProcess, wire: Wire, topi
         {},
         (),
     )
-    ((worker, held, oldest_ms),) = found.workers
-    assert (worker, held, oldest_ms >= 0) == ("w", 1, True)
+    ((worker, held, oldest_ms, hung),) = found.workers
+    assert (worker, held, oldest_ms >= 0, hung) == ("w", 1, True, 0)
     wire.ack(item)
     wire.drain(topic)

@@ -54,7 +54,19 @@ def test_leases_of_a_worker_on_several_hosts_are_added() -> None:
     call = host.call("GetTopicStats", ns="n", topic="t")
     theirs = [idl.WorkerStats("w", 3, 50), idl.WorkerStats("", 1, 2_000)]
     host.reply("GetTopicStats", idl.GetTopicStatsResponse(0, 0, 4, workers=theirs))
-    assert call.answer.workers == [idl.WorkerStats("", 3, 2_000), idl.WorkerStats("w", 3, 50)]
+    assert call.answer.workers == [idl.WorkerStats("", 3, 2_000, 0), idl.WorkerStats("w", 3, 50, 0)]
+
+
+def test_hung_handlers_are_reported_to_one_host_at_a_time() -> None:
+    """A worker that reports to another host is counted once, by its largest report."""
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 0, None, 2)], worker="w")
+    call = host.call("GetTopicStats", ns="n", topic="t")
+    theirs = [idl.WorkerStats("v", 9, 50, 0), idl.WorkerStats("w", 1, 30, 3), idl.WorkerStats("x", 0, 0, 1)]
+    host.reply("GetTopicStats", idl.GetTopicStatsResponse(0, 0, 4, workers=theirs))
+    assert call.answer.workers == [
+        idl.WorkerStats("w", 1, 30, 3), idl.WorkerStats("x", 0, 0, 1), idl.WorkerStats("v", 9, 50, 0),
+    ]  # fmt: skip
 
 
 def tenants(answer: Any) -> list[tuple[str, int, int, int, float, float]]:

@@ -14,6 +14,7 @@ from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven
 from foqs.client.explain import ExplainReason, Explanation, Reason
+from foqs.client.hangs import WorkerHung
 from foqs.client.hooks import Tried
 from foqs.client.items import (
     ActiveTopic,
@@ -109,6 +110,7 @@ __all__ = [
     "Unavailable",
     "UnreadFailures",
     "Worker",
+    "WorkerHung",
     "WorkerStats",
     "request_id",
 ]

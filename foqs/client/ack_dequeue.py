@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
+from foqs.client.guard import SafeLog
 from foqs.client.items import Items, Leased
 from foqs.client.methods import ACK_AND_DEQUEUE
 from foqs.client.places import Ask, Places, Share
@@ -21,7 +21,7 @@ from foqs.limits import Limits
 from foqs.second_answer import END_ITEM, LOOK, Verdict, judge, last_word
 from foqs.wire.errors import UnknownMethod
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 STAY_S = 0.1
 """Time for which one host of several is asked: its items are acked at the same host. Then another one has its turn."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+from foqs.client.guard import is_a, kind_of, text_of
+from foqs.client.outcome_arguments import WrongArgument
+
 REASON_BYTES = 1_024
 
 
@@ -39,15 +42,18 @@ AckPolicyName = Literal["nack_on_error", "ack_first", "reject_on_error", "ack", 
 
 def reason_of(error: BaseException, *, text: bool) -> str:
     """Return the reason that the server gets: the type's name, with the error's `text` only if asked for, as it may
-    hold what a payload held. At most REASON_BYTES bytes.
+    hold what a payload held. At most REASON_BYTES bytes. Never raises, whatever the error's methods do.
 
     >>> reason_of(ValueError("no such user: 7"), text=True)
     'ValueError: no such user: 7'
     """
-    name = type(error).__name__
-    return bounded(f"{name}: {error}" if text and str(error) else name)
+    name = kind_of(error)
+    if not text and not is_a(error, WrongArgument):
+        return bounded(name)
+    said = text_of(error)
+    return bounded(f"{name}: {said}" if said else name)
 
 
-def bounded(reason: str) -> str:
+def bounded(reason: str, most_bytes: int = REASON_BYTES) -> str:
     """Return `reason`, cut at a character if it is too long for the server."""
-    return reason.encode("utf-8", "replace")[:REASON_BYTES].decode(errors="ignore")
+    return reason.encode("utf-8", "replace")[: max(0, most_bytes)].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""How long a failed item, or a server that is away, is left alone. Pure; the caller gives the randomness."""
+"""How long a failed item, or a server that is away, is left alone. The caller gives the randomness."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foqs.checks import I64_MAX, check_int, check_number
+from foqs.client.guard import SafeLog
+from foqs.client.outcome_arguments import delay_argument
+
+log = SafeLog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +41,15 @@ class Backoff:
             if delay >= self.longest_ms:
                 break
         return int(min(delay, self.longest_ms) * (1 - self.jitter * rng()))
+
+
+def checked_delay_ms(backoff: Backoff, attempt: int, rng: Callable[[], float]) -> int:
+    """Return the delay by `backoff`, or by the default one if that raises an error or gives no whole milliseconds: it
+    may be a class of the user, and the item must not wait for its repair."""
+    try:
+        delay_ms = delay_argument(backoff.delay_ms(attempt, rng))
+        if delay_ms is not None:
+            return delay_ms
+    except BaseException as error:
+        log.error("the backoff of the worker gave no delay; the default one counts", exc_info=error)
+    return Backoff().delay_ms(attempt, rng)

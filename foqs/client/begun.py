@@ -33,7 +33,7 @@ class Begun:
                 due, self._due = self._due, []
             if not due:  # another thread's request had it
                 return
-            outcomes = self._client.begun_many([one.item for one in due], timeout_ms=_CALL_TIMEOUT_MS)
+            outcomes = self._client.begun_many(due, timeout_ms=_CALL_TIMEOUT_MS)
             for one, error in zip(due, outcomes, strict=True):
                 if isinstance(error, StaleLease | NotFound):
                     self._leases.lost(one, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog, guarded
 from foqs.client.methods import SERVER_INFO
 from foqs.client.places import Ask
 from foqs.client.pool import Pool
@@ -27,7 +27,7 @@ from foqs.wire.errors import GoAway, Malformed
 from foqs.wire.protocol import SMALL_BYTES
 from foqs.wire.remote_method import RemoteMethod
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 _SEQUENCES = 0x7FFF_FFFF
 _SERVER_TIMEOUT_MS = Limits().timeout_max_ms
@@ -144,7 +144,7 @@ class Caller:
         request_id = request_id or current()
         if not self._context_head:
             self._context_head = context_head(self._token)
-        trace = None if self._traceparent is None else self._traceparent()
+        trace = None if self._traceparent is None else guarded("tracing a request", self._traceparent)
         about = context(self._context_head, request_id, trace, server_ms)
         sequence = next(self._sequence) & _SEQUENCES
         frame = method.encode(request, sequence, self.max_frame_bytes, about)
@@ -232,7 +232,7 @@ class Caller:
         now = monotonic()
         quiet, self._retried_at = now - self._retried_at < QUIET_S, now
         if not quiet and task.error is not None:
-            self._on_retry(task.error, task.deadline - now)
+            guarded("on_retry of the client", self._on_retry, task.error, task.deadline - now)
 
     def _log_retry(self, error: FoqsError, left_s: float) -> None:
         log.warning(

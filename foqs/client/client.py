@@ -83,7 +83,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
                         context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
     on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
-                        any; `left_s`: how long the call goes on. Default: a warning in the log `foqs.client`
+                        any; `left_s`: how long the call goes on. An exception of it is logged, and the call continues.
+                        Default: a warning in the log `foqs.client`
 
     What fails in a way that changed nothing is asked of another host, where there is one.
 

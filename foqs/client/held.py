@@ -7,7 +7,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from foqs.client.items import Item
+from foqs.client.items import Delivery, Item
 
 if TYPE_CHECKING:
     from foqs.client.work_span import WorkSpan
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class Held:
     """One lease. Times are of the monotonic clock, in seconds.
+
+    `id`, `lease`, `topic`, `attempt` and `delivery` are the item's as they came: a handler may change its item.
 
     `gone`: the server said that the lease is over. `settling`: the item's ack or nack is being sent to the
     server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
@@ -24,12 +26,17 @@ class Held:
     """
 
     __slots__ = (
-        "asked", "doubtful", "expires", "extend_at", "gone", "item", "late", "lost", "settling", "stop_at", "traced",
-        "up", "waits",
+        "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
+        "lost", "settling", "stop_at", "topic", "traced", "up", "waits",
     )  # fmt: skip
 
     def __init__(self, item: Item, expires: float, extend_at: float) -> None:
         self.item = item
+        self.id = item.id
+        self.lease = item.lease
+        self.topic = item.topic
+        self.attempt = item.attempt
+        self.delivery = item.delivery
         self.expires = expires
         self.extend_at = extend_at
         self.asked = 0
@@ -42,6 +49,10 @@ class Held:
         self.lost: threading.Event | None = None
         self.up: threading.Event | None = None
         self.traced: WorkSpan | None = None
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.delivery == Delivery.AT_MOST_ONCE
 
     def usable(self, now: float) -> bool:
         """Whether work on the item may be begun."""
@@ -72,5 +83,9 @@ class Held:
         if self.lost is not None:
             self.lost.set()
 
+    def __str__(self) -> str:
+        """The item, for a line of the log."""
+        return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
+
     def __repr__(self) -> str:
-        return f"Held({self.item!r} {'gone' if self.gone else 'until'} {self.expires:.3f})"
+        return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from foqs.client.ack_policy import bounded
 from foqs.client.held import Held
 from foqs.client.items import Item, Nack
+from foqs.client.outcome_arguments import WrongArgument, delay_argument, metadata_argument, reason_argument
 from foqs.travel import Local, TravellingError
 
 _closing = threading.Lock()
@@ -17,12 +19,18 @@ _closing = threading.Lock()
 class Retry(TravellingError):
     """Raised by a handler that wants its item again: after `delay_ms` (default: as the retry rule of the topic's policy
     says, else after the worker's backoff), with `metadata` in place of the item's (default: `job.metadata`, else
-    kept)."""
+    kept). Raises Invalid unless `delay_ms` is whole milliseconds, 0 or more, and `metadata` is bytes."""
 
     def __init__(self, delay_ms: int | None = None, metadata: bytes | None = None) -> None:
+        checked_ms, checked = delay_argument(delay_ms), metadata_argument(metadata)
         super().__init__("the handler asks for another attempt")
-        self.delay_ms = delay_ms
-        self.metadata = metadata
+        self.delay_ms, self.metadata = checked_ms, checked
+
+
+def asked_by(retry: Any) -> tuple[int | None, bytes | None]:
+    """Return the delay and the metadata that a Retry asks for. Raises Invalid if they were changed to something else,
+    and whatever a subclass raises when they are read."""
+    return delay_argument(retry.delay_ms), metadata_argument(retry.metadata)
 
 
 class Job(Local):
@@ -33,7 +41,11 @@ class Job(Local):
     time_is_up  an Event: the worker's `time_limit_ms` is over, so the lease is not extended any more; what the handler
                 returns or raises after that is a failure with the reason "time limit"
     stopping    an Event: the worker is asked to stop, and waits for its grace
-    metadata    set it to record progress: it replaces the item's metadata if this attempt fails
+    metadata    set it to record progress: it replaces the item's metadata if this attempt fails. Raises Invalid
+                unless it is bytes (copied here) or None. If the server refuses it, as it is too long, the item fails
+                without it, and the reason of the failure says so
+
+    Methods raise Invalid for an argument of a wrong type, or below its range: nothing was done then.
 
     It stays in the process of its worker: send another process the item.
     """
@@ -51,11 +63,19 @@ class Job(Local):
         MANUAL worker decides, None for an ack."""
         self.item: Item = held.item
         self.stopping = stopping
-        self.metadata: bytes | None = None
+        self._metadata: bytes | None = None
         self.open = end is not None
         self.held = held
         self._extend = extend
         self._end = end
+
+    @property
+    def metadata(self) -> bytes | None:
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, metadata: bytes | None) -> None:
+        self._metadata = metadata_argument(metadata)
 
     @property
     def lease_lost(self) -> threading.Event:
@@ -73,7 +93,10 @@ class Job(Local):
         """Makes the lease end `lease_ms` from now at the earliest (the worker extends it as well, by itself).
         Raises StaleLease or NotFound when it is lost.
         """
-        self._extend(self.held, lease_ms)
+        checked_ms = delay_argument(lease_ms, "lease_ms", least=1)
+        if checked_ms is None:
+            raise WrongArgument("lease_ms is None: give whole milliseconds")
+        self._extend(self.held, checked_ms)
 
     def ack(self) -> None:
         """Ends the item. This and the next two are for workers with the ack policy MANUAL, and exactly one of them is
@@ -83,23 +106,21 @@ class Job(Local):
 
     def nack(self, delay_ms: int | None = None, reason: str | None = None) -> None:
         """Gives the item back: after `delay_ms`, or without one as a failure, as the topic's policy says."""
-        self._close(
-            Nack.of(
-                self.item, delay_ms=delay_ms, metadata=self.metadata, failed=delay_ms is None,
-                reason=None if reason is None else bounded(reason),
-            )
-        )  # fmt: skip
+        delay_ms = delay_argument(delay_ms)
+        text = None if reason is None else bounded(reason_argument(reason))
+        failed = delay_ms is None
+        self._close(Nack.of(self.held, delay_ms=delay_ms, metadata=self._metadata, failed=failed, reason=text))
 
     def reject(self, reason: str) -> None:
         """The work can never succeed: the item is a dead letter at once. `reason`: at most 1,024 bytes, cut."""
-        self._close(Nack.of(self.item, reason=bounded(reason), reject=True))
+        self._close(Nack.of(self.held, reason=bounded(reason_argument(reason)), reject=True))
 
     def _close(self, nack: Nack | None) -> None:
         if self._end is None:
             raise RuntimeError("the worker decides the item's outcome: only with ack_policy MANUAL a job does")
         with _closing:
             if not self.open:
-                raise RuntimeError(f"the outcome of item {self.item.id} was given before")
+                raise RuntimeError(f"the outcome of item {self.held.id} was given before")
             self.open = False
         self._end(self, nack)
 

@@ -5,20 +5,21 @@ They are extended while they are held, by one thread for all workers of the proc
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
 from foqs.client.client import Client
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog, run_to_end
 from foqs.client.held import Held
 from foqs.client.items import Item
 from foqs.client.places import Share
+from foqs.client.time_limits import TimeLimits
 from foqs.errors import FoqsError, NotFound, StaleLease
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 EXTEND_AFTER = 1 / 3
 """A lease is extended when this much of it is over; there is time for more tries then."""
@@ -30,7 +31,8 @@ _SHORTEST_CALL_S = 0.05
 
 class Leases:
     """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed. `share` counts the items
-    that a worker holds; without it they are counted nowhere."""
+    that a worker holds; without it they are counted nowhere. `broken(error)` is called when the thread that extends
+    them has ended."""
 
     def __init__(self, client: Client, lease_ms: int, capacity: int, share: Share | None = None) -> None:
         self.share = share
@@ -38,10 +40,17 @@ class Leases:
         self.lease_ms = lease_ms
         self.capacity = capacity
         self.change = threading.Condition()
+        self.limits = TimeLimits()
+        self.broken: Callable[[BaseException], object] = lambda error: None
         self._held: dict[int, Held] = {}
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def watched(self) -> bool:
+        """Return True while there is a lease to extend, or a time limit to watch."""
+        return bool(self._held or len(self.limits))
 
     @property
     def room(self) -> int:
@@ -60,8 +69,8 @@ class Leases:
         added = [Held(item, now + lease_s, extend_at) for item in items]
         with self.change:
             # An item delivered again, such as after a crash of its shard's owner, has lost its earlier lease here.
-            before = [old for held in added if (old := self._held.get(held.item.id)) is not None and not old.settling]
-            self._held.update((held.item.id, held) for held in added)
+            before = [old for held in added if (old := self._held.get(held.id)) is not None and not old.settling]
+            self._held.update((held.id, held) for held in added)
         for old in before:
             _end(old)
         extender.watch(self, extend_at)
@@ -72,7 +81,7 @@ class Leases:
         ended = list(ended)
         _end_spans(ended)
         with self.change:
-            gone = {held.item.id for held in ended if self._held.get(held.item.id) is held}
+            gone = {held.id for held in ended if self._held.get(held.id) is held}
             for item_id in gone:
                 del self._held[item_id]
             self.change.notify_all()
@@ -92,7 +101,7 @@ class Leases:
         """Extends one lease at once. Raises StaleLease or NotFound when it is lost."""
         sent, asked = monotonic(), held.asked
         try:
-            self.client.extend(held.item, lease_ms)
+            self.client.extend(held, lease_ms)
         except (StaleLease, NotFound):
             _end(held)
             raise
@@ -101,13 +110,10 @@ class Leases:
         extender.watch(self, held.extend_at)
 
     def extend_due(self) -> float:
-        """Extend the leases that are due. Return when the next one is."""
+        """Extend the leases that are due, and look at the time limits. Return when to come again."""
         now = monotonic()
+        look_at = self.limits.look(now)
         with self.change:
-            for held in self._held.values():
-                if held.stop_at is not None and held.stop_at <= now:
-                    held.late = True
-                    held.time_is_up().set()
             over = [held for held in self._held.values() if held.late and _next_at(held) <= now]
             due = [held for held in self._held.values() if held.extend_at <= now and not (held.gone or held.late)]
         for held in over:
@@ -115,20 +121,26 @@ class Leases:
         if due:
             self._extend_many(due, now)
         with self.change:
-            return min(map(_next_at, self._held.values()), default=inf)
+            return min(look_at, min(map(_next_at, self._held.values()), default=inf))
 
-    def limit(self, held: Held, stop_at: float) -> None:
-        """Work on the item begins, and has until `stop_at`: then `time_is_up` is set, and the lease is not extended."""
-        held.time_is_up()
-        held.stop_at = stop_at
-        extender.watch(self, stop_at)
+    def limit(self, held: Held, limit_s: float) -> None:
+        """Work on the item begins, and has `limit_s`: then `time_is_up` is set, and the lease is not extended."""
+        now = monotonic()
+        self.limits.begin(held, now, now + limit_s)
+        extender.watch(self, now + limit_s)
+
+    def work_ended(self, held: Held) -> None:
+        """The handler that `limit` was called for has ended."""
+        if self.limits.end(held):
+            with self.change:  # a worker whose handlers all hang takes nothing
+                self.change.notify_all()
 
     def _extend_many(self, due: list[Held], now: float) -> None:
         lease_s = self.lease_ms / 1000
         first_end_s = min((held.expires - now for held in due if held.expires > now), default=lease_s)
         call_s = max(_SHORTEST_CALL_S, min(lease_s * CALL_AT_MOST, first_end_s, _LONGEST_CALL_S))
         before = [held.asked for held in due]
-        outcomes = self.client.extend_many([held.item for held in due], self.lease_ms, timeout_ms=int(call_s * 1000))
+        outcomes = self.client.extend_many(due, self.lease_ms, timeout_ms=int(call_s * 1000))
         for held, asked, error in zip(due, before, outcomes, strict=True):
             if isinstance(error, StaleLease | NotFound):
                 self.lost(held, error)
@@ -143,15 +155,13 @@ class Leases:
         """The server said that the lease is over."""
         if held.settling or held.late:  # it may be just this worker's ack that ended the lease: its own outcome decides
             held.extend_at = inf
-        elif self._held.get(held.item.id) is held:
-            log.warning("lost the lease of %r: %s", held.item, error.message)
+        elif self._held.get(held.id) is held:
+            log.warning("lost the lease of %s: %s", held, error.message)
             _end(held)
 
 
 def _next_at(held: Held) -> float:
-    """Return when the lease is extended, or its handler learns that its time is up, or then that the lease is over."""
-    if held.stop_at is not None and not held.time_is_up().is_set():
-        return held.stop_at if held.gone or held.late else min(held.extend_at, held.stop_at)
+    """Return when the lease is extended, or when its handler, whose time is up, learns that it is over."""
     if held.late:
         return inf if held.gone or held.settling else held.expires
     return inf if held.gone else held.extend_at
@@ -181,7 +191,7 @@ def _not_extended(held: Held, error: FoqsError, now: float, lease_s: float) -> N
     held.asked += 1
     held.extend_at = now + lease_s * RETRY_AFTER
     if now >= held.expires:
-        log.warning("could not extend the lease of %r in time: %s", held.item, error.message)
+        log.warning("could not extend the lease of %s in time: %s", held, error.message)
         held.tell()
 
 
@@ -203,11 +213,20 @@ class Extender:
         with self._change:
             self._watched.add(leases)
             if not self._running:
-                threading.Thread(target=self._run, name="foqs-extender", daemon=True).start()
+                threading.Thread(
+                    target=run_to_end, args=(self._failed, self._run), name="foqs-extender", daemon=True
+                ).start()
                 self._running = True  # not before: where there can be no more threads, the next call tries again
             if extend_at < self._wake_at:
                 self._wake_at = extend_at
                 self._change.notify()
+
+    def _failed(self, error: BaseException) -> None:
+        """The thread has ended, so no lease is extended: the workers that hold some end."""
+        with self._change:
+            watched, self._watched, self._running = self._watched, set(), False
+        for leases in watched:
+            leases.broken(error)
 
     def _run(self) -> None:
         while watched := self._next_round():
@@ -221,7 +240,7 @@ class Extender:
 
     def _next_round(self) -> list[Leases]:
         with self._change:
-            self._watched = {leases for leases in self._watched if len(leases)}
+            self._watched = {leases for leases in self._watched if leases.watched}
             self._wake_at = inf
             self._running = bool(self._watched)
             return list(self._watched)
@@ -230,8 +249,8 @@ class Extender:
         """When to come back."""
         try:
             return leases.extend_due()
-        except Exception:
-            log.exception("extending leases failed; trying again")
+        except Exception as error:
+            log.error("extending leases failed; trying again", exc_info=error)
             return monotonic() + leases.lease_ms / 1000 * RETRY_AFTER
 
 

@@ -249,6 +249,7 @@ _CHECKS: Mapping[str, Check] = {
     "ack_linger_ms": pause(),
     "grace_ms": pause(),
     "time_limit_ms": limit(none=True, most=LONGEST_MS),
+    "on_hang": one_of("warn", "exit"),
     "report_errors": check_bool,
     "name": text(_LIMITS.worker_bytes, none=True),
 }  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
+from foqs.client.guard import SafeLog
 from foqs.client.held import Held
 from foqs.client.leases import Leases
 from foqs.client.settler import Ending, Settled
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.travel import Value
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 
 @dataclass(slots=True)
@@ -19,7 +19,8 @@ class Counts(Value):
     """Outcomes of the items that a worker got. `done`: acked; with ACK_FIRST, the handler returned as well. `failed`:
     nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease was over before the outcome could be sent, or
     before work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
-    `left_open`: the handler of a MANUAL worker returned without an outcome.
+    `left_open`: the handler of a MANUAL worker returned without an outcome. `hung`: handlers that ran longer than the
+    worker's `time_limit_ms`, each counted once when its time was over, and again by its outcome if it ends.
     """
 
     done: int = 0
@@ -28,6 +29,7 @@ class Counts(Value):
     lost: int = 0
     unsettled: int = 0
     left_open: int = 0
+    hung: int = 0
 
 
 class Outcomes:
@@ -47,6 +49,10 @@ class Outcomes:
             self.counts.left_open += 1
         self._leases.remove((held,))
 
+    def hung(self, handlers: int) -> None:
+        with self._leases.change:
+            self.counts.hung += handlers
+
     def settled(self, settled: list[Settled]) -> None:
         for ending, error in settled:
             self.note(ending, error)
@@ -59,7 +65,7 @@ class Outcomes:
         if ending.held.traced is not None:
             ending.held.traced.settled(_word(ending), error)
         if error is not None:
-            log.warning("%s of %r: %s", _word(ending), ending.held.item, error.message)
+            log.warning("%s of %s: %s", _word(ending), ending.held, error.message)
 
     def worked(self, held: Held, *, failed: bool) -> None:
         """The handler of an item that was acked first has ended."""

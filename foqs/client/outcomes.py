@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from foqs.client.guard import guarded, kind_of, text_of
 from foqs.errors import Code, FoqsError
 from foqs.travel import Local
 
@@ -26,7 +27,7 @@ class UnreadFailures(FoqsError):
         self.outcome_known = not self.unknown
         if self.unknown:
             self.code = Code.OUTCOME_UNKNOWN
-        parts = [f"{n} {kind} (first: {first[kind]})" for kind, n in kinds.items()]
+        parts = [f"{n} {kind} (first: {text_of(first[kind])})" for kind, n in kinds.items()]
         doubt = (
             f" {self.unknown} may be stored: enqueued again, they could be stored twice, unless they have a dedup_key."
             if self.unknown
@@ -46,7 +47,7 @@ class _Tally:
         self.first: dict[str, Exception] = {}
 
     def add(self, error: Exception) -> str:
-        kind = error.code.name if isinstance(error, FoqsError) else type(error).__name__
+        kind = error.code.name if isinstance(error, FoqsError) else kind_of(error)
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.first.setdefault(kind, error)
         return kind
@@ -132,7 +133,7 @@ class ItemFuture(Local, Future[int]):
 
     def add_done_callback(self, fn: Callable[[Future[int]], Any]) -> None:
         self._read()
-        super().add_done_callback(fn)
+        super().add_done_callback(lambda future: guarded("a callback of an item's future", fn, future))
 
     def _ended(self) -> None:
         if self.done():

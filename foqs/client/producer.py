@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -17,13 +16,14 @@ from foqs.client.batcher import Batcher
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog, guarded, is_a, kind_of, run_to_end
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.options import checked, pause, unlimited
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.travel import Local
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 _AT_EXIT_MS = 30_000
 
@@ -99,7 +99,9 @@ class Producer(Local):
         self._closed = False
         self._pid = os.getpid()
         self._threads = [
-            threading.Thread(target=self._send_batches, name=f"foqs-producer-{n}", daemon=True)
+            threading.Thread(
+                target=run_to_end, args=(self._broken, self._send_batches), name=f"foqs-producer-{n}", daemon=True
+            )
             for n in range(in_flight)
         ]
         for thread in self._threads:
@@ -211,19 +213,52 @@ class Producer(Local):
     def _send_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             first, entries = batch
-            sent = [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
             try:
-                outcomes = self._client.enqueue_many([entry.spec for entry in sent])
-            except Exception as error:  # noqa: BLE001 - raised where the results are asked for
-                for entry in sent:
-                    self._failed(entry, error)
-            else:
-                for entry, outcome in zip(sent, outcomes, strict=True):
-                    if isinstance(outcome, FoqsError):
-                        self._failed(entry, outcome)
-                    else:
-                        entry.future.set_result(outcome)
-            self._answered(first, entries)
+                self._send(entries)
+            except BaseException as error:
+                for entry in entries:
+                    if not entry.future.done():
+                        self._failed(entry, error)
+                raise
+            finally:
+                self._answered(first, entries)
+
+    def _send(self, entries: list[_Entry]) -> None:
+        sent = []
+        for entry in entries:
+            try:
+                withdrawn = not entry.future.set_running_or_notify_cancel()
+            except BaseException as error:  # the caller has set its result
+                log.error("the future of an item was changed; the item is sent", exc_info=error)
+                withdrawn = False
+            if not withdrawn:
+                sent.append(entry)
+        try:
+            outcomes = self._client.enqueue_many([entry.spec for entry in sent])
+        except BaseException as error:  # noqa: BLE001 - raised where the results are asked for
+            for entry in sent:
+                self._failed(entry, error)
+            return
+        for entry, outcome in zip(sent, outcomes, strict=True):
+            if isinstance(outcome, FoqsError):
+                self._failed(entry, outcome)
+                continue
+            try:
+                entry.future.set_result(outcome)
+            except BaseException as error:
+                log.error("the future of an item was changed; the item is stored", exc_info=error)
+
+    def _broken(self, error: BaseException) -> None:
+        """A thread that sends has ended: the producer is closed, and the items that no thread has sent fail."""
+        log.error("the producer is closed, because of an error in its thread", exc_info=error)
+        with self._change:
+            self._closed = True
+            left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
+            self._pending_items -= len(left)
+            self._pending_bytes -= sum(entry.size_bytes for entry in left)
+            self._change.notify_all()
+        for entry in left:
+            self._failed(entry, error)
 
     def _next_batch(self) -> tuple[int, list[_Entry]] | None:
         """Waits for a batch to be due; None at the end."""
@@ -248,10 +283,11 @@ class Producer(Local):
             self._pending_bytes -= sum(entry.size_bytes for entry in entries)
             self._change.notify_all()
 
-    def _failed(self, entry: _Entry, error: Exception) -> None:
+    def _failed(self, entry: _Entry, cause: BaseException) -> None:
+        error = _raisable(cause)
         if self._on_error is None:
             self._unread.failed(entry.future, error)
-        entry.future.set_exception(error)
+        guarded("the future of an item", entry.future.set_exception, error)
         self._call_on_error(entry, error)
 
     def _give_up(self, left: list[_Entry], late: list[_Entry]) -> None:
@@ -275,12 +311,22 @@ class Producer(Local):
             return
         try:
             self._on_error(entry.spec, error)
-        except BaseException:  # the thread has other items to send
+        except BaseException as failure:  # the thread has other items to send
             with self._change:
                 first, self._on_error_failed = not self._on_error_failed, True
             if first:
-                log.exception("on_error of the Producer failed; close() counts the items for which it did")
+                text = "on_error of the Producer failed; close() counts the items for which it did"
+                log.error(text, exc_info=failure)
             self._unread.failed(entry.future, error)
+
+
+def _raisable(error: BaseException) -> Exception:
+    """Return `error`, or an Exception in its place: SystemExit would end the thread that asks for a result."""
+    if is_a(error, Exception):
+        return error  # type: ignore[return-value]  # it is one
+    raisable = RuntimeError(f"{kind_of(error)} was raised while the item was sent")
+    raisable.__cause__ = error
+    return raisable
 
 
 def _seconds(timeout_ms: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from foqs.client.backoff import Backoff
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog
 from foqs.client.methods import ROUTING
 from foqs.client.places import Known
 from foqs.client.routes import OwnerOf, Part, Routes, by_owner, order, routes_of
@@ -20,7 +20,7 @@ from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.wire.errors import Malformed
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 WAIT_MS = 10_000
 _MARGIN_MS = 2_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -13,12 +12,14 @@ from foqs.client.backoff import Backoff
 from foqs.client.batcher import Batcher
 from foqs.client.client import Client
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog, is_a, run_to_end
 from foqs.client.held import Held
 from foqs.client.items import Nack
-from foqs.errors import FoqsError
+from foqs.client.refused import without_refused
+from foqs.errors import FoqsError, Invalid
 from foqs.second_answer import END_ITEM, ONCE, Policy, Verdict, judge, unknown
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 CALL_TIMEOUT_MS = 5_000
 GIVE_UP_AFTER_LEASES = 1.0
@@ -40,6 +41,9 @@ Settled = tuple[Ending, FoqsError | None]
 
 class Settler:
     """One thread. `settled` is called for every ending once, from that thread or from the one that calls `answered`.
+    `broken(error)` is called if the thread ends by an error: the endings that it has are not sent.
+
+    A nack that was refused is sent again without the refused part; `delay_ms(held)` takes the place of a delay.
 
     `offer` is asked to take due acks along with a dequeue. If it takes them, each is given to `answered`, `failed` or
     `send_back` later.
@@ -54,10 +58,13 @@ class Settler:
         max_items: int,
         linger_ms: float,
         offer: Callable[[list[Ending]], bool],
+        delay_ms: Callable[[Held], int],
+        broken: Callable[[BaseException], object],
     ) -> None:
         self._client = client
         self._settled = settled
         self._offer = offer
+        self._delay_ms = delay_ms
         self._lease_s = lease_ms / 1000
         self._batcher: Batcher[Ending] = Batcher(max_items, 1 << 20, linger_ms)
         self._again: list[Ending] = []
@@ -68,7 +75,7 @@ class Settler:
         self._closed = False
         self.inherited = False
         self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="foqs-settler", daemon=True)
+        self._thread = threading.Thread(target=run_to_end, args=(broken, self._run), name="foqs-settler", daemon=True)
 
     def start(self) -> None:
         renew_after_fork(self)
@@ -122,7 +129,8 @@ class Settler:
         with self._change:
             self._closed = True
             self._change.notify()
-        self._thread.join(max(0.0, deadline - monotonic()))
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(max(0.0, deadline - monotonic()))
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -169,13 +177,13 @@ class Settler:
                 self._change.wait((min(times) - now_ms) / 1000 if times else None)
 
     def _ack(self, endings: list[Ending]) -> list[FoqsError | None]:
-        return self._client.ack_many([e.held.item for e in endings], timeout_ms=CALL_TIMEOUT_MS)
+        return self._client.ack_many([e.held for e in endings], timeout_ms=CALL_TIMEOUT_MS)
 
     def _nack(self, endings: list[Ending]) -> list[FoqsError | None]:
         return self._client.nack_many([e.nack for e in endings if e.nack], timeout_ms=CALL_TIMEOUT_MS)
 
     def _release(self, endings: list[Ending]) -> list[FoqsError | None]:
-        return self._client.release_many([e.held.item for e in endings], timeout_ms=CALL_TIMEOUT_MS)
+        return self._client.release_many([e.held for e in endings], timeout_ms=CALL_TIMEOUT_MS)
 
     def _settle(self, endings: list[Ending], call: Callable[[list[Ending]], list[FoqsError | None]]) -> None:
         if not endings:
@@ -194,6 +202,9 @@ class Settler:
             if error is None:
                 done.append((ending, None))
                 continue
+            if is_a(error, Invalid) and (repaired := self._without_refused(ending, error)) is not None:
+                self.send_back((repaired,))
+                continue
             verdict = judge(_policy_of(ending), error, ending.held.doubtful)
             if verdict is Verdict.AGAIN_DOUBTFUL:
                 ending.held.doubtful = True
@@ -204,6 +215,15 @@ class Settler:
             else:
                 done.append((ending, unknown(error) if verdict is Verdict.UNKNOWN else error))
         return done, again
+
+    def _without_refused(self, ending: Ending, error: FoqsError) -> Ending | None:
+        if ending.nack is None or ending.nack.release:
+            return None
+        nack = without_refused(ending.nack, error.message, self._delay_ms(ending.held))
+        if nack is None:
+            return None
+        log.warning("the nack of %s was refused: %s; it is sent again without that", ending.held, error.message)
+        return Ending(ending.held, nack)
 
     def _lease_may_stand(self, ending: Ending) -> bool:
         return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
@@ -11,13 +10,14 @@ from typing import Any
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog
 from foqs.client.methods import TOPICS
 from foqs.client.router import Router
 from foqs.client.routes import hosts_by_topic
 from foqs.errors import FoqsError
 from foqs.idl import idl
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 FRESH_S = 2.0
 """Older answers are asked again. Being wrong for so long costs a hop: hosts know better."""

@@ -14,16 +14,27 @@ from typing import Any
 
 try:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer, use_span
+    from opentelemetry.trace import (
+        INVALID_SPAN,
+        Link,
+        Span,
+        SpanKind,
+        Status,
+        StatusCode,
+        get_current_span,
+        get_tracer,
+        use_span,
+    )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
 
 from foqs import __version__
+from foqs.client.guard import guarded, kind_of
 from foqs.client.held import Held
 from foqs.client.items import Item, ItemSpec
 from foqs.client.job import Call, Job, Retry
-from foqs.client.work_span import WorkSpan
+from foqs.client.work_span import WorkSpan, end
 from foqs.errors import FoqsError, Invalid
 from foqs.limits import Limits
 
@@ -31,6 +42,7 @@ MOST_LINKS = 128
 """Of one span; what SDKs keep by default."""
 # Not the process's own propagator: that may write baggage, which is not to be stored with items.
 _W3C = TraceContextTextMapPropagator()
+_TRACING = "tracing"
 _PARENT, _STATE = "traceparent", "tracestate"
 _fields_of = attrgetter(*(field.name for field in fields(ItemSpec)))
 
@@ -88,24 +100,24 @@ class Tracing:
             return store(specs)
         name, attributes = self._about("enqueue", "send", [spec.topic for spec in specs], len(specs))
         links = _links(specs)
-        with self._tracer.start_as_current_span(
-            name, kind=SpanKind.PRODUCER, attributes=attributes, links=links,
-            record_exception=False, set_status_on_exception=False,
-        ) as span:  # fmt: skip
-            own = _injected()
-            carried = [self._with(spec, own) for spec in specs] if own else specs
-            try:
+        span = self._start(name, kind=SpanKind.PRODUCER, attributes=attributes, links=links)
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                own = _injected()
+                carried = [self._with(spec, own) for spec in specs] if own else specs
                 outcomes = store(carried)
                 self._without(carried, outcomes, store, limits)
-            except BaseException as error:
-                _failed(span, error)
-                raise
             errors = [outcome for outcome in outcomes if isinstance(outcome, FoqsError)]
             if len(specs) == 1 and not errors:
-                span.set_attribute("messaging.message.id", str(outcomes[0]))
+                _attribute(span, "messaging.message.id", str(outcomes[0]))
             if errors:
                 _failed(span, errors[0])
-                span.set_attribute("foqs.failed_items", len(errors))
+                _attribute(span, "foqs.failed_items", len(errors))
+        except BaseException as error:
+            _failed(span, error)
+            raise
+        finally:
+            guarded(_TRACING, end, span)
         return outcomes
 
     def _with(self, spec: ItemSpec, carrier: dict[str, str]) -> ItemSpec:
@@ -156,15 +168,16 @@ class Tracing:
             response = look()
         except FoqsError as error:
             name, attributes = self._about("dequeue", "receive", topics, 0)
-            span = self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes, start_time=begun_ns)
+            span = self._start(name, kind=SpanKind.CLIENT, attributes=attributes, start_time=begun_ns)
             _failed(span, error)
-            span.end()
+            guarded(_TRACING, end, span)
             raise
         if items := response.items:
             name, attributes = self._about("dequeue", "receive", [item.topic for item in items], len(items))
-            self._tracer.start_span(
+            span = self._start(
                 name, kind=SpanKind.CLIENT, attributes=attributes, links=_links(items), start_time=begun_ns
-            ).end()
+            )
+            guarded(_TRACING, end, span)
         return response
 
     # ------------------------------------------------------------------------------------- process
@@ -173,7 +186,7 @@ class Tracing:
         """`call` in a span, which goes on in `held.traced` until the server has the item's ack or nack."""
         item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
-        span = self._tracer.start_span(
+        span = self._start(
             name,
             context=context_of(item),
             kind=SpanKind.CONSUMER,
@@ -197,6 +210,11 @@ class Tracing:
 
     # ------------------------------------------------------------------------------------- inside
 
+    def _start(self, name: str, **options: Any) -> Span:
+        """Begin a span. A sampler or a processor of the user that fails costs the span alone."""
+        span = guarded(_TRACING, self._tracer.start_span, name, **options)
+        return INVALID_SPAN if span is None else span
+
     def _about(self, operation: str, kind: str, topics: Collection[str], count: int) -> tuple[str, dict[str, Any]]:
         """Name and attributes of a span, after OpenTelemetry's conventions for messaging."""
         attributes: dict[str, Any] = {
@@ -215,7 +233,11 @@ class Tracing:
 
 
 def _injected() -> dict[str, str]:
-    """The context of the current span as headers; empty where there is none."""
+    """The context of the current span as headers; empty where there is none, or where it cannot be read."""
+    return guarded(_TRACING, _inject) or {}
+
+
+def _inject() -> dict[str, str]:
     carrier: dict[str, str] = {}
     if get_current_span().get_span_context().is_valid:
         _W3C.inject(carrier)
@@ -240,7 +262,15 @@ def _links(items: Iterable[Item | ItemSpec]) -> list[Link]:
 
 def _failed(span: Span, error: BaseException) -> None:
     """Only the kind of an error: its text may hold what a payload held."""
+    guarded(_TRACING, _set_failed, span, kind_of(error))
+
+
+def _set_failed(span: Span, kind: str) -> None:
     if not span.is_recording():  # a handler may end after its span, which a stop has ended
         return
-    span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(Status(StatusCode.ERROR, kind))
+    span.set_attribute("error.type", kind)
+
+
+def _attribute(span: Span, name: str, value: str | int) -> None:
+    guarded(_TRACING, span.set_attribute, name, value)

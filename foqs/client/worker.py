@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -16,12 +15,14 @@ from time import monotonic
 from types import TracebackType
 
 from foqs.client.ack_policy import AckPolicy, AckPolicyName
-from foqs.client.backoff import Backoff
+from foqs.client.backoff import Backoff, checked_delay_ms
 from foqs.client.begun import Begun
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
 from foqs.client.forks import renew_after_fork
+from foqs.client.guard import SafeLog, is_a, kind_of, run_to_end, text_of
 from foqs.client.handlers import Handler, check_handler, handler_call
+from foqs.client.hangs import Hangs, OnHang, WorkerHung, check_on_hang, end_process_after_main
 from foqs.client.held import Held
 from foqs.client.items import Item
 from foqs.client.job import Call
@@ -36,7 +37,7 @@ from foqs.client.work import Work
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 from foqs.travel import Local
 
-log = logging.getLogger("foqs.client")
+log = SafeLog()
 
 _HOPELESS = (Invalid, Unauthenticated, Forbidden, ClientClosed)
 """Errors of a dequeue that will not go away by themselves."""
@@ -88,15 +89,22 @@ class Worker(Local):
     time_limit_ms   how long a handler may take; 0 or None: no limit. After that its lease is not extended,
                     `job.time_is_up` is set, and when the handler ends, the item is nacked as failed with the reason
                     "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps
-                    its thread
+                    its thread: the log has a warning with the item, its topic and the elapsed time, `counts.hung`
+                    counts it, and `foqs topic stats` shows it with the worker
+    on_hang         "warn" (default), or "exit": when all handlers are over `time_limit_ms`, the worker ends, and `run`
+                    and `join` raise WorkerHung. If threads that hang keep the process after its main thread has ended,
+                    it is ended after `grace_ms` with the exit code 1. Needs `time_limit_ms`
     report_errors   the server gets the text of an exception beside its type's name; it may hold what a payload held
     name            names the worker to operators (`foqs release --worker`); at most 128 bytes. Default: host:pid
 
     A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
-    the worker, and `run` and `join` raise it.
+    the worker, and `run` and `join` raise it. So does an error that ends one of its threads: the worker then extends
+    no lease after its grace. No exception, value or callback of a handler does that: the item fails, and the reason
+    of its failure says why.
 
-    Raises Invalid for an option of the wrong type or out of range, for no topic or one that is given twice, and for a
-    handler that it cannot call, when it is made or (of a class) when it starts.
+    Raises Invalid for an option of the wrong type or out of range, for no topic or one that is given twice, for
+    `on_hang="exit"` without `time_limit_ms`, and for a handler that it cannot call, when it is made or (of a class)
+    when it starts.
 
     With several topics a fetch asks for a share of each, so that no more comes than may be held.
     """
@@ -119,11 +127,15 @@ class Worker(Local):
         grace_ms: float = 30_000,
         ack_policy: AckPolicy | AckPolicyName = AckPolicy.NACK_ON_ERROR,
         time_limit_ms: int | None = None,
+        on_hang: OnHang = "warn",
         report_errors: bool = False,
         name: str | None = None,
     ) -> None:
         check_handler(handler)
         check_held(concurrency, prefetch)
+        time_limit_ms = time_limit_ms or None
+        check_on_hang(on_hang, time_limit_ms)
+        ends = self._end_hung if on_hang == "exit" else None
         self.name = name
         self.grace_ms = grace_ms
         self._client = client
@@ -132,12 +144,18 @@ class Worker(Local):
         self._concurrency = concurrency
         self._wait_ms = wait_ms
         self._leases = Leases(client, lease_ms, concurrency + prefetch, client.share())
+        self._leases.broken = self._fail
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
         self._queue: SimpleQueue[Held | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._room = Room(self._leases, self._stopping, self._queued, prefetch // 2)
+        self._hangs = Hangs(
+            client, self._leases.limits, self._outcomes, lambda: self.name, concurrency, ends, self._give_back
+        )
+        own = backoff or Backoff()
+        delay_ms: Callable[[Held], int] = lambda held: checked_delay_ms(own, held.attempt, random.random)  # noqa: E731
         self._settler = Settler(
             client,
             self._outcomes.settled,
@@ -145,10 +163,12 @@ class Worker(Local):
             max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
             linger_ms=ack_linger_ms,
             offer=self._take_along,
+            delay_ms=delay_ms,
+            broken=self._fail,
         )
         self._does = Work(
             client, self._leases, self._settler, self._outcomes, self._stopping, policy=AckPolicy(ack_policy),
-            backoff=backoff or Backoff(), time_limit_ms=time_limit_ms or None, report_errors=report_errors,
+            delay_ms=delay_ms, time_limit_ms=time_limit_ms, report_errors=report_errors,
         )  # fmt: skip
         self._begun = Begun(client, self._leases)
         self._stop_by = 0.0
@@ -168,14 +188,22 @@ class Worker(Local):
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
         renew_after_fork(self)
-        self._settler.start()
-        self._handlers = [
-            threading.Thread(target=self._work, args=(call,), name=f"foqs-handler-{n}", daemon=True)
+        handlers = [
+            threading.Thread(
+                target=run_to_end, args=(self._fail, self._work, call), name=f"foqs-handler-{n}", daemon=True
+            )
             for n, call in enumerate(calls)
         ]
-        for thread in self._handlers:
-            thread.start()
-        threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
+        try:
+            self._settler.start()
+            for thread in handlers:
+                thread.start()
+                self._handlers.append(thread)
+            threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
+        except BaseException:  # a process may have so many threads only
+            self._stopping.set()
+            self._wind_up()
+            raise
 
     @checked(grace_ms=pause(none=True))
     def stop(self, grace_ms: float | None = None) -> None:
@@ -198,6 +226,8 @@ class Worker(Local):
         if not self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
             return False
         if self._error is not None:
+            if not is_a(self._error, Exception):  # raised here, it would end the caller's thread without a message
+                raise RuntimeError(f"{kind_of(self._error)} ended a thread of the worker") from self._error
             raise self._error
         return True
 
@@ -238,17 +268,25 @@ class Worker(Local):
     # ------------------------------------------------------------------------------------- taking
 
     def _main(self) -> None:
-        try:
-            self._take_until_stopped()
-        except BaseException as error:
-            log.exception("the worker ends")
-            self._error = error
-            if not self._stopping.is_set():  # or it would prolong the grace
-                self.stop()
-        try:
-            self._wind_up()
-        finally:
-            self._ended.set()
+        for part in (self._take_until_stopped, self._wind_up):
+            run_to_end(self._fail, part)
+        self._leases.abandon()
+        self._ended.set()
+
+    def _fail(self, error: BaseException, grace_ms: int | None = None) -> None:
+        """End the worker, because of what ends one of its threads, or would."""
+        log.error("the worker ends: %s in %s", kind_of(error), threading.current_thread().name, exc_info=error)
+        if self._inherited:  # a thread of the parent may have held the lock
+            return
+        with self._leases.change:
+            self._error = error if self._error is None else self._error
+        if not self._stopping.is_set():  # or it would prolong the grace
+            self.stop(grace_ms)
+
+    def _end_hung(self, error: WorkerHung) -> None:
+        if not self._stopping.is_set():
+            end_process_after_main(self.grace_ms / 1000)
+            self._fail(error, grace_ms=0)
 
     def _take_until_stopped(self) -> None:
         failures = 0
@@ -274,6 +312,8 @@ class Worker(Local):
             for at, held in enumerate(self._leases.add(items)):
                 held.waits = begins is not None and at >= begins
                 self._queue.put(held)
+            if self._hangs.all_hang:  # since they were asked for
+                self._give_back()
 
     def _take_along(self, acks: list[Ending]) -> bool:
         return self._client.combined.known and self._room.offer(acks)
@@ -284,12 +324,13 @@ class Worker(Local):
         return max(0, self._concurrency - self._leases.unsettled())
 
     def _queued(self) -> int:
-        return self._queue.qsize()
+        """How many items wait for a handler. Where all handlers hang, more than the worker may hold: it takes none."""
+        return self._leases.capacity + 1 if self._hangs.all_hang else self._queue.qsize()
 
     def _take(self, room: int, acks: list[Ending], begins: int | None) -> list[Item]:
         """Ask for items for `room`, and for those that take the place of `acks`, which go with the request. The first
         `begins` items are begun at once, by default all."""
-        asked = self._client.combined.part([ending.held.item for ending in acks], self._topics) if acks else None
+        asked = self._client.combined.part([ending.held for ending in acks], self._topics) if acks else None
         if asked is not None and len(asked.asked) < len(acks):
             along = set(asked.asked)
             self._settler.send_back([ending for at, ending in enumerate(acks) if at not in along])
@@ -314,7 +355,7 @@ class Worker(Local):
     def _ack_and_dequeue(self, part: Part, acks: list[Ending], wants: dict[str, int], begins: int | None) -> list[Item]:
         """Return no items if the request fails: the acks are sent by themselves, and then the worker has room again."""
         along, tracing = [acks[at] for at in part.asked], self._client.tracing
-        items = [ending.held.item for ending in acks]
+        items = [ending.held for ending in acks]
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
         ask = partial(
             self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
@@ -326,16 +367,14 @@ class Worker(Local):
             self._settler.failed(along, error)
             return []
         except BaseException as error:  # it ends the worker, which sends its outcomes first
-            self._settler.failed(along, OutcomeUnknown(str(error)))
+            self._settler.failed(along, OutcomeUnknown(text_of(error)))
             raise
         self._settler.answered(along, taken.outcomes)
         return list(taken.items)
 
     def _wind_up(self) -> None:
         """Give back items that were not started, wait for the handlers, and send the remaining outcomes."""
-        with suppress(Empty):  # handlers take from it as well: waiting for an item could last for ever
-            while (held := self._queue.get_nowait()) is not None:
-                self._does.release(held)
+        self._give_back()
         for _ in self._handlers:
             self._queue.put(None)
         for thread in self._handlers:
@@ -343,8 +382,15 @@ class Worker(Local):
                 thread.join(min(left, 0.1))  # a second `stop` may have shortened the grace
         if unfinished := len(self._busy):  # a thread that is alive without an item ends at once
             log.warning("handlers that did not end within the grace: %d; their leases will run out", unfinished)
+        self._hangs.close()
         self._settler.close(max(self._stop_by, monotonic() + 1.0))
-        self._leases.abandon()
+
+    def _give_back(self) -> None:
+        """Give back the items that wait for a handler."""
+        with suppress(Empty):  # handlers take from it as well: waiting for an item could last for ever
+            while (held := self._queue.get_nowait()) is not None:
+                self._does.release(held)
+            self._queue.put(None)  # a handler's: it ends by that
 
     # ------------------------------------------------------------------------------------- working
 

@@ -127,3 +127,70 @@ def test_a_worker_that_hangs_is_released_by_an_operator(
     assert (json.loads(done.stdout), done.returncode) == ({"released": 1, "missing": []}, 0)
     (item,) = client.dequeue("jobs", wait_ms=PATIENT_MS)
     assert (item.id, item.attempt) == (item_id, 2)
+
+
+HANGS = {
+    "sleep": "time.sleep(600)",
+    "lock": "import threading; threading.Lock().acquire() and threading.Event().wait()",
+    # Python waits for such threads at the end of a process.
+    "executor": "from concurrent.futures import ThreadPoolExecutor as Pool; Pool(1).submit(time.sleep, 600).result()",
+    "thread": "import threading; t = threading.Thread(target=time.sleep, args=(600,)); t.start(); t.join()",
+}
+
+
+@pytest.mark.parametrize("hang", list(HANGS.values()), ids=list(HANGS))
+def test_a_worker_whose_handlers_all_hang_exits(client: Client, worker_process: NewProcess, hang: str) -> None:
+    """Its item is delivered again, and its waiting item was not begun."""
+    ids = client.enqueue_many([ItemSpec("jobs", b"x")] * 3)
+    process: Any = worker_process(
+        f"""
+        def handle(item):
+            os.write(1, b"begun\\n")
+            {hang}
+
+        Worker(client, "jobs", handle, concurrency=2, prefetch=1, wait_ms=100, lease_ms={LEASE_MS}, grace_ms=300,
+               time_limit_ms=300, on_hang="exit").run()
+        """
+    )
+    assert process.wait(2 * LATER) == 1
+    assert process.stdout.read() == "begun\n" * 2
+    left: dict[int, int] = {}
+
+    def all_back() -> bool:
+        left.update((item.id, item.attempt) for item in client.dequeue("jobs", 3, wait_ms=200, lease_ms=600_000))
+        return len(left) == 3
+
+    eventually(all_back)
+    assert sorted(left) == sorted(ids)
+    assert sorted(left.values()) == [1, 2, 2]
+
+
+def test_a_worker_that_hangs_stays_in_the_stats(server: Server, client: Client, worker_process: NewProcess) -> None:
+    """Its leases end, and other consumers get the items."""
+    client.enqueue_many([ItemSpec("jobs", b"x")] * 2)
+    process: Any = worker_process(
+        f"""
+        def hang(item):
+            os.write(1, b"begun\\n")
+            time.sleep(600)
+
+        Worker(client, "jobs", hang, concurrency=2, wait_ms=100, lease_ms={LEASE_MS}, time_limit_ms=300,
+               name="hangs").run()
+        """
+    )
+    assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+    taken: list[int] = []
+
+    def all_taken() -> bool:
+        found = client.dequeue("jobs", 2, wait_ms=200, lease_ms=600_000, worker="works")
+        taken.extend(item.id for item in found)
+        return len(taken) == 2
+
+    eventually(all_taken)
+    eventually(lambda: any(one.hung == 2 for one in client.topic_stats("jobs").workers))
+    hangs, works = client.topic_stats("jobs").workers
+    assert (hangs.worker, hangs.held, hangs.hung) == ("hangs", 0, 2)
+    assert (works.worker, works.held, works.hung) == ("works", 2, 0)
+    done = foqs(server, "topic", "stats", "jobs")
+    assert [one["hung"] for one in json.loads(done.stdout)["workers"]] == [2, 0]
+    assert process.poll() is None

@@ -188,3 +188,58 @@ def test_a_future_of_an_unsent_item_is_cancelled(new_peer, client_of, gate):
     assert wait(futures[1:], LATER / 10).done == set(futures[1:])
     gate.set()
     assert futures[0].result(LATER) == 1
+
+
+def test_no_object_of_the_caller_ends_a_thread(peer, client_of, caplog):
+    """A callback that exits, and a future that the caller has ended."""
+
+    def exits(future):
+        called.append(future)
+        raise SystemExit(3)
+
+    with Producer(client_of(peer), in_flight=1, linger_ms=3_600_000) as producer:
+        first, second, ended = (producer.enqueue("t", payload) for payload in (b"a", b"b", b"c"))
+        called = []
+        first.add_done_callback(exits)
+        first.add_done_callback(called.append)
+        ended.set_result(77)
+        assert producer.flush(LATER * 1000)
+        assert (first.result(), second.result(), ended.result()) == (1, 2, 77)
+        assert called == [first, first]
+        later = producer.enqueue("t", b"d")
+        assert producer.flush(LATER * 1000)
+        assert later.result() == 4
+    assert "a callback of an item's future failed" in caplog.text
+
+
+def test_an_error_that_would_end_a_thread_is_the_outcome(peer, client_of, monkeypatch):
+    client = client_of(peer)
+
+    def exits(specs):
+        raise SystemExit(3)
+
+    with Producer(client) as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "enqueue_many", exits)
+            with pytest.raises(RuntimeError, match="SystemExit was raised while the item was sent"):
+                producer.enqueue("t", b"x").result(LATER)
+        assert producer.enqueue("t", b"y").result(LATER) == 1
+
+
+def test_a_thread_that_ends_closes_the_producer(peer, client_of, monkeypatch, caplog):
+    producer = Producer(client_of(peer), in_flight=1, linger_ms=3_600_000, max_items=2)
+    future = producer.enqueue("t", b"x")
+
+    def broken(*_):
+        raise MemoryError("injected")
+
+    monkeypatch.setattr(producer, "_send", broken)
+    second = producer.enqueue("t", b"y")
+    for one in (future, second):
+        with pytest.raises(MemoryError):
+            one.result(LATER)
+    eventually(lambda: not any(thread.is_alive() for thread in producer._threads))
+    with pytest.raises(ClientClosed):
+        producer.enqueue("t", b"z")
+    assert producer.flush() and producer.close()
+    assert "the producer is closed, because of an error in its thread" in caplog.text

@@ -380,3 +380,45 @@ def test_a_process_without(peer: Peer, blocked: set[str], asked: bool, said: str
     )
     assert (run.stdout + run.stderr).endswith(said)
     assert all(request.context.traceparent is None for _, request in peer.calls)
+
+
+class OddSpan(trace.NonRecordingSpan):
+    """Records, and raises whatever is done with it."""
+
+    def is_recording(self) -> bool:
+        return True
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        raise OSError("the processor of spans failed")
+
+    end = add_event = set_attribute = set_status = _fail
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_tracer_that_fails_costs_spans_alone(
+    peer: Peer, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """Items are stored, taken, worked on, and settled."""
+    client = client_of(peer, tracing=True)
+
+    def start(*_: Any, **__: Any) -> trace.Span:
+        if begins:
+            return OddSpan(trace.INVALID_SPAN_CONTEXT)
+        raise OSError("the sampler failed")
+
+    monkeypatch.setattr(client.tracing, "_tracer", type("OddTracer", (), {"start_span": staticmethod(start)}))
+    ids = client.enqueue_many([ItemSpec("t", b"a"), ItemSpec("t", b"b")])
+
+    def handle(item: Item) -> None:
+        if item.attempt == 1:
+            raise ValueError
+
+    worker = Worker(client, "t", handle, wait_ms=50, backoff=Backoff(1, 1))
+    worker.start()
+    eventually(lambda: worker.counts.done == 2)
+    worker.stop()
+    assert worker.join(LATER * 1000)
+    assert sorted(peer.acked) == ids
+    assert [nack.reason for nack in peer.nacked] == ["ValueError"] * 2
+    with pytest.raises(Invalid):
+        client.enqueue("", b"x")

@@ -32,7 +32,7 @@ from foqs.client.items import (
 )
 from foqs.client.lease_methods import LeaseMethods
 from foqs.client.looks import Looks
-from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, is_a
+from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, instance_of
 from foqs.client.places import Ask, Places, Share
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
@@ -327,7 +327,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         item.state = response.state
         return item
 
-    @checked(state=is_a(ItemState, none=True))
+    @checked(state=instance_of(ItemState, none=True))
     def list_items(
         self,
         topic: str,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
 from foqs.client import methods
-from foqs.client.options import check_cause, checked, is_a, whole
+from foqs.client.options import check_cause, checked, instance_of, whole
 from foqs.client.requests import Requests
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -125,7 +125,7 @@ class DeadLetterCalls:
                 return Failures(groups, tuple(sorted(missing)))
             request.cursor = response.cursor
 
-    @checked(count=whole(0, I64_MAX, zero="all"), filter=is_a(FailureFilter, none=True))
+    @checked(count=whole(0, I64_MAX, zero="all"), filter=instance_of(FailureFilter, none=True))
     def redrive(
         self,
         topic: str,

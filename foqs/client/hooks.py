@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from foqs.client import methods
 from foqs.client.item_checks import check_item
 from foqs.client.items import ItemSpec
-from foqs.client.options import checked, is_a
+from foqs.client.options import checked, instance_of
 from foqs.client.requests import Requests
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -30,7 +30,7 @@ class Tried(NamedTuple):
 
 
 def _check_sample(name: str, value: object) -> None:
-    is_a(ItemSpec)(name, value)
+    instance_of(ItemSpec)(name, value)
     assert isinstance(value, ItemSpec), "the check says so"
     check_item(value)
 

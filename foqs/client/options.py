@@ -48,7 +48,7 @@ def unchecked(_name: str, _value: object) -> None:
     """The function checks the parameter itself."""
 
 
-def is_a(kind: type, *, none: bool = False) -> Check:
+def instance_of(kind: type, *, none: bool = False) -> Check:
     """Return a check that a value is an object of the class."""
 
     def check(name: str, value: object) -> None:

@@ -27,7 +27,7 @@ from foqs.client.held import Held
 from foqs.client.items import Item
 from foqs.client.job import Call
 from foqs.client.leases import Leases
-from foqs.client.options import check_held, checked, duration, is_a, one_of, pause, unchecked
+from foqs.client.options import check_held, checked, duration, instance_of, one_of, pause, unchecked
 from foqs.client.outcome_counts import Outcomes
 from foqs.client.room import Room
 from foqs.client.routes import Part
@@ -111,7 +111,9 @@ class Worker(Local):
 
     instead = "make a Worker there"
 
-    @checked(lease_ms=duration(1), backoff=is_a(Backoff, none=True), handler=unchecked, ack_policy=one_of(*AckPolicy))
+    @checked(
+        lease_ms=duration(1), backoff=instance_of(Backoff, none=True), handler=unchecked, ack_policy=one_of(*AckPolicy)
+    )
     def __init__(
         self,
         client: Client,

@@ -166,7 +166,7 @@ def test_items_behind_hung_handlers_go_back(peer: Any, client_of: Any, work: Any
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"on_hang": "stop", "time_limit_ms": 5}, "on_hang is 'stop': give 'warn' or 'exit'"),
+        ({"on_hang": "stop", "time_limit_ms": 5}, "on_hang is 'stop': it must be one of warn, exit"),
         ({"on_hang": "exit"}, "needs time_limit_ms"),
     ],
 )

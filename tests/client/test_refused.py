@@ -23,7 +23,8 @@ FAR = "delay_ms is 9007199254740993, not in 0..31622400000"
         (Nack(1, 2, 5, b"m", None, "E", True), LONG, Nack(1, 2, 5, None, None, f"E; sent without metadata, which was refused: {LONG}", True)),  # noqa: E501
         (Nack(1, 2, 5, b"m", None, "Retry"), FAR, Nack(1, 2, 77, b"m", None, f"Retry; sent without delay_ms, which was refused: {FAR}", True)),  # noqa: E501
         (Nack(1, 2, 5, b"m", None, "E", True), FAR, Nack(1, 2, None, b"m", None, f"E; sent without delay_ms, which was refused: {FAR}", True)),  # noqa: E501
-        (Nack(1, 2, 5, b"m", None, None), "no", Nack(1, 2, 77, None, None, "sent without metadata and delay_ms, which was refused: no", True)),  # noqa: E501
+        (Nack(1, 2, 5, b"m"), "no", Nack(1, 2, 5, None, None, "sent without metadata, which was refused: no")),
+        (Nack(1, 2, 5), "no", Nack(1, 2, 77, None, None, "sent without delay_ms, which was refused: no", True)),
         (Nack(1, 2, None, None, None, "r" * 70, None, True), "reason is long", Nack(1, 2, None, None, None, "r" * 64, None, True)),  # noqa: E501
         (Nack(1, 2, None, None, None, "r" * 64, None, True), "reason is long", Nack(1, 2, reject=True)),
         (Nack(1, 2, reject=True), "reason is long", None),

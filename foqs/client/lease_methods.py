@@ -97,7 +97,8 @@ class LeaseMethods:
         """Return the outcome of each entry about a leased item."""
         return given.outcomes(self._requests.each(method, policy, given.good, self._by_id, timeout_ms, first))
 
-    def report_hung(self, hung: Mapping[str, int], *, worker: str, timeout_ms: int | None = None) -> None:
+    @checked()
+    def report_hung(self, hung: Mapping[str, int], *, worker: str | None = None, timeout_ms: int | None = None) -> None:
         """Has `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
         items. A `Worker` with a time limit does that by itself."""
         wants = [idl.TopicCount(topic=topic, count=0, hung=handlers) for topic, handlers in hung.items()]

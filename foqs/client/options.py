@@ -148,10 +148,14 @@ def check_topics(name: str, topics: object) -> None:
 def _check_holding(holding: object) -> None:
     if isinstance(holding, Share):
         return
-    if not isinstance(holding, Mapping):
-        refuse("holding", holding, "it must be a mapping of topics to counts")
-    for topic, count in holding.items():
-        check_int(f"holding of {topic!r}", count, 0, I32_MAX)
+    check_topic_counts("holding", holding)
+
+
+def check_topic_counts(name: str, counts: object) -> None:
+    if not isinstance(counts, Mapping):
+        refuse(name, counts, "it must be a mapping of topics to counts")
+    for topic, count in counts.items():
+        check_int(f"{name} of {topic!r}", count, 0, I32_MAX)
 
 
 def _check_id(name: str, value: object) -> None:
@@ -250,6 +254,7 @@ _CHECKS: Mapping[str, Check] = {
     "grace_ms": pause(),
     "time_limit_ms": limit(none=True, most=LONGEST_MS),
     "on_hang": one_of("warn", "exit"),
+    "hung": check_topic_counts,
     "report_errors": check_bool,
     "name": text(_LIMITS.worker_bytes, none=True),
 }  # fmt: skip

@@ -279,7 +279,7 @@ class Places:
 
 
 def _waker() -> Waker | None:
-    """Return a new waker. Without one, the wait of a request lasts as long as the caller said."""
+    """Return a new waker. Without one, a request waits for the whole time that the caller gave."""
     try:
         return Waker()
     except OSError:  # the process has no file descriptor left

@@ -125,6 +125,8 @@ BAD: dict[str, list[Any]] = {
     "grace_ms": NUMBERS,
     "ack_policy": ["nak", "", True, None],
     "time_limit_ms": INTEGERS,
+    "on_hang": ["stop", "", True, None],
+    "hung": [5, ["a"], {"a": -1}, {"a": True}, {"a": "1"}],
     "report_errors": FLAGS,
     "name": [*TEXTS, "x" * 129],
 }
@@ -148,7 +150,8 @@ REPLACED = {
 }
 GOOD: dict[str, Any] = {
     "topic": "t", "topics": "t", "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
-    "done": [], "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None, "spec": ItemSpec("t", b""),
+    "done": [], "hung": {}, "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None,
+    "spec": ItemSpec("t", b""),
 }  # fmt: skip
 UNCHECKED = {"self", "options", "kind", "error", "trace", "payload", "spec"}
 """`options`, `payload` and `spec` are checked with the item, see below; Python itself gives the rest."""

@@ -20,7 +20,7 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
-from foqs.wire.columns import are_distinct, ids_and_leases
+from foqs.wire.columns import AckColumns, ids_and_leases
 from foqs.wire.struct_writer import encode_struct
 
 _OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
@@ -98,7 +98,7 @@ class AckDequeue:
         has_acks, sifted = bool(ids), None
         if has_acks:
             validation.counted(ids, "acks", limits.request_items)
-            if not are_distinct(request.acks, ids):
+            if type(request.acks) is not AckColumns or len(set(ids)) != len(ids):  # as in `ItemLife.ack`
                 ids, leases, sifted = sifted_acks(request.acks, ids, leases)
         now_ms = self._now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)

@@ -70,8 +70,3 @@ def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], 
     if acks is None:
         return [], []
     return [ack.id or 0 for ack in acks], [ack.lease or 0 for ack in acks]
-
-
-def are_distinct(acks: AckColumns | Sequence[Any] | None, ids: Sequence[int]) -> bool:
-    """Return True for acks that have both of their fields, and of which no id comes twice; `ids` are theirs."""
-    return isinstance(acks, AckColumns) and len(set(ids)) == len(ids)

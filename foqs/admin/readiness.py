@@ -42,9 +42,11 @@ def unready(
     return _shortened(missing)
 
 
-def notes(unreachable: Collection[int]) -> list[str]:
-    """Return a line for each part that a ready host lacks because of a database."""
-    return _shortened([f"shard {number}: its database does not answer" for number in sorted(unreachable)])
+def notes(unreachable: Collection[int], read_only: Collection[int] = ()) -> list[str]:
+    """Return a line for each part that a ready host lacks because of a database. `read_only` are those of the
+    `unreachable` shards whose database answers and takes no writes."""
+    why = "its database does not answer", "its database is read-only: is it a replica, or no longer the primary?"
+    return _shortened([f"shard {number}: {why[number in read_only]}" for number in sorted(unreachable)])
 
 
 def _shortened(lines: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ class View:
         return (self.node.unreachable | lost).intersection(self.wanted())
 
     def notes(self) -> list[str]:
-        return notes(self.unreachable())
+        return notes(self.unreachable(), self.node.read_only)
 
     def missing(self) -> list[str]:
         """Return the reasons why the host is not ready; none if it is."""

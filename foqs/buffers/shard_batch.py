@@ -149,6 +149,7 @@ class BatchResult:
     Reads that were not made are None, or missing at the end of `pages`, `lanes_pages` and `lists`. `settled` answers a
     reconnect.
     `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
+    `read_only`: the database is `down` because it takes no writes.
     """
 
     outcome: Outcome = Outcome.NONE
@@ -174,6 +175,7 @@ class BatchResult:
     down: bool = False
     fenced: bool = False
     disk_full: bool = False
+    read_only: bool = False
     error: str = ""
     latency_ms: float = 0.0
     transaction_ms: float = field(default=0.0, repr=False)

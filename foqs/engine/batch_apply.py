@@ -33,7 +33,8 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     if batch.transaction is not None:
         metrics.transaction_seconds.observe(result.transaction_ms / 1000)
         metrics.transaction_rows.observe(batch.rows)
-    shard.lost = shard.lost or result.down
+    if result.down:
+        shard.lost, shard.read_only = True, result.read_only
     shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
     if (result.down or result.disk_full) and shard.breaker.closed:
         shard.breaker.trip(now_ms)
@@ -64,7 +65,7 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
 def _reconnected(shard: Shard, result: BatchResult, now_ms: int) -> None:
     if result.settled is None:
         return
-    shard.lost = False
+    shard.lost = shard.read_only = False
     shard.pause_from_ms = None
     batch, shard.unsettled = shard.unsettled, None
     if batch is not None:

@@ -21,6 +21,7 @@ _GATHER_ROWS = 32
 _GATHER_MS = 10
 RETRY_MS = 100
 DISK_FULL = "the disk of the shard's database is full"
+READ_ONLY = "the shard's database is read-only"
 
 
 def stores(state: State, now_ms: int) -> bool:
@@ -142,8 +143,14 @@ def again_ms(shard: Shard, now_ms: int) -> int:
 
 def unusable(shard: Shard, now_ms: int) -> Unavailable:
     """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
-    why = f": {DISK_FULL}" if shard.disk_full else ""
-    return Unavailable(f"the shard of the dedup_key cannot be used now{why}", again_ms(shard, now_ms))
+    why = f"the shard of the dedup_key cannot be used now{_why_not([shard])}"
+    return Unavailable(why, again_ms(shard, now_ms))
+
+
+def _why_not(shards: Sequence[Shard]) -> str:
+    if any(shard.disk_full for shard in shards):
+        return f": {DISK_FULL}"
+    return f": {READ_ONLY}" if any(shard.read_only for shard in shards) else ""
 
 
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
@@ -163,9 +170,8 @@ def _too_many_lanes(where: str, shard: Shard) -> Overloaded:
 
 
 def _nowhere(state: State, now_ms: int) -> Unavailable:
-    why = f": {DISK_FULL}" if any(shard.disk_full for shard in state.serving) else ""
     retry_ms = min((again_ms(shard, now_ms) for shard in state.serving), default=RETRY_MS)
-    return Unavailable(f"no shard can take items now{why}", retry_ms)
+    return Unavailable(f"no shard can take items now{_why_not(state.serving)}", retry_ms)
 
 
 def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:

@@ -92,6 +92,7 @@ class Shard(ShardMemory):
         self.unsettled: ShardBatch | None = None
         self.lost = False
         self.disk_full = False  # until the next transaction is committed
+        self.read_only = False  # lost, because its database takes no writes
         self.pause_from_ms: int | None = None  # after a passing failure
         self.returned: list[Chunk] = []
 

@@ -179,11 +179,14 @@ class ShardDriver:
         self.tried: set[int] = set()
         """Shards with at least one finished attempt to open them."""
         self.unreachable: set[int] = set()
-        """Shards whose database did not answer the last attempt to open them."""
+        """Shards whose database did not answer the last attempt to open them, or takes no writes."""
+        self.read_only: set[int] = set()
+        """Shards whose database took no writes at the last attempt to open them."""
 
     def keep_unreachable(self, assigned: Container[int]) -> None:
         """Drop shards that are not `assigned` to this host any more from `unreachable`."""
         self.unreachable = {number for number in self.unreachable if number in assigned}
+        self.read_only &= self.unreachable
 
     # ------------------------------------------------------------------------------------- open
 
@@ -224,27 +227,35 @@ class ShardDriver:
         if life is None:
             return []
         self.tried.add(number)
-        self.unreachable.discard(number)
+        self._database(number)
         if life.unwanted or self.stopping:
             # The replaced owner may live: the next owner needs the grace period as well.
             return self._close_unserved(number, life, clean=not opened.replaced)
         return [Serve(number, opened), Changed()]
 
-    def not_opened(self, number: int, attempt: int, reason: str, *, held: bool, down: bool) -> Steps:
-        """The store was not opened: another host holds the shard, the database is `down`, or it refused."""
+    def not_opened(
+        self, number: int, attempt: int, reason: str, *, held: bool, down: bool, read_only: bool = False
+    ) -> Steps:
+        """The store was not opened: another host holds the shard, the database is `down`, or it refused.
+
+        `read_only`: it is down because it takes no writes."""
         life = self._life(number, attempt)
         if life is None:
             return []
         self.tried.add(number)
-        if down:
-            self.unreachable.add(number)
-        else:
-            self.unreachable.discard(number)
+        self._database(number, down=down, read_only=read_only)
         if life.unwanted or self.stopping:
             return self._close_unserved(number, life, clean=False)
         self._shards[number].to(ShardState.ASSIGNED)
         again = Retry(number, attempt, HELD_RETRY_MS if held else RETRY_MS)
         return [NotOpened(number, reason, held), Discard(number), again, Changed()]
+
+    def _database(self, number: int, *, down: bool = False, read_only: bool = False) -> None:
+        for numbers, wanted in ((self.unreachable, down), (self.read_only, read_only)):
+            if wanted:
+                numbers.add(number)
+            else:
+                numbers.discard(number)
 
     def retry(self, number: int, attempt: int) -> Steps:
         """The pause after a failure or a loss is over."""

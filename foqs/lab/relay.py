@@ -1,4 +1,4 @@
-"""A TCP relay that cuts connections or holds data, like a failing network."""
+"""A TCP relay that cuts connections or holds data, like a failing network, or leads elsewhere, like a name."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ class Relay:
         self._flows = threading.Event()
         self._flows.set()
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    def lead_to(self, target: int) -> None:
+        """Lead new connections to another port. Those that are open stay as they are."""
+        self._target = target
 
     def cut(self) -> None:
         """Ends all connections."""

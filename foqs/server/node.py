@@ -186,6 +186,12 @@ class Node:
         """Shards that were not opened the last time because their database did not answer."""
         return self.runner.driver.unreachable
 
+    @property
+    def read_only(self) -> set[int]:
+        """Shards whose database takes no writes, as far as this host knows."""
+        lost = {number for number, shard in self.engine.shards.items() if shard.read_only}
+        return self.runner.driver.read_only | lost
+
     def now_ms(self) -> int:
         return self._clock.now_ms()
 

@@ -29,7 +29,7 @@ from foqs.server.shard_thread import ShardThread
 from foqs.server.shard_worker import ShardWorker, worker_of
 from foqs.server.ticker import Ticker
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, explained
+from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, StoreReadOnly, explained
 
 log = structlog.get_logger("foqs.host")
 
@@ -175,7 +175,9 @@ class ShardRunner:
                 self.engine.fill(shard, outcome, partial(opened, shard, outcome))
                 return
             held, down = isinstance(outcome, ShardRefused) and outcome.held, isinstance(outcome, StoreDown)
-            ended(self.driver.not_opened(number, attempt, explained(outcome), held=held, down=down))
+            read_only = isinstance(outcome, StoreReadOnly)
+            reason = explained(outcome)
+            ended(self.driver.not_opened(number, attempt, reason, held=held, down=down, read_only=read_only))
 
         def opened(shard: Shard, outcome: Opened) -> None:
             ended(self.driver.opened(number, attempt, outcome))

@@ -27,6 +27,7 @@ from foqs.store.protocol import (
     StoreDown,
     StoreError,
     StoreFull,
+    StoreReadOnly,
 )
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def run(store: ShardStore, shard_batch: ShardBatch, begun: Begun | None = None) 
     except Fenced as error:
         result.fenced, result.error = True, str(error)
     except StoreDown as error:
-        result.down, result.error = True, str(error)
+        result.down, result.read_only, result.error = True, isinstance(error, StoreReadOnly), str(error)
         if shard_batch.transaction is not None and result.outcome is Outcome.NONE:
             result.outcome = Outcome.FAILED
     except (StoreBusy, RowRejected) as error:  # a refused read, which the engine asks for again
@@ -136,7 +137,7 @@ def _broken(
 
     The outcome of `half` is unknown if it was being committed. All rows that are left have failed.
     """
-    result.down, result.error = True, str(error)
+    result.down, result.read_only, result.error = True, isinstance(error, StoreReadOnly), str(error)
     settled = result.rejected.keys() | result.committed | result.failed
     left = {item_id for item_id in batch.ids() if item_id not in settled}
     if isinstance(error, CommitUnknown):

@@ -1,4 +1,4 @@
-"""What differs between the databases in the text of statements and in the set-up of a connection.
+"""What differs between the databases in the text of statements.
 
 Where a statement says which index to use: InnoDB's statistics count live rows only, and in a queue that consumers keep
 short the tables are full of deleted rows that were not purged yet. The optimizer then takes reading the whole table
@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-_LOCK_WAIT_S = 5
-_IDLE_S = 31_536_000
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -21,7 +18,7 @@ class Dialect:
 
     `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
     DELETE for each than with one for all. `ordered_join` joins from left to right; `for_update` makes a read wait for
-    the writers before it; `setup` is run on each new connection.
+    the writers before it; `read_only` is a server's switch for that.
     """
 
     name: str
@@ -33,7 +30,7 @@ class Dialect:
     connection_id: str
     ordered_join: str
     for_update: str
-    setup: tuple[str, ...]
+    read_only: str
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         """The table in a FROM or an UPDATE, read by that index."""
@@ -136,15 +133,7 @@ MYSQL = Dialect(
     connection_id="SELECT CONNECTION_ID()",
     ordered_join="STRAIGHT_JOIN",
     for_update=" FOR UPDATE",
-    setup=(
-        # Reads see each commit, and deletes lock no gaps.
-        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        # In a zone with summer time one hour of the year is ambiguous to UNIX_TIMESTAMP. MariaDB makes a temporary
-        # table of an IN list of 1,000 values, unless this setting is 0.
-        "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-        "/*M! in_predicate_conversion_threshold = 0, */"
-        f"innodb_lock_wait_timeout = {_LOCK_WAIT_S}, lock_wait_timeout = {_LOCK_WAIT_S}, wait_timeout = {_IDLE_S}",
-    ),
+    read_only="@@GLOBAL.read_only",
 )
 MARIADB = MariaDialect(
     **{field.name: getattr(MYSQL, field.name) for field in fields(MYSQL)}
@@ -161,15 +150,8 @@ SQLITE = SqliteDialect(
     connection_id="SELECT 0",
     ordered_join="CROSS JOIN",
     for_update="",
-    setup=(
-        f"PRAGMA busy_timeout = {_LOCK_WAIT_S * 1000}",
-        "PRAGMA journal_mode = WAL",
-        "PRAGMA synchronous = FULL",
-    ),
+    read_only="0",
 )
-
-LOOK_ONLY = (SQLITE.setup[0], "PRAGMA query_only = ON")
-"""The set-up of a connection to a SQLite file that stays as it is."""
 
 
 def dialect_of(product: str) -> Dialect:

@@ -10,12 +10,20 @@ import os
 import re
 import sqlite3
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
 from foqs.store.packets import Err
-from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
+from foqs.store.protocol import (
+    RowRejected,
+    ShardRefused,
+    StoreBusy,
+    StoreDown,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
 from foqs.store.rights import Account, Place, remedy_of
 from foqs.store.transaction import NULL_REFUSED, Loss
 
@@ -24,55 +32,104 @@ class Kind(Enum):
     """What a driver's error means for the connection and the transaction."""
 
     LOST = "lost"  # the connection is gone or cannot be trusted
+    READ_ONLY = "read-only"  # as LOST: by now another server may be the primary, and have the name
     BUSY = "busy"  # passing: the caller rolls the transaction back
     FULL = "full"  # the disk, or the space of a table: the caller rolls back
     DATA = "data"  # a row is refused
     REFUSED = "refused"  # no rights or no such database
 
 
-_WORDS = {
-    1020: "another transaction changed the row",
-    1021: "the server's disk is full",
-    1040: "the server has too many connections",
-    1048: "a value is missing",
-    1053: "the server is shutting down",
-    1054: "a column is missing: run `foqs shards check`",
-    1062: "duplicate key",
-    1114: "a table or the disk is full",
-    1146: "a table is missing: run `foqs shards check`",
-    1153: "a packet was larger than the server allows",
-    1176: "an index is missing: run `foqs shards check`",
-    1203: "the user has too many connections",
-    1205: "lock wait time-out",
-    1213: "deadlock",
-    1226: "the user has used up a resource",
-    1264: "a number is out of range",
-    1290: "the server is read-only",
-    1317: "the statement was interrupted",
-    1406: "a value is too long",
-    1836: "the server is read-only",
-    1845: "the server cannot change the table without copying it",
-    1846: "the server cannot change the table without copying it",
-    1927: "the connection was killed",
-    2006: "the connection is gone",
-    2013: "the connection was lost",
-    2027: "the server's reply cannot be read",
-    3024: "the statement took longer than the server allows",
-    3572: "lock wait time-out",
-    4092: "the server cannot change the table without copying it",
-}
-_BUSY = {1020, 1040, 1203, 1205, 1206, 1213, 1226, 1290, 1614, 1637, 1836, 1969, 3024, 3101, 3572}
-_DATA = {1048, 1062, 1118, 1261, 1263, 1264, 1265, 1292, 1364, 1366, 1367, 1406, 1441, 1451, 1452, 1690, 3819, 4025}
-_FULL = {20, 1021, 1114}
-_FULL_IF_SAID = {3, 1026, 1030}
-"""Failed writes of any kind; the text has the number of the operating system's error."""
+class _Known(NamedTuple):
+    """`undone`: a COMMIT that failed so changed nothing. After any other error of a COMMIT its outcome is unknown."""
+
+    kind: Kind
+    words: str
+    undone: bool = False
+
+
+_LOST, _READ_ONLY, _BUSY, _FULL, _DATA = Kind.LOST, Kind.READ_ONLY, Kind.BUSY, Kind.FULL, Kind.DATA
+_NO_COPY = "the server cannot change the table without copying it"
+_IS_READ_ONLY = "the server is read-only: is it a replica, or no longer the primary?"
+_IN_GROUP = "the server's replication group rolled the transaction back: is the server still the primary?"
+_KNOWN = {
+    20: _Known(_FULL, "the disk is full"),
+    1020: _Known(_BUSY, "another transaction changed the row"),
+    1021: _Known(_FULL, "the server's disk is full"),
+    1036: _Known(_READ_ONLY, _IS_READ_ONLY, undone=True),
+    1040: _Known(_BUSY, "the server has too many connections"),
+    1047: _Known(_READ_ONLY, "the server takes no statements: is it outside its Galera cluster?", undone=True),
+    1048: _Known(_DATA, "a value is missing"),
+    1053: _Known(_LOST, "the server is shutting down"),
+    1054: _Known(_LOST, "a column is missing: run `foqs shards check`"),
+    1062: _Known(_DATA, "duplicate key"),
+    1104: _Known(_LOST, "the statement may read more rows than max_join_size allows"),
+    1114: _Known(_FULL, "a table or the disk is full"),
+    1118: _Known(_DATA, "a row is too long"),
+    1129: _Known(_LOST, "the server blocks this machine after failed connections: FLUSH HOSTS frees it"),
+    1146: _Known(_LOST, "a table is missing: run `foqs shards check`"),
+    1152: _Known(_LOST, "the server ended the connection: does its init_connect fail?"),
+    1153: _Known(_LOST, "a packet was larger than the server allows"),
+    1158: _Known(_LOST, "the server could not read from the connection"),
+    1159: _Known(_LOST, "the server waited longer for the request than net_read_timeout allows"),
+    1160: _Known(_LOST, "the server could not write to the connection"),
+    1161: _Known(_LOST, "the server waited longer for this host than net_write_timeout allows"),
+    1175: _Known(_LOST, "sql_safe_updates forbids the statement"),
+    1176: _Known(_LOST, "an index is missing: run `foqs shards check`"),
+    1180: _Known(_LOST, "the server failed while it committed"),
+    1184: _Known(_LOST, "the server ended the connection: does its init_connect fail?"),
+    1193: _Known(_LOST, "the server does not know a variable"),
+    1197: _Known(_DATA, "the transaction is larger than max_binlog_cache_size"),
+    1203: _Known(_BUSY, "the user has too many connections"),
+    1205: _Known(_BUSY, "lock wait time-out", undone=True),
+    1206: _Known(_BUSY, "the server has no room for more locks"),
+    1213: _Known(_BUSY, "deadlock", undone=True),
+    1226: _Known(_BUSY, "the user has used up a resource"),
+    1264: _Known(_DATA, "a number is out of range"),
+    1286: _Known(_LOST, "the server refuses InnoDB: is enforce_storage_engine or disabled_storage_engines set?"),
+    1317: _Known(_LOST, "the statement was interrupted"),
+    1406: _Known(_DATA, "a value is too long"),
+    1614: _Known(_BUSY, "deadlock"),
+    1637: _Known(_BUSY, "the server has too many open transactions"),
+    1705: _Known(_DATA, "the statement is larger than max_binlog_stmt_cache_size"),
+    1792: _Known(_READ_ONLY, "the server made the transaction read-only: is it a replica?", undone=True),
+    1836: _Known(_READ_ONLY, _IS_READ_ONLY, undone=True),
+    1845: _Known(_LOST, _NO_COPY),
+    1846: _Known(_LOST, _NO_COPY),
+    1881: _Known(_READ_ONLY, "the server repairs itself (innodb_force_recovery) and is read-only", undone=True),
+    1927: _Known(_LOST, "the connection was killed"),
+    1969: _Known(_BUSY, "the statement took longer than max_statement_time allows"),
+    2006: _Known(_LOST, "the connection is gone"),
+    2013: _Known(_LOST, "the connection was lost"),
+    2027: _Known(_LOST, "the server's reply cannot be read"),
+    3024: _Known(_BUSY, "the statement took longer than max_execution_time allows"),
+    3032: _Known(_LOST, "the server is in offline mode"),
+    3098: _Known(_LOST, "the server's replication group refuses the table", undone=True),
+    3100: _Known(_READ_ONLY, _IN_GROUP, undone=True),
+    3101: _Known(_READ_ONLY, _IN_GROUP, undone=True),
+    3159: _Known(_LOST, "the server takes connections with TLS only"),
+    3168: _Known(_LOST, "the server is not available"),
+    3169: _Known(_LOST, "the session was killed"),
+    3170: _Known(_DATA, "the statement needs more memory than the server allows"),
+    3572: _Known(_BUSY, "lock wait time-out"),
+    4031: _Known(_LOST, "the server ended a connection that was idle"),
+    4082: _Known(_LOST, "the connection used more memory than connection_memory_limit allows"),
+    4092: _Known(_LOST, _NO_COPY),
+} | dict.fromkeys(
+    (1261, 1263, 1265, 1292, 1364, 1366, 1367, 1441, 1451, 1452, 1690, 3819, 4025), _Known(_DATA, "a row is refused")
+)
+"""The errors of servers that are not refusals. After any other error the connection is dropped."""
+_OPTION_FORBIDS = 1290
+_OPTION = re.compile(r"--([\w-]+)")
+_READ_ONLY_OPTION = re.compile("read[-_]only")
+_FAILED_WRITES = {3, 1005, 1015, 1026, 1030}
+"""Failures of any kind; the text has the number of the operating system's or the storage engine's error."""
 _NO_SPACE = re.compile(r"\b28\b|No space left")
+_WRITE_PROTECTED = re.compile(r"\b(30|165)\b|[Rr]ead[- ]only")
 _UNREACHABLE = {2002, 2003, 2005}
 _UNKNOWN_HOST = 2005
 _ERRNO = re.compile(r"\(([1-9]\d*)[^()]*\)\s*$")
 _IN_PROGRESS = 115  # libmariadb says so for every connection that was not made
-_NOT_COMMITTED = {1205, 1213, 1290, 1836, 3101}
-_REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1698, 2059}
+_REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1698, 1820, 1862, 2059, 3118, 4151}
 _RIGHT = re.compile(r"([A-Z][A-Z, ]*) command denied to user .* for (?:table|column) .*?[`']?(\w+)[`']?$")
 _ACCOUNT = re.compile(r"'([^']*)'@'([^']*)'")
 _OWN_CODES = 1000  # the first code of a server's own; below are those of operating systems
@@ -81,13 +138,14 @@ _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_THREAD = 1094
 _NO_SUCH_COLUMN_TO_DROP = 1091
+_VARIABLE = (1193, 1227, 1229, 1231, 1232, 1238, 1621)
 _WOULD_COPY = (1845, 1846, 4092)
 
 _SQLITE_WORDS = {
     sqlite3.SQLITE_BUSY: ("another process is writing the database", Kind.BUSY),
     sqlite3.SQLITE_LOCKED: ("the database is locked", Kind.BUSY),
     sqlite3.SQLITE_FULL: ("the disk is full", Kind.FULL),
-    sqlite3.SQLITE_READONLY: ("the database is read-only", Kind.BUSY),
+    sqlite3.SQLITE_READONLY: ("the database is read-only, or its file was moved", Kind.READ_ONLY),
     sqlite3.SQLITE_INTERRUPT: ("the statement was interrupted", Kind.BUSY),
     sqlite3.SQLITE_CONSTRAINT: ("duplicate key or missing value", Kind.DATA),
     sqlite3.SQLITE_TOOBIG: ("a value is too long", Kind.DATA),
@@ -119,9 +177,18 @@ class Seam:
         if kind is Kind.REFUSED:
             return ShardRefused(words, mend=remedy_of(_code(error), self._place, _account(error)))
         made: dict[Kind, type[StoreError]] = {
-            Kind.LOST: StoreDown, Kind.BUSY: StoreBusy, Kind.FULL: StoreFull, Kind.DATA: RowRejected,
+            Kind.LOST: StoreDown, Kind.READ_ONLY: StoreReadOnly, Kind.BUSY: StoreBusy, Kind.FULL: StoreFull,
+            Kind.DATA: RowRejected,
         }  # fmt: skip
         return made[kind](words)
+
+    def read_only(self) -> StoreReadOnly:
+        """Return the error for a server that says so itself, and for a file that lost its name.
+
+        An account with more rights may write there all the same: that is lost, because the primary never gets it.
+        """
+        words = _SQLITE_WORDS[sqlite3.SQLITE_READONLY][0] if self._is_sqlite else _IS_READ_ONLY
+        return StoreReadOnly(f"{words}{self._where(Kind.READ_ONLY)}")
 
     def error_of(self, failure: Err | Loss) -> Exception:
         """The error that PyMySQL raises for a `failure` of a transaction, which ran without it."""
@@ -140,8 +207,8 @@ class Seam:
         if self._is_sqlite:
             # A full disk fails before the last frame of the transaction is in the write-ahead log.
             code = getattr(_origin(error), "sqlite_errorcode", 0) & 0xFF
-            return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
-        return _code(error) in _NOT_COMMITTED
+            return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+        return _known(_origin(error)).undone
 
     def words(self, error: BaseException) -> str:
         return self._read(error)[0]
@@ -174,6 +241,10 @@ class Seam:
         """Whether a column that an ALTER TABLE drops is not there."""
         return not self._is_sqlite and _code(error) == _NO_SUCH_COLUMN_TO_DROP
 
+    def is_of_variable(self, error: BaseException) -> bool:
+        """Return True if a server does not know a variable, or refuses its value or its change."""
+        return not self._is_sqlite and _code(error) in _VARIABLE
+
     def would_copy(self, error: BaseException) -> bool:
         """Whether the server has no way to run an ALTER TABLE without copying the table."""
         return not self._is_sqlite and _code(error) in _WOULD_COPY
@@ -187,22 +258,34 @@ class Seam:
         code = _code(origin)
         if code in _UNREACHABLE:
             return f"cannot connect to {self._place}: {_reason(origin)}", Kind.LOST
-        words = _WORDS.get(code, "the connection is gone" if code == 0 else "the database failed")
-        if code in _FULL or (code in _FULL_IF_SAID and _NO_SPACE.search(_text(origin))):
-            kind, words = Kind.FULL, _WORDS.get(code, "the disk is full")
-        elif code in _BUSY:
-            kind = Kind.BUSY
-        elif code in _DATA or isinstance(origin, self._data):
-            kind, words = Kind.DATA, _WORDS.get(code, "a row is refused")
-        elif code in _REFUSED:
+        if code in _REFUSED:
             return f"{self._place.refusal(code, _account(origin), _RIGHT.match(_text(origin)))} ({code})", Kind.REFUSED
-        else:
-            # The state of the connection is unknown after an unforeseen error, so the connection is dropped.
-            kind = Kind.LOST
-        return f"{words} ({code}){self._where(kind)}", kind
+        known = _known(origin)
+        if code not in _KNOWN and isinstance(origin, self._data):
+            known = _Known(Kind.DATA, "a row is refused")
+        return f"{known.words} ({code}){self._where(known.kind)}", known.kind
 
     def _where(self, kind: Kind) -> str:
-        return f": {self._place}" if kind is Kind.LOST and self._place.address else ""
+        return f": {self._place}" if kind in (Kind.LOST, Kind.READ_ONLY) and self._place.address else ""
+
+
+def _known(origin: BaseException) -> _Known:
+    code = _code(origin)
+    if code == _OPTION_FORBIDS:
+        return _forbidden(_text(origin))
+    if code in _FAILED_WRITES and _NO_SPACE.search(_text(origin)):
+        return _Known(Kind.FULL, "the disk is full")
+    if code in _FAILED_WRITES and _WRITE_PROTECTED.search(_text(origin)):
+        return _Known(_READ_ONLY, _IS_READ_ONLY)
+    return _KNOWN.get(code) or _Known(Kind.LOST, "the connection is gone" if code == 0 else "the database failed")
+
+
+def _forbidden(text: str) -> _Known:
+    """Read which option of the server forbids a statement; the text names it in every language."""
+    option = _OPTION.search(text)
+    if option is None or _READ_ONLY_OPTION.search(option[1]):
+        return _KNOWN[1836]
+    return _Known(Kind.LOST, f"the server's option {option[1]} forbids the statement", undone=True)
 
 
 def _origin(error: BaseException) -> BaseException:

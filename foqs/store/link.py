@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from foqs.shard_urls import refusal_of
-from foqs.store.dialect import LOOK_ONLY, MYSQL, SQLITE
+from foqs.store import session
+from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.errors import Seam
 from foqs.store.packets import BadReply
 from foqs.store.prepared import Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.rights import Place
+from foqs.store.server import is_read_only
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
@@ -47,6 +49,7 @@ class Database:
         self.url = _usable(url)
         self._look_only = look_only
         self.is_file = self.url.get_backend_name() == "sqlite"
+        self._unknown: Collection[str] = ()  # variables that the server does not have
         self.engine = self._make_engine(self.url, connect_timeout_s, io_timeout_s)
         self.seam_errors = Seam(self.engine.dialect.loaded_dbapi, _place(self.url))
 
@@ -129,14 +132,58 @@ class Database:
         except ModuleNotFoundError:
             driver = url.get_driver_name()
             raise ShardRefused(f"the driver {driver} is not installed: pip install {_PACKAGES[driver]}") from None
-        event.listen(engine, "connect", self._set_up)
+        # Before the statements of SQLAlchemy's own, which a server's settings could make fail.
+        event.listen(engine, "connect", self._set_up, insert=True)
         return engine
 
     def _set_up(self, dbapi_connection: Any, _: object) -> None:
-        cursor = dbapi_connection.cursor()
-        for statement in LOOK_ONLY if self.is_file and self._look_only else (SQLITE if self.is_file else MYSQL).setup:
-            cursor.execute(statement)
-        cursor.close()
+        with closing(dbapi_connection.cursor()) as cursor:
+            if self.is_file:
+                for statement in session.SQLITE_LOOK_ONLY if self._look_only else session.SQLITE:
+                    cursor.execute(statement)
+            else:
+                self._set_variables(cursor)
+
+    def _set_variables(self, cursor: Any) -> None:
+        try:
+            _run(cursor, session.set_up(self._unknown))
+        except self.seam_errors.error as error:
+            if not self.seam_errors.is_of_variable(error):
+                raise
+            self._unknown = _set_one_by_one(cursor, self.seam_errors)
+
+
+def _run(cursor: Any, packet: str) -> None:
+    """Run statements that return no rows. Raises the driver's errors, of each of them."""
+    cursor.execute(packet)
+    while cursor.nextset():
+        pass
+
+
+def _set_one_by_one(cursor: Any, errors: Seam) -> list[str]:
+    """Set what can be set, and return the variables that this server does not have.
+
+    Raises ShardRefused for a variable that keeps another value, and the driver's errors.
+    """
+    for statement in session.FIRST:
+        _run(cursor, statement)
+    cursor.execute("SHOW SESSION VARIABLES")
+    there = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+    unknown = session.lacking(there)
+    for one in session.VARIABLES:
+        if one.name in unknown:
+            continue
+        try:
+            _run(cursor, f"SET SESSION {one.assignment}")
+        except errors.error as error:
+            if not errors.is_of_variable(error):
+                raise
+            if not session.has_value(one, there[one.name]):
+                why = f"the server's {one.name} is {there[one.name]!r}, and foqs may not set it: {one.why}"
+                mend = f"an administrator runs: SET GLOBAL {one.assignment}, and in the server's configuration"
+                raise ShardRefused(why, mend=mend) from error
+            unknown.append(one.name)
+    return unknown
 
 
 def place_of(url: str) -> tuple[str, str] | None:
@@ -151,15 +198,16 @@ def place_of(url: str) -> tuple[str, str] | None:
 
 
 def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
-    """Whether the database of a shard's URL answers a connection of its own. Changes nothing, raises nothing."""
+    """Return True if the database of a shard's URL takes a connection of its own, and writes. Changes nothing, raises
+    nothing."""
     try:
         database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
         with database.seam():
             database.refuse_missing()
-            Link(database).close()
+            with closing(Link(database)) as link:
+                return not is_read_only(link.connection)
     except StoreError:
         return False
-    return True
 
 
 def _place(url: URL) -> Place:
@@ -207,11 +255,23 @@ class Link:
         dbapi: Any = self.connection.connection.dbapi_connection
         self._dbapi = dbapi
         self._cursor: Any = dbapi.cursor()
+        self._file = database.file
         try:
+            self._opened = self._file.stat() if self._file is not None else None
             self.id = int(self.fetch(dialect.connection_id)[0][0])
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return True if another SQLite file has the name, or none. In WAL mode SQLite does not look."""
+        if self._file is None or self._opened is None:
+            return False
+        try:
+            return not os.path.samestat(self._opened, self._file.stat())
+        except FileNotFoundError:
+            return True
 
     def run(self, statements: Sequence[str]) -> Iterator[int]:
         """Runs `statements` and yields the rows that each one matched, in order. Stops at the first that fails."""

@@ -39,6 +39,10 @@ class StoreDown(StoreError):
     """No connection, or it was lost; call `reconnect`. Nothing was committed."""
 
 
+class StoreReadOnly(StoreDown):
+    """The server takes no writes, and so the connection was ended: its name may lead to another server by now."""
+
+
 class CommitUnknown(StoreError):
     """The connection was lost while committing; only `reconnect` finds out whether it was committed."""
 

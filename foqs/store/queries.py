@@ -168,4 +168,4 @@ def dedup_expired(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> li
 
 
 def confirm(dialect: Dialect) -> str:
-    return f"SELECT epoch, seq, {dialect.clock_ms} FROM shard WHERE one = 1"
+    return f"SELECT epoch, seq, {dialect.clock_ms}, {dialect.read_only} FROM shard WHERE one = 1"

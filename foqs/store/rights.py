@@ -12,6 +12,8 @@ _NO_ACCOUNT_FOR_HOST = 1130
 _NO_DATABASE = (1044, 1049)
 _NO_RIGHT = (1142, 1143)
 _OLD_PROTOCOL = (1251, 2059)
+_EXPIRED, _LOCKED = (1820, 1862), (3118, 4151)
+_CLOSED = dict.fromkeys(_EXPIRED, "the password of {} has expired") | dict.fromkeys(_LOCKED, "the account {} is locked")
 
 
 class Account(NamedTuple):
@@ -50,7 +52,8 @@ class Place(NamedTuple):
             return f"{self} denies {who} the right {right[1]} on {self.database}.{right[2]}"
         if code in _OLD_PROTOCOL:
             return f"{self} wants a way to authenticate {who} that the driver does not have"
-        return f"{self} denies {who} a right that foqs needs"
+        closed = _CLOSED.get(code)
+        return f"{self}: {closed.format(who)}" if closed else f"{self} denies {who} a right that foqs needs"
 
 
 def remedy_of(code: int, place: Place, account: Account | None) -> str:
@@ -65,6 +68,10 @@ def remedy_of(code: int, place: Place, account: Account | None) -> str:
         )
     if code in _OLD_PROTOCOL:
         return "give the account another authentication plugin, or take the driver mysql+mysqldb"
+    if code in _EXPIRED:
+        return f"an administrator runs: ALTER USER {account} PASSWORD EXPIRE NEVER;"
+    if code in _LOCKED:
+        return f"an administrator runs: ALTER USER {account} ACCOUNT UNLOCK;"
     if code == _NO_DATABASE[1]:
         return f"run `foqs shards create`, or an administrator runs: {making}"  # the account has rights on the name
     if code == _NO_DATABASE[0]:

@@ -105,6 +105,8 @@ def plan_migration(url: str, shard_number: int) -> Plan:
 def _changing(database: Database) -> Iterator[Connection]:
     with database.connect() as connection, granted(connection, database):
         server.refuse_old(server.version(connection))
+        if server.is_read_only(connection):
+            raise database.seam_errors.read_only()
         with migrate.exclusive(connection, database.seam_errors):
             yield connection
 

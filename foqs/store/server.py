@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ _OLDEST = {"MySQL": (8, 4), "MariaDB": (10, 6), "SQLite": (3, 35)}
 _NAMES = (
     "max_allowed_packet", "innodb_flush_log_at_trx_commit", "innodb_doublewrite", "innodb_flush_method", "log_bin",
     "sync_binlog", "read_only", "super_read_only", "server_uuid", "server_uid", "hostname", "port", "datadir",
-    "innodb_read_only", "innodb_force_recovery", "binlog_format", "max_connections",
+    "innodb_read_only", "innodb_force_recovery", "binlog_format", "max_connections", "parser_max_mem_size",
 )  # fmt: skip
+_READ_ONLY = ("read_only", "super_read_only", "innodb_read_only")
 _SMALL_PACKET_BYTES = 4 << 20
+_SMALL_PARSER_BYTES = 256 << 20
 _SYNCHRONOUS_FULL = 2
 
 
@@ -47,6 +50,7 @@ class Facts:
     max_packet_bytes: int
     unsafe: list[Finding] = field(default_factory=list)
     max_connections: int | None = None
+    read_only: bool = False
 
 
 def version(connection: Connection) -> Version:
@@ -82,7 +86,26 @@ def facts(connection: Connection) -> Facts:
     rows = connection.execute(text("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'"))  # MySQL alone has it
     settings |= {str(row[0]).lower(): str(row[1]) for row in rows}
     packet = int(settings["max_allowed_packet"])
-    return Facts(found, _identity(settings), packet, _unsafe(settings, packet), int(settings["max_connections"]))
+    unsafe, most = _unsafe(settings, packet), int(settings["max_connections"])
+    return Facts(found, _identity(settings), packet, unsafe, most, _is_read_only(settings))
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Return True if the server takes no writes but those of administrators and of replication."""
+    if connection.dialect.name == "sqlite":
+        return False
+    names = ", ".join(f"'{name}'" for name in _READ_ONLY)
+    rows = connection.execute(text(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
+    return _is_read_only({str(name).lower(): str(value) for name, value in rows})
+
+
+def refuses_writes(value: object) -> bool:
+    """Read a value of read_only: 0 or 1, OFF or ON, and in later versions of MariaDB further words."""
+    return str(value).upper() not in ("0", "OFF", "FALSE")
+
+
+def _is_read_only(settings: Mapping[str, str]) -> bool:
+    return any(refuses_writes(settings.get(name, "OFF")) for name in _READ_ONLY)
 
 
 def _sqlite_facts(connection: Connection, found: Version) -> Facts:
@@ -139,9 +162,14 @@ def _unsafe(settings: dict[str, str], packet: int) -> list[Finding]:
     if is_on("log_bin") and settings.get("binlog_format", "ROW").upper() == "STATEMENT":
         why = "binlog_format is STATEMENT: the server refuses every write at foqs's isolation level"
         add(why, "SET GLOBAL binlog_format = ROW, and in the server's configuration")
-    if any(is_on(name) for name in ("read_only", "super_read_only", "innodb_read_only")):
-        add("the server is read-only: is it a replica?", "give the shard the primary's url")
+    if _is_read_only(settings):
+        why = "the server is read-only: is it a replica, or no longer the primary?"
+        add(why, "give the shard the primary's url, let its name lead to the primary, or SET GLOBAL read_only = 0")
     if packet < _SMALL_PACKET_BYTES:
         why = f"max_allowed_packet is {packet}: an item may have {packet // 2} bytes at most"
         add(why, "SET GLOBAL max_allowed_packet = 67108864, and in the server's configuration", wrong=False)
+    parser = int(settings.get("parser_max_mem_size", _SMALL_PARSER_BYTES))  # of the session, which cannot raise it
+    if parser < _SMALL_PARSER_BYTES:
+        why = f"parser_max_mem_size is {parser}: large transactions are cut into parts, and large items refused"
+        add(why, "SET GLOBAL parser_max_mem_size = DEFAULT, and in the server's configuration", wrong=False)
     return unsafe

@@ -13,6 +13,7 @@ from foqs.store import tables
 from foqs.store.dialect import Dialect
 from foqs.store.link import Database, Link
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy
+from foqs.store.server import is_read_only
 
 VERSION = tables.since(tables.setting)
 """The schema version that has the table."""
@@ -30,6 +31,10 @@ def change_settings(database: Database, dialect: Dialect, epoch: int, ns: str, c
         try:
             with closing(Link(database)) as link:
                 _refuse_without_table(link)
+                if is_read_only(link.connection):
+                    if doubtful is None:
+                        raise errors.read_only()
+                    break
                 before = _read(link, ns)
                 if before == doubtful:
                     return before  # the COMMIT without an answer was carried out

@@ -54,6 +54,7 @@ from foqs.store.protocol import (
     StoreBusy,
     StoreDown,
     StoreError,
+    explained,
 )
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
@@ -61,12 +62,9 @@ from foqs.store.statements import Fence
 from foqs.store.transaction import Loss, State, Transaction, end_of
 
 log = structlog.get_logger("foqs.store")
-
 MAX_BATCH_BYTES = 8 << 20
 _PACKET_SLACK_BYTES = 1024
 _COUNT_TIMEOUT_S = 120.0
-
-
 Answer = TypeVar("Answer")
 
 
@@ -98,6 +96,7 @@ class SqlStore:
         self._lock: Lock = lock_of(self._database, shard)
         self._link: Link | None = None
         self._own_connections: deque[int] = deque(maxlen=16)
+        self._server = b""
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = binary_inserts
         self._reads = Reads(self._dialect)
@@ -147,6 +146,11 @@ class SqlStore:
         link = self._link = Link(self._database)
         facts = server.facts(link.connection)
         server.refuse_old(facts.version)
+        if facts.read_only:
+            raise self._errors.read_only()
+        if facts.identity != self._server:  # connections of another server have numbers of their own
+            self._own_connections.clear()
+            self._server = facts.identity
         self._dialect = dialect_of(facts.version.product)
         self._reads = Reads(self._dialect)
         self._dead = DeadReads(self._dialect)
@@ -183,11 +187,9 @@ class SqlStore:
         except Fenced as fenced:
             raise self._fence(str(fenced)) from fenced
         except self._errors.error as error:
-            self._drop()
-            raise StoreDown(self._errors.words(error)) from error
+            raise self._lost(error) from error
         except ShardRefused as refused:
-            self._drop()
-            raise StoreDown(str(refused)) from refused
+            raise self._lost(refused) from refused
         except BaseException:
             self._drop()
             raise
@@ -203,6 +205,8 @@ class SqlStore:
 
     def confirm(self) -> Confirmation:
         rows = self._ask(lambda link: link.fetch(queries.confirm(self._dialect)))
+        if rows and (server.refuses_writes(rows[0][3]) or self._connected().is_elsewhere):
+            raise self._lost(self._errors.read_only())  # where the name leads now, another owner may be
         if not rows or (rows[0][0], rows[0][1]) != (self._epoch, self._seq):
             raise self._fence("another owner has the shard")
         return Confirmation(rows[0][2])
@@ -299,8 +303,7 @@ class SqlStore:
                 translated = self._errors.translate(lost)
             else:
                 return translated
-        self._drop()
-        return StoreDown(str(translated))
+        return self._lost(translated)
 
     def _not_committed(self, link: Link, error: Exception) -> StoreError:
         if self._errors.certainly_not_committed(error):
@@ -354,8 +357,6 @@ class SqlStore:
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         return self._ask(lambda link: self._reads.list_timer(link, lanes, leased, after, limit))
 
-    # ------------------------------------------------------------------------------------------- settings
-
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._connected()
         return settings.change_settings(self._database, self._dialect, self._epoch, ns, change)
@@ -370,8 +371,7 @@ class SqlStore:
             translated = self._errors.translate(error)
             if isinstance(translated, StoreBusy | RowRejected):
                 raise translated from error
-            self._drop()
-            raise StoreDown(str(translated)) from error
+            raise self._lost(translated) from error
         except BaseException:
             self._drop()  # an answer may be left that was not read to its end
             raise
@@ -388,7 +388,13 @@ class SqlStore:
         self._drop()
         return Fenced(reason)
 
+    def _lost(self, error: Exception) -> StoreDown:
+        """End the connection, whose state is unknown; `error` is the driver's or the seam's."""
+        self._drop()
+        made = error if isinstance(error, StoreError) else self._errors.translate(error)
+        return made if isinstance(made, StoreDown) else StoreDown(explained(made))
+
     def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        if self._link is not None:
+            self._link.close()
+        self._link = None

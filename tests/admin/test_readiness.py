@@ -35,6 +35,10 @@ def test_a_shard_whose_database_answers_no_host_is_not_missing() -> None:
     assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2, 3}) == []
     assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2}) == ["shard 3 is assigned"]
     assert notes({3, 2}) == ["shard 2: its database does not answer", "shard 3: its database does not answer"]
+    assert notes({3, 2}, read_only={2, 4}) == [
+        "shard 2: its database is read-only: is it a replica, or no longer the primary?",
+        "shard 3: its database does not answer",
+    ]
 
 
 def test_a_host_that_alone_reaches_no_database_is_not_ready() -> None:

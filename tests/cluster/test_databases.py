@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.servers import Kind
-from tests.admin.scraping import Scrape, missing
+from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.conftest import NewServer
@@ -16,6 +17,7 @@ from tests.conftest import NewServer
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
 BALANCE_MS = 1_000
+READ_ONLY = "shard {}: its database is read-only: is it a replica, or no longer the primary?"
 
 
 @pytest.fixture
@@ -25,6 +27,10 @@ def kind() -> Kind:
 
 def ready(cluster: LocalCluster, name: str) -> bool:
     return missing(("127.0.0.1", cluster.hosts[name].admin_port)) == []
+
+
+def notes(cluster: LocalCluster, name: str) -> list[str]:
+    return list(json.loads(get(("127.0.0.1", cluster.hosts[name].admin_port), "/readyz")[1])["notes"])
 
 
 def unreachable(cluster: LocalCluster, name: str) -> float:
@@ -60,3 +66,26 @@ def test_a_dead_database_server_moves_nothing(new_server: NewServer, new_cluster
     server.restart()
     cluster.settled("a", "b", "c")
     until(lambda: all(ready(cluster, name) for name in "abc"), "the hosts after it came back")
+
+
+def test_a_read_only_database_server_moves_nothing(new_server: NewServer, new_cluster: NewCluster) -> None:
+    """It answers each host, and none could write there. Its hosts say so, and serve again when it takes writes."""
+    server = new_server("mariadb")
+    settings = {**MISSED, "zookeeper": {**MISSED["zookeeper"], "balance_every_ms": BALANCE_MS}}
+    cluster = new_cluster("a", "b", server=server, settings=settings)
+    shards = set(cluster.registry.facts.shards)
+    server.query("SET GLOBAL read_only = 1")  # root may write all the same: its hosts notice when they confirm
+    facts = cluster.registry.wait_for(
+        lambda facts: shards <= set().union(*(host.unreachable for host in facts.hosts.values()))
+    )
+    before = facts.assignment
+    time.sleep(5 * BALANCE_MS / 1_000)  # nothing happens in it
+    assert cluster.registry.facts.assignment == before
+    for name in "ab":
+        own = sorted(shard for shard, host in before.hosts.items() if host == name)
+        until(lambda: notes(cluster, name) == [READ_ONLY.format(shard) for shard in own], f"the notes of {name}")  # noqa: B023
+        assert ready(cluster, name)
+
+    server.query("SET GLOBAL read_only = 0")
+    cluster.settled("a", "b")
+    until(lambda: all(notes(cluster, name) == [] for name in "ab"), "the hosts after it took writes")

@@ -12,6 +12,7 @@ from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.rows import AT_MOST_ONCE, NewItem
 from tests.engine.laboratory import KEY, Laboratory
 
+READ_ONLY = BatchResult(Outcome.FAILED, down=True, read_only=True, error="the server is read-only (1290)")
 FULL = BatchResult(Outcome.FAILED, disk_full=True, error="the disk is full (SQLite 13)")
 
 
@@ -105,6 +106,27 @@ def test_enqueues_on_a_full_disk_say_so_at_once(keys: bool) -> None:
     for answers in (sent, enqueue()):
         assert refused(answers) == [Unavailable]
         assert "disk of the shard's database is full" in str(answers[0])
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_read_only_database_is_named_until_it_is_reached_again(keys: bool) -> None:
+    lab = Laboratory(1)
+    enqueue = (lambda: lab.enqueue_keyed("a")) if keys else lab.enqueue
+    sent = enqueue()
+    ((shard, batch),) = lab.send()
+    lab.arrive(shard, batch, READ_ONLY)
+    for answers in (sent, enqueue()):
+        assert refused(answers) == [Unavailable]
+        assert "the shard's database is read-only" in str(answers[0])
+    assert shard.read_only and shard.lost
+    lab.ring(10_000)
+    ((_, batch),) = lab.send()
+    assert batch.reconnect
+    lab.arrive(shard, batch, BatchResult(down=True, error="cannot connect"))
+    assert not shard.read_only and shard.lost
+    lab.ring(10_000)
+    lab.settle()
+    assert not shard.lost
 
 
 def test_a_full_disk_sends_items_to_another_shard() -> None:

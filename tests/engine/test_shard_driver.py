@@ -85,8 +85,8 @@ class Host:
         self.serving().do(self.driver.release(N, now_ms, 100))
         return self
 
-    def failed(self, *, held: bool = False, down: bool = False) -> "Host":
-        self.opening().not_opened(held=held, down=down)
+    def failed(self, *, held: bool = False, down: bool = False, read_only: bool = False) -> "Host":
+        self.opening().not_opened(held=held, down=down, read_only=read_only)
         return self
 
     def lost(self) -> "Host":
@@ -99,8 +99,8 @@ class Host:
         assert self.state is OPENING
         return self
 
-    def not_opened(self, *, held: bool = False, down: bool = False) -> list[Step]:
-        return self.do(self.driver.not_opened(N, self.attempt, "why", held=held, down=down))
+    def not_opened(self, *, held: bool = False, down: bool = False, read_only: bool = False) -> list[Step]:
+        return self.do(self.driver.not_opened(N, self.attempt, "why", held=held, down=down, read_only=read_only))
 
     def drained(self, now_ms: int = 0, *, idle: bool = True, in_grace: bool = False) -> list[Step]:
         return self.do(self.driver.drained(N, self.attempt, now_ms, idle=idle, in_grace=in_grace))
@@ -155,6 +155,22 @@ def test_a_database_that_is_down_is_reported_until_it_answers() -> None:
     host.do(host.driver.retry(N, host.attempt))
     host.do(host.driver.opened(N, host.attempt, OPENED))
     assert host.driver.unreachable == set()
+
+
+def test_a_read_only_database_is_reported_until_it_takes_writes() -> None:
+    host = Host(static=True).failed(down=True, read_only=True)
+    assert host.driver.unreachable == host.driver.read_only == {N}
+    host.do(host.driver.retry(N, 1))
+    host.not_opened(down=True)
+    assert (host.driver.unreachable, host.driver.read_only) == ({N}, set())
+    host.do(host.driver.retry(N, 2))
+    host.not_opened(down=True, read_only=True)
+    host.do(host.driver.retry(N, host.attempt))
+    host.do(host.driver.opened(N, host.attempt, OPENED))
+    assert host.driver.unreachable == host.driver.read_only == set()
+    host = Host().failed(down=True, read_only=True)
+    host.driver.keep_unreachable({N + 1})
+    assert host.driver.read_only == set()
 
 
 def test_unreachable_shards_of_other_hosts_are_dropped() -> None:

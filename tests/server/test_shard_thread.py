@@ -20,6 +20,7 @@ from foqs.store.protocol import (
     StoreDown,
     StoreError,
     StoreFull,
+    StoreReadOnly,
 )
 
 pytestmark = pytest.mark.memory
@@ -108,6 +109,14 @@ def test_each_error_of_a_transaction_has_its_outcome(
     assert (result.outcome, result.down, result.fenced, result.disk_full) == (outcome, down, fenced, full)
     assert result.error == str(error)
     assert store.reads == [], "reads would be staler than the writes before them"
+
+
+def test_a_read_only_database_is_not_a_silent_one() -> None:
+    for error, read_only in ((StoreReadOnly("read-only"), True), (StoreDown("down"), False)):
+        for store in (Store(commit_1=error), Store(look=error), Store(4, commit_3=error)):
+            result = commit(store, 1, 2, 3, 4)
+            assert (result.down, result.read_only) == (True, read_only)
+            assert result.outcome is not Outcome.UNKNOWN
 
 
 def test_a_failed_read_keeps_the_outcome_of_the_transaction() -> None:

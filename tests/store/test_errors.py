@@ -15,7 +15,15 @@ from foqs.lab.servers import Kind, ServerSettings
 from foqs.rows import Batch
 from foqs.store.errors import Seam
 from foqs.store.packets import Err
-from foqs.store.protocol import RowRejected, ShardRefused, StoreBusy, StoreDown, StoreError, StoreFull
+from foqs.store.protocol import (
+    RowRejected,
+    ShardRefused,
+    StoreBusy,
+    StoreDown,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import Loss
 from tests.conftest import NewServer
@@ -69,8 +77,23 @@ def test_a_lost_connection_is_an_error_of_the_driver(why: Loss) -> None:
         (err.InternalError(1026, f'{SECRET} (Errcode: 28 "No space left on device")'), StoreFull),
         (err.InternalError(1030, f"{SECRET} Got error 28 - 'No space left on device' from storage engine"), StoreFull),
         (err.InternalError(1030, f"{SECRET} Got error 122 from storage engine"), StoreDown),
-        (err.InternalError(1290, SECRET), StoreBusy),
-        (err.OperationalError(1836, SECRET), StoreBusy),
+        (err.InternalError(1290, f"{SECRET} the --read-only option"), StoreReadOnly),
+        (err.InternalError(1290, f"{SECRET} Der Server läuft mit der Option --super-read-only"), StoreReadOnly),
+        (err.OperationalError(1290, f"{SECRET} the --max-session-mem-used option"), StoreDown),
+        (err.OperationalError(1792, SECRET), StoreReadOnly),
+        (err.OperationalError(1836, SECRET), StoreReadOnly),
+        (err.OperationalError(1036, SECRET), StoreReadOnly),
+        (err.OperationalError(1015, f"{SECRET} (errno: 165 - Table is read only)"), StoreReadOnly),
+        (err.OperationalError(1005, f'{SECRET} (errno: 165 "Table is read only")'), StoreReadOnly),
+        (err.OperationalError(1015, f"{SECRET} (errno: 11 - Resource unavailable)"), StoreDown),
+        (err.OperationalError(1047, SECRET), StoreReadOnly),
+        (err.OperationalError(3100, SECRET), StoreReadOnly),
+        (err.OperationalError(3101, SECRET), StoreReadOnly),
+        (err.OperationalError(1197, SECRET), RowRejected),
+        (err.OperationalError(3170, SECRET), RowRejected),
+        (err.OperationalError(1969, SECRET), StoreBusy),
+        (err.OperationalError(1820, SECRET), ShardRefused),
+        (err.OperationalError(4151, SECRET), ShardRefused),
         (err.OperationalError(1040, SECRET), StoreBusy),
         (err.IntegrityError(1062, SECRET), RowRejected),
         (err.DataError(1264, SECRET), RowRejected),
@@ -99,6 +122,8 @@ def test_errors_of_a_server(error: Exception, becomes: type[StoreError]) -> None
         (sqlite3.SQLITE_IOERR_FSYNC, StoreDown),
         (sqlite3.SQLITE_CORRUPT, StoreDown),
         (sqlite3.SQLITE_ERROR, StoreDown),
+        (sqlite3.SQLITE_READONLY, StoreReadOnly),
+        (sqlite3.SQLITE_READONLY_DBMOVED, StoreReadOnly),
     ],
 )
 def test_errors_of_sqlite(code: int, becomes: type[StoreError]) -> None:
@@ -130,6 +155,66 @@ def test_which_errors_a_server_answered(error: Exception, answered: bool) -> Non
     seam = Seam(pymysql)
     assert seam.is_answer(error) is answered
     assert seam.is_answer(DBAPIError(SECRET, None, error)) is answered
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "undone"),
+    [
+        (1290, "the --read-only option", True),
+        (1290, "the --skip-grant-tables option", True),
+        (1792, "", True),
+        (1836, "", True),
+        (1047, "", True),
+        (3100, "", True),
+        (3101, "", True),
+        (1205, "", True),
+        (1213, "", True),
+        (1053, "", False),
+        (1180, "", False),
+        (1317, "", False),
+        (1927, "", False),
+        (3169, "", False),
+        (2013, "", False),
+        (1114, "", False),
+        (1064, "", False),
+    ],
+)
+def test_which_errors_of_a_commit_say_that_nothing_was_stored(code: int, text: str, undone: bool) -> None:
+    """After any other error of COMMIT the owner settles the outcome."""
+    assert Seam(pymysql).certainly_not_committed(err.OperationalError(code, text)) is undone
+
+
+@pytest.mark.parametrize(
+    ("code", "undone"),
+    [
+        (sqlite3.SQLITE_READONLY_DBMOVED, True),
+        (sqlite3.SQLITE_FULL, True),
+        (sqlite3.SQLITE_BUSY, True),
+        (sqlite3.SQLITE_IOERR_FSYNC, False),
+    ],
+)
+def test_which_errors_of_a_commit_to_sqlite_say_so(code: int, undone: bool) -> None:
+    error = sqlite3.OperationalError(SECRET)
+    error.sqlite_errorcode = code
+    assert Seam(sqlite3).certainly_not_committed(error) is undone
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (err.OperationalError(1969, SECRET), "max_statement_time"),
+        (err.OperationalError(3024, SECRET), "max_execution_time"),
+        (err.OperationalError(1175, SECRET), "sql_safe_updates"),
+        (err.OperationalError(1104, SECRET), "max_join_size"),
+        (err.OperationalError(1184, SECRET), "init_connect"),
+        (err.OperationalError(1290, "the --max-session-mem-used option"), "the server's option max-session-mem-used"),
+        (err.OperationalError(1286, SECRET), "enforce_storage_engine"),
+        (err.OperationalError(1820, "You must reset your password"), "has expired"),
+        (err.OperationalError(3118, "Access denied for user 'a'@'b'. Account is locked."), "'a'@'b' is locked"),
+    ],
+)
+def test_errors_that_settings_of_a_server_cause_name_them(error: Exception, words: str) -> None:
+    assert words in str(Seam(pymysql).translate(error))
 
 
 def opened(shard: ServerShard | SqliteShard) -> SqlStore:

@@ -15,7 +15,7 @@ _USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
 def check_item(spec: ItemSpec) -> None:
     """Raises Invalid. Types that the codec refuses, and bounds that hosts configure, are left to them."""
     topic: object = spec.topic
-    if isinstance(topic, bytes):
+    if not isinstance(topic, str):
         check_text("topic", topic)
     check_bytes("payload", spec.payload)
     check_bytes("metadata", spec.metadata, none=True)
@@ -37,22 +37,24 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
     """Return the error of each item that must not be sent, by its place. A plain item costs a few comparisons."""
     faults: dict[int, Invalid] = {}
     for at, spec in enumerate(specs):
-        if (
-            type(spec.payload) is bytes
-            and type(spec.topic) is str
-            and type(spec.priority) is int
-            and spec.delivery is _USUAL
-            and spec.metadata is None
-            and spec.deliver_after_ms is None
-            and spec.delay_ms is None
-            and spec.lease_ms is None
-            and spec.ttl_ms is None
-            and spec.expires_at_ms is None
-            and spec.weight is None
-        ):
-            continue
         try:
+            if (
+                type(spec.payload) is bytes
+                and type(spec.topic) is str
+                and type(spec.priority) is int
+                and spec.delivery is _USUAL
+                and spec.metadata is None
+                and spec.deliver_after_ms is None
+                and spec.delay_ms is None
+                and spec.lease_ms is None
+                and spec.ttl_ms is None
+                and spec.expires_at_ms is None
+                and spec.weight is None
+            ):
+                continue
             check_item(spec)
+        except AttributeError:
+            faults[at] = Invalid(f"item {at} is of type {type(spec).__name__}: it must be an ItemSpec")
         except Invalid as error:
             faults[at] = error.with_traceback(None)
     return faults

@@ -219,7 +219,7 @@ _CHECKS: Mapping[str, Check] = {
     "tracing": check_bool,
     "tls": check_tls,
     "on_retry": partial(check_callable, form="on_retry(error, left_s)", none=True),
-    "held_longer_than_ms": duration(none=True, most=I64_MAX),
+    "held_longer_than_ms": whole(0, 1 << 62, zero="all of them", none=True),
     "page_items": whole(1, I32_MAX),
     "page_topics": whole(1, I32_MAX),
     "all_namespaces": check_bool,

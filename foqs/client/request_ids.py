@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from foqs.checks import check_text
 from foqs.errors import Invalid
 from foqs.limits import Limits
 
@@ -19,7 +20,8 @@ _current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
 def request_id(name: str) -> Iterator[None]:
     """Calls made inside, by this thread or task, carry this id instead of random ones. At most 128 bytes that can be
     printed; Invalid otherwise."""
-    if not name or not name.isprintable() or len(name.encode("utf-8", "replace")) > _MOST_BYTES:
+    check_text("request_id", name, empty=True)
+    if not name or not name.isprintable() or len(name.encode()) > _MOST_BYTES:
         raise Invalid(f"a request id has 1 to {_MOST_BYTES} bytes, all of them printable")
     token = _current.set(name)
     try:

@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Backoff, Client, FailureFilter, Invalid, ItemSpec, Lease, Nack, Producer, Tls, Worker
+from foqs.client import (
+    Backoff,
+    Client,
+    FailureFilter,
+    Invalid,
+    ItemSpec,
+    Lease,
+    Nack,
+    Producer,
+    Tls,
+    Worker,
+    request_id,
+)
 from foqs.client.connection import parse_addresses
 from foqs.client.options import checked
 from foqs.client.pool import Pool
@@ -241,6 +253,8 @@ def test_each_default_is_accepted(kind: type, client: Client) -> None:
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"payload": "text"}, "payload"),
+    ({"topic": None}, "topic"),
+    ({"topic": b"t"}, "topic"),
     ({"metadata": "text"}, "metadata"),
     *[({"priority": value}, "priority") for value in ("4", 1.5, True, 1 << 31, Unreadable())],
     *[({"delay_ms": value}, "delay_ms") for value in ("4", 0.5, True, -1, 1 << 63, timedelta(seconds=3))],
@@ -281,6 +295,13 @@ def test_each_option_of_an_item_is_refused_alone(
         producer.submit(spec).result(5)
     with pytest.raises(Invalid, match=word):
         client.try_hook(spec, source="x")
+
+
+@pytest.mark.parametrize("stranger", [None, b"x", 5, {"topic": "t", "payload": b"x"}, Unreadable()])
+def test_a_value_of_another_type_fails_alone(peer: Peer, client_of: Callable[..., Client], stranger: Any) -> None:
+    good, bad = client_of(peer).enqueue_many([ItemSpec("t", b"x"), stranger])
+    assert good == 1 and isinstance(bad, Invalid)
+    assert bad.message == f"item 1 is of type {type(stranger).__name__}: it must be an ItemSpec"
 
 
 def test_a_cached_weight_does_not_let_equal_values_pass(peer: Peer, client_of: Callable[..., Client]) -> None:
@@ -354,6 +375,12 @@ def test_a_filter_of_dead_letters(fields: dict[str, Any], words: str) -> None:
 def test_tls(fields: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=next(iter(fields))):
         Tls(**fields)
+
+
+@pytest.mark.parametrize("value", [5, None, b"x", "", "a\nb", "x" * 129, "\ud800", Unreadable()])
+def test_a_request_id(value: Any) -> None:
+    with pytest.raises(Invalid, match=r"request.id"), request_id(value):
+        raise AssertionError("not reached")
 
 
 def test_options_that_contradict_each_other(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from uuid import uuid4
 
 from foqs.api import validation
 from foqs.engine.engine import Engine
@@ -75,7 +76,7 @@ class SettingsMethods:
         if expected is not None:
             validation.within(expected, "expected_version", 0, _HIGHEST, 0)
         deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
-        change = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected)
+        change = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected, nonce=uuid4().hex)
 
         def store(error: FoqsError | None) -> None:
             if error is not None:

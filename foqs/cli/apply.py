@@ -90,9 +90,12 @@ def await_(
 def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str | None:
     """Add one shard. Return the reason if that failed."""
     from foqs.cli.cluster import Cluster
+    from foqs.cli.kept import adopt_kept
 
     async def add() -> Change:
         async with Cluster(section, connect_s) as cluster:
+            if fact.id not in cluster.facts.shards:
+                await adopt_kept(cluster, fact)
             return await cluster.carry_out(lambda facts: operate.ensure_shard(facts, fact), audit)
 
     try:

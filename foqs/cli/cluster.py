@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
+from foqs.policies.copies import adopt
+from foqs.policies.settings import Settings
 from foqs.shardmgr.change import Action, Change, Missing, made, shown
-from foqs.shardmgr.facts import Facts
+from foqs.shardmgr.facts import Facts, Slots
 from foqs.shardmgr.session import Session
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
 
+T = TypeVar("T")
 Audit = Callable[[Change, bool], None]
 """Called with a change and True if it was made, False if its outcome is unknown."""
 
@@ -113,6 +116,35 @@ class Cluster:
             if doubtful is not None:
                 audit(doubtful, False)
 
+    async def adopt(self, copies: Iterable[Settings], place: str) -> list[Settings]:
+        """Put the settings found in `place` into ZooKeeper where they are newer, and return those that are stored now.
+
+        Raises Conflict if the cluster's were made apart from them, and Unavailable.
+        """
+        stored = []
+        for copy in copies:
+            outcome: asyncio.Future[Settings | FoqsError] = asyncio.get_running_loop().create_future()
+            self._store.change_settings(copy.ns, adopt(copy, place), partial(_settle, outcome))
+            found = await self._answer(outcome)
+            if isinstance(found, FoqsError):
+                raise found
+            stored.append(found)
+        return stored
+
+    async def share_slots(self, wanted: Callable[[Facts], Slots]) -> None:
+        """Write the record of deduplication slots that `wanted` returns. Raises Unavailable."""
+        for _ in range(_TRIES):
+            facts = await self.fresh()
+            if (slots := wanted(facts)) == facts.slots:
+                return
+            outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
+            self._store.share_slots(slots, partial(_settle, outcome))
+            error = await self._answer(outcome)
+            if error is not None and not isinstance(error, ZkConflict | ZkUnknown):
+                raise Unavailable(f"ZooKeeper: {error}; the slots of deduplication keys were not written")
+            await self._when(partial(_other_slots, facts), lambda: "ZooKeeper shows no change")
+        raise Unavailable(f"{_TRIES} tries failed: the record of deduplication slots keeps changing; retry")
+
     async def until(self, missing: Missing, timeout_s: float, progress: Callable[[str], None]) -> None:
         """Wait until `missing` returns nothing.
 
@@ -164,12 +196,11 @@ class Cluster:
     async def _send(self, action: Action) -> ZkError | None:
         """Send a change and return its error, if any. Raises Unavailable after the time-out."""
         outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
+        carry_out(action, self._store, partial(_settle, outcome))
+        return await self._answer(outcome)
 
-        def done(error: ZkError | None) -> None:
-            if not outcome.done():
-                outcome.set_result(error)
-
-        carry_out(action, self._store, done)
+    async def _answer(self, outcome: asyncio.Future[T]) -> T:
+        """Wait for the outcome of a change. Raises Unavailable after the time-out."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await outcome
@@ -177,6 +208,15 @@ class Cluster:
             raise Unavailable(
                 "ZooKeeper does not answer: it is unknown if the change was made; check `foqs cluster status`"
             ) from None
+
+
+def _settle(outcome: asyncio.Future[T], result: T) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _other_slots(before: Facts, facts: Facts) -> bool:
+    return facts.slots.version != before.slots.version
 
 
 def _shortened(left: list[str]) -> str:

@@ -12,7 +12,7 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from foqs.cli import logs
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
+    from foqs.cli.cluster import Cluster
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
     from foqs.shardmgr.change import Change
@@ -102,12 +103,13 @@ def perform(
     wait: WaitOptions = DEFAULT_WAIT,
     *,
     first: Callable[[], None] | None = None,
+    then: Callable[[Cluster], Awaitable[None]] | None = None,
 ) -> None:
     """Make a change to a cluster.
 
     `first` runs after the change is printed and before it is made: it asks a question, or creates a schema. `decide`
-    runs again afterwards, because `first` may take long. Raises what `decide` and `first` raise, Invalid, Unavailable,
-    Forbidden, NotDone.
+    runs again afterwards, because `first` may take long. `then` makes other changes to the cluster right before. Raises
+    what `decide`, `first` and `then` raise, Invalid, Unavailable, Forbidden, NotDone.
     """
     from foqs.config.load import load
 
@@ -118,7 +120,7 @@ def perform(
         first()
     quietly()
     timeout_s = None if wait.no_wait else wait.timeout
-    asyncio.run(_perform(config, decide, cluster.connect_timeout, timeout_s, said))
+    asyncio.run(_perform(config, decide, cluster.connect_timeout, timeout_s, said, then))
 
 
 async def _perform(
@@ -127,6 +129,7 @@ async def _perform(
     connect_s: float,
     timeout_s: float | None,
     said: str | None,
+    then: Callable[[Cluster], Awaitable[None]] | None,
 ) -> None:
     from foqs.cli.cluster import Cluster
 
@@ -137,6 +140,8 @@ async def _perform(
         return change
 
     async with Cluster(config, connect_s) as cluster:
+        if then is not None:
+            await then(cluster)
         change = await cluster.carry_out(decide_and_say, audit)
         if timeout_s is not None:
             with _progress() as progress:

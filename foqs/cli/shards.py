@@ -42,7 +42,7 @@ def create(cluster: ClusterOptions) -> None:
     from foqs.store.schema import create_schema
     from foqs.store.tables import SCHEMA_VERSION
 
-    for shard, url in _urls(cluster):
+    for shard, url in shard_urls(cluster):
         try:
             before = create_schema(url, shard)
         except StoreError as error:
@@ -64,7 +64,7 @@ def migrate(
     Run it again to complete such a shard.
     """
     failed = False
-    for shard, url in _urls(cluster):
+    for shard, url in shard_urls(cluster):
         try:
             print(f"shard {shard}: {_planned(url, shard) if dry_run else _migrated(url, shard)}")
         except StoreError as error:
@@ -102,7 +102,7 @@ def check(cluster: ClusterOptions) -> None:
     For each fault the command prints the remedy. It exits with 1 if it finds a fault.
     """
     wrong = False
-    for shard, url in _urls(cluster):
+    for shard, url in shard_urls(cluster):
         findings = _findings(url, shard)
         wrong = wrong or bool(findings)
         for finding in findings or ["good"]:
@@ -111,7 +111,7 @@ def check(cluster: ClusterOptions) -> None:
         sys.exit(1)
 
 
-def _urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
+def shard_urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
     """Return number and URL of each shard. Raises Invalid if there is none."""
     from foqs.config.load import load
 
@@ -159,24 +159,41 @@ def add(
         ),
     ] = 1.0,
     create: Annotated[bool, typer.Option("--create", help="The command creates the tables first.")] = False,
+    discard_settings: Annotated[
+        bool,
+        typer.Option(
+            "--discard-settings",
+            help="The command removes the settings that the shard's database keeps. Those of the cluster count.",
+        ),
+    ] = False,
     *,
     wait: WaitOptions,
 ) -> None:
     """Add a shard to the cluster after checking its database.
 
-    The command waits until a host serves the shard.
+    The cluster takes over the settings of namespaces that the shard's database keeps. If the cluster has others, the
+    command adds nothing and names both. The command waits until a host serves the shard.
     """
+    from foqs.cli.kept import adopt_kept, remove_copies
+
     if url == "-":
         url = sys.stdin.readline().strip()
     if not url:
         raise Invalid(
             "the URL of the shard's database is empty: give it as the second argument, or a line on stdin for -"
         )
+
+    def first() -> None:
+        refuse_bad(url, shard, create=create)
+        if discard_settings:
+            remove_copies(url, shard)
+
     perform(
         cluster,
         lambda facts: operate.add_shard(facts, ShardFact(shard, url, weight)),
         wait,
-        first=lambda: refuse_bad(url, shard, create=create),
+        first=first,
+        then=lambda cluster: adopt_kept(cluster, ShardFact(shard, url)),
     )
 
 

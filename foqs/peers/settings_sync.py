@@ -10,6 +10,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
+from foqs.policies.copies import Standing, standing
 from foqs.policies.settings import Settings
 
 CONFIRM_MS = 2_000
@@ -46,18 +47,34 @@ class HostSettings:
         self._known: dict[str, Settings] = {}
         self._followed: Mapping[str, Settings] = {}
         self._waiting: dict[str, dict[AwaitCall, None]] = {}
+        self.applied: Callable[[str], None] = lambda _: None
+        """Called with a namespace when the host acts on other settings of it."""
 
     def of(self, ns: str) -> Settings:
         return self._known.get(ns) or Settings(ns)
 
-    def follow(self, found: Mapping[str, Settings]) -> None:
-        """Act on the settings in `found`, which is another mapping if one of them has changed."""
+    def all(self) -> Mapping[str, Settings]:
+        """Return the settings of each namespace that has some. The mapping follows changes."""
+        return self._known
+
+    def follow(self, found: Mapping[str, Settings]) -> list[Settings]:
+        """Act on the settings in `found`, which is another mapping if one of them has changed.
+
+        Return the known settings that were made from older ones in `found`: the host keeps acting on these. They are
+        older because ZooKeeper was put back to an earlier state, or does not show a write of this host yet.
+        """
         if found is self._followed:
-            return
-        self._followed = found
+            return []
+        self._followed, ahead = found, []
         for ns, settings in found.items():
-            if self._known.get(ns) is not settings:
+            known = self.of(ns)
+            if known is settings or (known == settings and known.history == settings.history):
+                self._known[ns] = settings
+            elif known.version and standing(settings, known) is Standing.OLDER:
+                ahead.append(known)
+            else:
                 self.apply(settings)
+        return ahead
 
     def apply(self, settings: Settings) -> None:
         self._known[settings.ns] = settings
@@ -65,6 +82,7 @@ class HostSettings:
         for waiting in [one for one in self._waiting.get(settings.ns, ()) if one.version <= settings.version]:
             self.forget(waiting)
             waiting.answer()
+        self.applied(settings.ns)
 
     def wait(self, waiting: AwaitCall, until_ms: int) -> None:
         """Answer at once, when the version is in effect, or at `until_ms` of the host's clock."""

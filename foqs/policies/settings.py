@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from foqs.errors import Conflict, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.fair import parse_weight
+from foqs.policies.history import History
 from foqs.policies.hook_entry import check_script
 from foqs.policies.names import pattern_error, script_name_error
 from foqs.policies.throttle_entry import parse_throttle
@@ -22,21 +23,33 @@ MOST_BYTES = 900_000
 VALUE_BYTES = 4_096
 KEY_BYTES = 512
 _KEY_CHARACTERS = 80
+_ENTRIES, _HEAD_BYTES = b',"entries":', 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`version` 0: they were never written. Each change adds 1."""
+    """`version` 0: they were never written. Each change adds 1. `born`, `past`: see `foqs.policies.history`."""
 
     ns: str
     version: int = 0
     entries: Mapping[str, str] = field(default_factory=dict)
+    born: str = field(default="", compare=False, repr=False)
+    past: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def history(self) -> History:
+        return History(self.version, self.born, self.past)
 
     def changed(
-        self, entries: Mapping[str, str], remove: Collection[str], expected_version: int | None = None
+        self,
+        entries: Mapping[str, str],
+        remove: Collection[str],
+        expected_version: int | None = None,
+        *,
+        nonce: str = "",
     ) -> Settings:
-        """Return the next version, with `entries` and without the keys in `remove`. Raises Conflict if this is not
-        `expected_version`, and Invalid with every error, one a line."""
+        """Return the next version, with `entries` and without the keys in `remove`. `nonce` differs for each change, on
+        all hosts. Raises Conflict if this is not `expected_version`, and Invalid with every error, one a line."""
         if expected_version is not None and expected_version != self.version:
             raise Conflict(
                 f"the settings of {self.ns} have version {self.version}, not {expected_version}: read them again"
@@ -46,7 +59,8 @@ class Settings:
         missing = sorted(set(remove) - self.entries.keys())
         errors += [f"{_shown(key)}: there is no such key to remove" for key in missing]
         kept = {key: value for key, value in self.entries.items() if key not in set(remove)}
-        made = Settings(self.ns, self.version + 1, kept | dict(entries))
+        seed = nonce or repr((self.ns, sorted(entries.items()), sorted(remove)))
+        made = Settings(self.ns, entries=kept | dict(entries), **self.history.next(seed)._asdict())
         errors += check(made.entries)
         size_bytes = 0 if errors else len(made.encoded())
         if size_bytes > MOST_BYTES:
@@ -55,10 +69,18 @@ class Settings:
             raise Invalid("\n".join(errors))
         return made
 
+    def checked(self) -> Settings:
+        """Return these settings. Raises Invalid if an entry is not valid."""
+        errors = check(self.entries)
+        if errors:
+            raise Invalid(f"the settings of {self.ns} are not valid: {'; '.join(errors)}")
+        return self
+
     def encoded(self) -> bytes:
-        """Return the document that is stored."""
-        document = {"stamp": self.version, "entries": dict(self.entries)}
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+        """Return the document that is stored. Its history comes first, which `history_of` reads."""
+        head = {"stamp": self.version, "born": self.born, "past": self.past}
+        document = head | {"entries": dict(sorted(self.entries.items()))}
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 _CHECKS: Mapping[str, Callable[[str], object]] = {
@@ -73,18 +95,34 @@ Change = Callable[[Settings], Settings]
 
 def decode(ns: str, document: bytes) -> Settings:
     """Read a stored document. Raises Invalid."""
+    return parse_document(ns, document).checked()
+
+
+def parse_document(ns: str, document: bytes) -> Settings:
+    """Read a stored document without a check of its entries, which takes 100 times as long. Raises Invalid."""
     try:
         value = json.loads(document)
         version, entries = value["stamp"], value["entries"]
+        born, past = value.get("born", ""), value.get("past", [])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Invalid(f"the settings of {ns} are not readable") from None
     texts = isinstance(entries, dict) and all(isinstance(text, str) for text in entries.values())
-    if type(version) is not int or version < 0 or not texts:
+    marks = isinstance(past, list) and all(isinstance(mark, str) for mark in (born, *past))
+    if type(version) is not int or version < 0 or not texts or not marks:
         raise Invalid(f"the settings of {ns} are not readable")
-    errors = check(entries)
-    if errors:
-        raise Invalid(f"the settings of {ns} are not valid: {'; '.join(errors)}")
-    return Settings(ns, version, entries)
+    return Settings(ns, version, entries, born, tuple(past))
+
+
+def history_of(document: bytes) -> History | None:
+    """Return the history of a document as `Settings.encoded` wrote it, without reading its entries; None for others."""
+    head, found, _ = document.partition(_ENTRIES)
+    if not found or len(head) > _HEAD_BYTES:
+        return None
+    try:
+        value = json.loads(head + b"}")
+        return History(value["stamp"], value["born"], tuple(value["past"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check(entries: Mapping[str, str]) -> list[str]:

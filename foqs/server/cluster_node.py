@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from uuid import uuid4
 
@@ -16,23 +17,28 @@ import structlog
 
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
+from foqs.daemon_thread import on_daemon_thread
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.peers.shard_load import ShardLoads
+from foqs.server.cluster_settings import ClusterSettings
 from foqs.server.fact_writer import LoggedFactWriter
 from foqs.server.marks import ClusterMarks
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.server.polling import until
 from foqs.shardmgr.controller import ControllerSettings
-from foqs.shardmgr.facts import Facts, HostFact, ShardFact
+from foqs.shardmgr.facts import Facts, HostFact, ShardFact, ShardUse
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
+from foqs.store.kept import read_kept
 from foqs.store.link import reachable
-from foqs.store.protocol import ShardStore
+from foqs.store.protocol import ShardStore, StoreError, explained
 from foqs.zk.protocol import FactStore
 
 log = structlog.get_logger("foqs.host")
 
+_ADOPT_S = 10.0
+_READS_AT_ONCE = 16
 _CLOSE_S = 2.0
 _CLOSE_UNKNOWN_S = 0.2
 _LINGER_S = 0.5
@@ -82,6 +88,8 @@ class ClusterNode:
             neighbours=neighbours,
             marks=ClusterMarks(facts),
         )
+        assert isinstance(self.node.keeper, ClusterSettings)
+        self.settings: ClusterSettings = self.node.keeper
         self._loads = ShardLoads(self.node.forwarder.ask, self._loop_ms)
         self._facts_known = asyncio.Event()
         self._seen = asyncio.Event()  # this host is in the facts
@@ -101,6 +109,8 @@ class ClusterNode:
         self._store.start(self._changed, self.seat.session)
         await self._facts_known.wait()
         await self._wait_for_twin()
+        if not self.seat.facts.hosts.keys() - {self._id}:
+            await self._adopt_stored()
         await self.node.server.serve()
         self.seat.join(HostFact(self._id, self.node.address, uuid4().hex))
         self._measure()
@@ -118,6 +128,34 @@ class ClusterNode:
                 log.warning("host.waiting", host=self._id, address=twin.address, reason="another process has this id")
             self._facts_known.clear()
             await self._facts_known.wait()
+
+    async def _adopt_stored(self) -> None:
+        """Adopt the settings of all shards before the first host joins: each of them may have the newest copy, and the
+        shards open one after another. A shard that cannot be read in time is left out."""
+        store, shards = self._config.store, self.seat.facts.shards.values()
+        connect_s, io_s = store.connect_timeout_ms / 1000, store.io_timeout_ms / 1000
+        room = asyncio.Semaphore(_READS_AT_ONCE)
+
+        async def adopt(fact: ShardFact) -> None:
+            read = partial(read_kept, fact.url, fact.id, connect_timeout_s=connect_s, io_timeout_s=io_s)
+            try:
+                async with room:
+                    kept = await on_daemon_thread(read, f"settings-{fact.id}")
+                adopted: asyncio.Future[str] = self._loop.create_future()
+                self.settings.settle(fact.id, kept.settings, adopted.set_result)
+                reason = await adopted
+            except StoreError as error:
+                reason = explained(error)
+            if reason:
+                log.warning("settings.not_adopted", shard=fact.id, reason=reason)
+
+        reads = [asyncio.ensure_future(adopt(fact)) for fact in shards if fact.use is not ShardUse.DISABLED]
+        if reads:
+            _, late = await asyncio.wait(reads, timeout=_ADOPT_S)
+            for one in late:
+                one.cancel()
+            if late:
+                log.warning("settings.not_adopted", reason=f"{len(late)} shards did not answer in {_ADOPT_S:g} s")
 
     async def stop(self) -> bool:
         """Move all shards to other hosts while serving, then stop. Return False if the grace period was too short."""
@@ -158,7 +196,7 @@ class ClusterNode:
 
     def _changed(self, facts: Facts) -> None:
         fatal = self.seat.changed(facts)
-        self.node.settings.follow(facts.settings)
+        self.settings.follow(facts.settings)
         self._facts_known.set()
         if self.seat.seen:
             self._seen.set()

@@ -26,11 +26,10 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.token_lender import TokenLender
-from foqs.policies.store import SettingsStore
-from foqs.rows import Opened
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
+from foqs.server.cluster_settings import ClusterSettings
 from foqs.server.hook_log import HookLog
 from foqs.server.hook_pool import HookPool
 from foqs.server.marks import Marks
@@ -98,7 +97,7 @@ class Node:
             changed=neighbours.changed,
             served=lambda: self.forwarder.shard_served(),  # noqa: PLW0108
             serves=lambda: self.server.serves,
-            read=self._read_settings,
+            keeper=lambda: self.keeper,
         )
         self.engine: Engine = self.runner.engine
         self.hooks = TopicHooks(
@@ -110,9 +109,11 @@ class Node:
             HookLog(self._loop.time).failed,
         )
         self.settings: HostSettings = HostSettings(self.engine)
-        lowest = min(self.engine.shards, default=0)
-        self._shard_settings = ShardSettings(lowest, self.settings, lambda: self.runner.worker(lowest), self._later)
-        self._settings_store: SettingsStore = neighbours.settings or self._shard_settings
+        self.keeper: ShardSettings | ClusterSettings
+        if neighbours.settings is None:
+            self.keeper = ShardSettings(self.engine.shards, self.settings, self.runner.workers, self._later)
+        else:
+            self.keeper = ClusterSettings(neighbours.settings, self.settings, self.runner.workers, self._later)
         self.peers: Peers | NoPeers
         if neighbours.static:
             self.peers = NoPeers(self.engine, lambda: self.address)
@@ -154,7 +155,7 @@ class Node:
             shares,
             self.forwarder,
             self.settings,
-            self._settings_store,
+            self.keeper,
             self.hooks,
         )
         self.server = ThriftServer(
@@ -173,13 +174,6 @@ class Node:
 
     def _later(self, after_ms: int, do: Callable[[], None]) -> None:
         self._loop.call_later(after_ms / 1000, do)
-
-    def _read_settings(self, number: int, opened: Opened) -> bool:
-        """Return whether the settings are known. A host of a cluster learns them from ZooKeeper, before it listens."""
-        if self._settings_store is not self._shard_settings:
-            return True
-        self._shard_settings.opened(number, opened.settings)
-        return self._shard_settings.known
 
     @property
     def unreachable(self) -> set[int]:

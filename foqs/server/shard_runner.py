@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -21,10 +21,11 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
-from foqs.rows import Opened
+from foqs.rows import Opened, SettingRow
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.marks import Marker, Marks
 from foqs.server.open_log import OpenLog
+from foqs.server.settings_copies import SettingsCopies
 from foqs.server.shard_thread import ShardThread
 from foqs.server.shard_worker import ShardWorker, worker_of
 from foqs.server.ticker import Ticker
@@ -35,6 +36,19 @@ log = structlog.get_logger("foqs.host")
 
 _SLOW_OPEN_S = 1.0
 Later = Callable[[int, Callable[[], None]], None]
+
+
+class SettingsKeeper(Protocol):
+    """The settings of namespaces, and their copies in the shards of this host."""
+
+    copies: SettingsCopies
+
+    def settle(self, number: int, rows: Sequence[SettingRow], then: Callable[[str], None]) -> None:
+        """Act on the newest settings, among them those of a shard that was opened. Then call `then` with the reason why
+        the shard must not be served ('': it may)."""
+
+    def unusable(self, number: int) -> None:
+        """Note that the database of a shard answered, and that no host can serve the shard."""
 
 
 @dataclass(slots=True)
@@ -49,8 +63,7 @@ class ShardRunner:
 
     `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from those of its timer.
     `changed()` is called when a shard came, went or changed its state; `served()` when a shard was opened; `serves()`
-    says whether the host takes requests. `read(shard, opened)` is called when a shard was opened, before it is served,
-    and returns whether the host may take requests now.
+    says whether the host takes requests. `keeper` has the settings of the shards' items.
     """
 
     def __init__(
@@ -69,7 +82,7 @@ class ShardRunner:
         changed: Callable[[], None],
         served: Callable[[], None],
         serves: Callable[[], bool],
-        read: Callable[[int, Opened], bool],
+        keeper: Callable[[], SettingsKeeper],
     ) -> None:
         self._host = config.server.id
         self._make_store = make_store
@@ -79,8 +92,7 @@ class ShardRunner:
         self._static = static
         self._changed = changed
         self._served = served
-        self._read = read
-        self._may_serve = False
+        self._keeper = keeper
         self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm)
         self.engine: Engine = Engine(
@@ -109,7 +121,7 @@ class ShardRunner:
         self.closing: set[int] = set()
         """Shards whose store is being closed."""
         self.ready = asyncio.Event()
-        """Set when `read` allows it and a shard is served and every shard was tried, or a second after that.
+        """Set when a shard is served and every shard was tried, or a second after that.
 
         The second bounds the wait for a database that hangs until its timeouts.
         """
@@ -140,10 +152,14 @@ class ShardRunner:
     def stop_ticking(self) -> None:
         self._ticker.stop()
 
-    def worker(self, number: int) -> ShardWorker | ShardThread | None:
-        """Return the worker of a shard that is open here."""
-        shard = self.engine.shards.get(number)
-        return self._workers.get(number) if shard is not None and shard.state is ShardState.SERVING else None
+    def workers(self) -> dict[int, ShardWorker | ShardThread]:
+        """Return the workers of the shards that are open here."""
+        shards = self.engine.shards
+        return {
+            number: worker
+            for number, worker in self._workers.items()
+            if number in shards and shards[number].state is ShardState.SERVING
+        }
 
     # ------------------------------------------------------------------------------------- steps of the driver
 
@@ -171,13 +187,21 @@ class ShardRunner:
 
         def done(outcome: Opened | StoreError) -> None:
             if isinstance(outcome, Opened):
-                shard = self.engine.shards[number]
-                self.engine.fill(shard, outcome, partial(opened, shard, outcome))
+                self._keeper().settle(number, outcome.settings, partial(settled, outcome))
                 return
             held, down = isinstance(outcome, ShardRefused) and outcome.held, isinstance(outcome, StoreDown)
             read_only = isinstance(outcome, StoreReadOnly)
             reason = explained(outcome)
             ended(self.driver.not_opened(number, attempt, reason, held=held, down=down, read_only=read_only))
+            if isinstance(outcome, ShardRefused) and not held:
+                self._keeper().unusable(number)
+
+        def settled(outcome: Opened, refused: str) -> None:
+            if refused:
+                ended(self.driver.not_opened(number, attempt, refused, held=False, down=False))
+                return
+            shard = self.engine.shards[number]
+            self.engine.fill(shard, outcome, partial(opened, shard, outcome))
 
         def opened(shard: Shard, outcome: Opened) -> None:
             ended(self.driver.opened(number, attempt, outcome))
@@ -191,20 +215,20 @@ class ShardRunner:
         worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
 
     def _set_ready(self) -> None:
-        if self.engine.serving and self._may_serve:
+        if self.engine.serving:
             slow = self.driver.tried < self.engine.shards.keys()
             self._loop.call_later(_SLOW_OPEN_S if slow else 0, self.ready.set)
 
     def _serve(self, step: steps.Serve) -> None:
         number, opened = step.number, step.opened
         shard, opening = self.engine.shards[number], self._opening.pop(number)
-        self._may_serve = self._read(number, opened)
         self.marker.opened(number, opened)
         db_ahead_ms = opened.db_now_ms - self._clock.at_ms(opened.read_ns)
         set_ms = self._timekeeper.opened(db_ahead_ms)
         begun_ms = opening.begun_ms + set_ms
         self.engine.opened(shard, opened, opening.store.max_batch_bytes, begun_ms, self._clock.now_ms())
         self._timekeeper.served(shard, db_ahead_ms - set_ms)
+        self._keeper().copies.opened(number, opened.settings)
         for warning in opened.warnings:
             log.warning("shard.unsafe", shard=number, warning=warning)
         self._served()
@@ -250,6 +274,8 @@ class ShardRunner:
             self._perform(self.driver.closed(number, attempt))
 
         self.closing.add(number)
+        if step.clean:
+            self._keeper().copies.closing(number, worker)
         worker.close(done, clean=step.clean)
 
     def _discard(self, step: steps.Discard) -> None:

@@ -1,92 +1,221 @@
-"""The settings of a lone host, in the database of its lowest shard."""
+"""The settings of a lone host: in the database of each of its shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import structlog
 
-from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
-from foqs.peers.settings_sync import HostSettings
-from foqs.policies.settings import Change, Settings, decode
+from foqs.errors import Conflict, FoqsError, Invalid, OutcomeUnknown, Unavailable
+from foqs.peers.settings_sync import CONFIRM_MS, HostSettings
+from foqs.policies.copies import Standing, enough, newest, standing
+from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.rows import SettingRow
-from foqs.store.protocol import CommitUnknown, ShardStore, StoreError, explained
+from foqs.server.settings_copies import SettingsCopies, Worker, is_complete, read_copies, settle
+from foqs.store.protocol import CommitUnknown, StoreError, explained
 
 log = structlog.get_logger("foqs.host")
 
 _AGAIN_MS = 1_000
+PATIENCE_MS = 5_000
+"""How long a host without a majority of its shards keeps those that it has. Another host may need them for its own."""
+LOWEST_PATIENCE_MS = 15_000
+"""A host with the lowest shard keeps them for longer: of several such hosts, one begins to serve."""
+Settled = Callable[[str], None]
+"""Called with the reason why a shard must not be served ('': it may)."""
 
 
-class Worker(Protocol):
-    """The thread of an open shard."""
+@dataclass(slots=True)
+class _Opened:
+    rows: Sequence[SettingRow]
+    then: Settled
 
-    def call(self, work: Callable[[ShardStore], Settings], done: Callable[[Settings | Exception], None]) -> None: ...
+
+@dataclass(slots=True)
+class _Confirming:
+    """A change that a majority of the shards does not have yet."""
+
+    settings: Settings
+    done: Changed
 
 
 class ShardSettings:
-    """A `SettingsStore`, in the shard `number`. `worker()` is None while the shard is not open here; `later` calls back
-    after so many milliseconds. The host acts on a stored change before `done` is called."""
+    """A `SettingsStore`, in `shards`. `workers()` are those of the open ones; `later` calls back after so many
+    milliseconds. The host acts on a stored change before `done` is called."""
 
     def __init__(
         self,
-        number: int,
+        shards: Collection[int],
         settings: HostSettings,
-        worker: Callable[[], Worker | None],
+        workers: Callable[[], Mapping[int, Worker]],
         later: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self.known = False
-        """Whether the settings were read."""
-        self._number = number
+        """Whether the settings were read from a majority of the shards."""
+        self.copies = SettingsCopies(settings.all, workers, later, self._stored)
+        self._shards = shards
         self._settings = settings
-        self._worker = worker
+        self._workers = workers
         self._later = later
+        self._opened: dict[int, _Opened] = {}
+        self._unusable: set[int] = set()
+        self._round = 0
+        self._confirming: list[_Confirming] = []
+        settings.applied = self.copies.keep
 
-    def opened(self, number: int, rows: Sequence[SettingRow]) -> None:
-        """Act on the settings that the opening of a shard has read."""
-        if number != self._number:
+    # ------------------------------------------------------------------------------------- shards that open
+
+    def settle(self, number: int, rows: Sequence[SettingRow], then: Settled) -> None:
+        """Act on the settings of a shard that was opened, before it is served: once a majority of the shards is open.
+
+        A change is confirmed when a majority has it, so the newest copy is among theirs. A new shard has no vote: it
+        may have joined after the change."""
+        if self.known:
+            copies = read_copies(number, rows, self._settings.of)
+            then(settle(number, copies, self._settings.of, self._act))
             return
-        for row in rows:
-            ns = row.ns.decode()
-            try:
-                self._settings.apply(decode(ns, row.doc))
-            except Invalid as error:
-                log.error("settings.not_read", ns=ns, shard=number, reason=error.message)
+        self._unusable.discard(number)
+        self._opened[number] = _Opened(rows, then)
+        if self._enough():
+            self._begin()
+        elif len(self._opened) == 1:
+            self._round += 1
+            self._wait(PATIENCE_MS, self._round)
+
+    def unusable(self, number: int) -> None:
+        """Note that the database of a shard answered, and that no host can serve the shard: it has no settings."""
+        self._unusable.add(number)
+        if not self.known and self._opened and self._enough():
+            self._begin()
+
+    def _enough(self) -> bool:
+        new = {number for number, opened in self._opened.items() if not is_complete(opened.rows)}
+        voters = set(self._shards) - new
+        if new == self._opened.keys():
+            voters -= self._unusable
+        return not voters or enough(voters, self._opened)
+
+    def _wait(self, waited_ms: int, its_round: int) -> None:
+        def over() -> None:
+            if its_round != self._round or self.known or not self._opened:
+                return
+            away = ", ".join(map(str, sorted(set(self._shards) - self._opened.keys())))
+            why = f"the settings are not known before a majority of the shards is open: shard {away} is not"
+            log.warning("settings.waiting", shards=sorted(self._opened), reason=why)
+            if waited_ms < LOWEST_PATIENCE_MS and min(self._shards) in self._opened:
+                self._later(LOWEST_PATIENCE_MS - waited_ms, partial(self._refuse, why, its_round))
+            else:
+                self._refuse(why, its_round)
+
+        self._later(waited_ms, over)
+
+    def _refuse(self, why: str, its_round: int) -> None:
+        if its_round == self._round and not self.known:
+            for opened in self._taken():
+                opened.then(why)
+
+    def _begin(self) -> None:
+        read = {number: read_copies(number, one.rows, self._settings.of) for number, one in self._opened.items()}
+        try:
+            found = newest((number, copy) for number in sorted(read) for copy in read[number])
+        except Conflict as error:
+            self._refuse(error.message, self._round)
+            return
+        for number, copy in found.values():
+            self._act(number, copy)
         self.known = True
+        for opened in self._taken():
+            opened.then("")
+
+    def _taken(self) -> list[_Opened]:
+        self._round += 1
+        opened, self._opened = list(self._opened.values()), {}
+        return opened
+
+    def _act(self, number: int, copy: Settings) -> None:
+        """Act on the newest copy of a namespace."""
+        try:
+            self._settings.apply(copy.checked())
+        except Invalid as error:
+            log.error("settings.not_read", ns=copy.ns, shard=number, reason=error.message)
+
+    # ------------------------------------------------------------------------------------- changes
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
-        worker = self._worker()
-        if worker is None:
-            error = Unavailable(f"shard {self._number}, which keeps the settings, is not served now")
+        workers = self._workers()
+        if not enough(self._shards, workers):
+            away = ", ".join(map(str, sorted(set(self._shards) - workers.keys())))
+            error = Unavailable(
+                f"settings are kept in a majority of the shards, and shard {away} is not served: nothing was changed"
+            )
             self._later(0, partial(done, error))
             return
-        worker.call(lambda store: store.change_settings(ns, change), partial(self._changed, ns, done))
+        first = min(workers)
+        work = partial(_change_on, self._settings.of(ns), change)
+        workers[first].call(lambda store: store.change_settings(ns, work), partial(self._changed, first, ns, done))
 
-    def _changed(self, ns: str, done: Changed, outcome: Settings | Exception) -> None:
+    def _changed(self, number: int, ns: str, done: Changed, outcome: Settings | Exception) -> None:
         if isinstance(outcome, Settings):
-            self._settings.apply(outcome)
-            done(outcome)
+            self._made(number, outcome, done)
         elif isinstance(outcome, CommitUnknown):
             self._read_later(ns)
             done(OutcomeUnknown("the connection to the shard's database was lost: the change may have been made"))
         elif isinstance(outcome, StoreError):
-            done(Unavailable(f"shard {self._number}: {explained(outcome)}; nothing was changed"))
+            done(Unavailable(f"shard {number}: {explained(outcome)}; nothing was changed"))
         elif isinstance(outcome, FoqsError):
             done(outcome)
         else:
             log.error("settings.failed", ns=ns, exc_info=outcome)
             done(Unavailable("internal error"))
 
+    def _made(self, number: int, settings: Settings, done: Changed) -> None:
+        self.copies.has(number, settings)
+        known = self._settings.of(settings.ns)
+        if standing(settings, known) is Standing.NEWER:
+            self._settings.apply(settings)
+        if self._stored_enough(settings):
+            done(settings)
+            return
+        waiting = _Confirming(settings, done)
+        self._confirming.append(waiting)
+        self._later(CONFIRM_MS, partial(self._late, waiting))
+
+    def _stored(self, ns: str) -> None:
+        for waiting in [one for one in self._confirming if one.settings.ns == ns]:
+            if self._stored_enough(waiting.settings):
+                self._confirming.remove(waiting)
+                waiting.done(waiting.settings)
+
+    def _stored_enough(self, settings: Settings) -> bool:
+        return not settings.version or enough(self._shards, self.copies.holders(settings.ns, settings.version))
+
+    def _late(self, waiting: _Confirming) -> None:
+        if waiting in self._confirming:
+            self._confirming.remove(waiting)
+            held = ", ".join(map(str, sorted(self.copies.holders(waiting.settings.ns, waiting.settings.version))))
+            waiting.done(
+                OutcomeUnknown(
+                    f"version {waiting.settings.version} is in effect, and so far in shard {held} alone, which is no "
+                    "majority: the host goes on writing it to the others"
+                )
+            )
+
     def _read_later(self, ns: str) -> None:
         """Read the stored settings, until that succeeds."""
 
         def read(outcome: Settings | FoqsError | None = None) -> None:
-            if not isinstance(outcome, Settings):
+            if outcome is None or (isinstance(outcome, FoqsError) and not isinstance(outcome, Invalid)):
                 self._later(_AGAIN_MS, partial(self.change_settings, ns, _same, read))
 
         read()
+
+
+def _change_on(known: Settings, change: Change, stored: Settings) -> Settings:
+    """Change the stored settings, or the known ones where an older copy is stored."""
+    return change(known if standing(stored, known) is Standing.OLDER else stored)
 
 
 def _same(settings: Settings) -> Settings:

@@ -153,6 +153,18 @@ def _to_move(
         yield staying[source].pop(), to
 
 
+def claimed(facts: Facts, shard: int, stamp: int, bits: bytes, now_ms: int) -> Slots:
+    """Return the record with the slots that a shard has had outside of the cluster, where no shard of the cluster has
+    them: so the keys that it remembers still count. `stamp`, `bits`: as its database has them."""
+    slots = facts.slots
+    shards = slots.shards or (0,) * SLOTS
+    free = {0} | (set(shards) - facts.shards.keys())
+    made = tuple(shard if old in free and has(bits, slot) else old for slot, old in enumerate(shards))
+    if made == shards:
+        return slots
+    return replace(slots, shards=made, stamp=max(slots.stamp + 1, stamp, now_ms))
+
+
 def arrived(slots: Slots, moved: Mapping[int, SlotMove], now_ms: int) -> Slots:
     """Return the record after the rows of `moved` have arrived; a move that has been cancelled or replaced changes
     nothing."""

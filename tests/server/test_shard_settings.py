@@ -1,9 +1,10 @@
-"""The settings of a lone host: in its lowest shard's database, written by the shard's owner alone."""
+"""The settings of a lone host: in the database of each of its shards, written by the shards' owner alone."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -13,6 +14,7 @@ from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import Opened, SettingRow
+from foqs.server.settings_copies import COMPLETE
 from foqs.server.shard_settings import ShardSettings
 from foqs.server.shard_worker import worker_of
 from foqs.store.link import Database
@@ -42,7 +44,7 @@ class Host:
         self.engine = Laboratory(1).engine
         self.settings = HostSettings(self.engine)
         self.timers: list[Callable[[], None]] = []
-        self.kept = ShardSettings(NUMBER, self.settings, lambda: self.worker, self._later)
+        self.kept = ShardSettings([NUMBER], self.settings, lambda: {NUMBER: self.worker}, self._later)
         self.opened = self.open()
         self.keeper = Keeper(self.kept, self.until)
 
@@ -57,7 +59,10 @@ class Host:
         self.worker.open("host", take_over=True, done=outcomes.append)
         self.until(lambda: outcomes)
         assert isinstance(outcomes[0], Opened), outcomes
-        self.kept.opened(NUMBER, outcomes[0].settings)
+        refused: list[str] = []
+        self.kept.settle(NUMBER, outcomes[0].settings, refused.append)
+        assert refused == [""]
+        self.kept.copies.opened(NUMBER, outcomes[0].settings)
         return outcomes[0]
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -139,48 +144,109 @@ def test_a_schema_without_the_table_keeps_no_settings(shard_url: str) -> None:
 
 
 class Thread:
-    """A shard's thread whose calls end as the test says."""
+    """The thread of one shard: its calls run when the test says so, on settings in memory, or end in an error."""
 
     def __init__(self) -> None:
-        self.calls: list[Callable[[Settings | Exception], None]] = []
+        self.stored: dict[str, Settings] = {}
+        self.calls: list[tuple[Callable[[ShardStore], Settings], Callable[[Settings | Exception], None]]] = []
 
     def call(self, work: Callable[[ShardStore], Settings], done: Callable[[Settings | Exception], None]) -> None:
-        self.calls.append(done)
+        self.calls.append((work, done))
+
+    def change_settings(self, ns: str, change: Callable[[Settings], Settings]) -> Settings:
+        before = self.stored.get(ns) or Settings(ns)
+        made = change(before)
+        if made is not before:
+            self.stored[ns] = made
+        return made
+
+    def run(self, error: Exception | None = None) -> None:
+        work, done = self.calls.pop(0)
+        try:
+            outcome: Settings | Exception = work(self) if error is None else error  # type: ignore[arg-type]
+        except Exception as raised:  # noqa: BLE001 - as the shard's thread
+            outcome = raised
+        done(outcome)
+
+    def rows(self) -> list[SettingRow]:
+        return [SettingRow(ns.encode(), settings.encoded()) for ns, settings in self.stored.items()]
 
 
 class Parts:
-    """`ShardSettings` without a database."""
+    """`ShardSettings` of a host with shards 1 to `shards`, without databases. All but the `new` ones were served."""
 
-    def __init__(self) -> None:
-        self.thread: Thread | None = Thread()
+    def __init__(self, shards: int = 1, new: tuple[int, ...] = ()) -> None:
+        self.threads = {number: Thread() for number in range(1, shards + 1)}
+        for number in self.threads.keys() - set(new):
+            self.threads[number].stored[""] = COMPLETE
+        self.open: list[int] = []
         self.timers: list[Callable[[], None]] = []
         self.settings = HostSettings(Laboratory(1).engine)
-        self.kept = ShardSettings(1, self.settings, lambda: self.thread, lambda _, do: self.timers.append(do))
+        self.kept = ShardSettings(
+            self.threads,
+            self.settings,
+            lambda: {number: self.threads[number] for number in self.open},
+            lambda _, do: self.timers.append(do),
+        )
         self.told: list[Settings | FoqsError] = []
+        self.refused: dict[int, str] = {}
 
-    def put(self) -> None:
-        self.kept.change_settings("ns", lambda settings: settings.changed({"a": "1"}, ()), self.told.append)
+    def put(self, text: str = "1") -> None:
+        def change(settings: Settings) -> Settings:
+            return settings.changed({"a": text}, (), nonce=text)
+
+        self.kept.change_settings("ns", change, self.told.append)
+
+    def opens(self, *numbers: int) -> None:
+        """The shards are opened one after another; those that may be served are served."""
+        for number in numbers:
+            self.kept.settle(number, self.threads[number].rows(), partial(self._settled, number))
+
+    def _settled(self, number: int, reason: str) -> None:
+        self.refused[number] = reason
+        if not reason:
+            self.open.append(number)
+            self.open.sort()
+            self.kept.copies.opened(number, self.threads[number].rows())
+
+    def work(self) -> None:
+        while any(thread.calls for thread in self.threads.values()):
+            for thread in self.threads.values():
+                if thread.calls:
+                    thread.run()
+
+    def stored(self) -> list[int]:
+        """The version of each shard's copy."""
+        return [thread.stored.get("ns", Settings("ns")).version for thread in self.threads.values()]
+
+
+def versions(*nonces: str, start: Settings | None = None) -> Settings:
+    settings = start or Settings("ns")
+    for nonce in nonces:
+        settings = settings.changed({"a": nonce}, (), nonce=nonce)
+    return settings
 
 
 def test_after_an_unknown_outcome_the_settings_are_read() -> None:
     """Until that succeeds: the host acts on the stored settings then."""
     parts = Parts()
+    parts.opens(1)
     parts.put()
-    assert parts.thread is not None
-    parts.thread.calls.pop()(CommitUnknown("lost"))
+    thread = parts.threads[1]
+    thread.run(CommitUnknown("lost"))
     assert isinstance(parts.told[0], OutcomeUnknown)
-    stored = Settings("ns", 1, {"a": "1"})
-    for outcome in (StoreDown("gone"), stored):
-        assert parts.settings.of("ns").version == 0
-        parts.timers.pop()()
-        parts.thread.calls.pop()(outcome)
+    thread.stored["ns"] = stored = versions("1")
+    parts.timers.pop()()
+    thread.run(StoreDown("gone"))
+    assert parts.settings.of("ns").version == 0
+    parts.timers.pop()()
+    thread.run()
     assert parts.settings.of("ns") == stored
     assert (parts.timers, len(parts.told)) == ([], 1)
 
 
 def test_without_its_shard_a_host_changes_nothing() -> None:
     parts = Parts()
-    parts.thread = None
     parts.put()
     assert parts.told == [], "called back before it returned"
     parts.timers.pop()()
@@ -189,25 +255,263 @@ def test_without_its_shard_a_host_changes_nothing() -> None:
 
 def test_a_fault_is_logged_without_its_text_in_the_answer() -> None:
     parts = Parts()
+    parts.opens(1)
     parts.put()
-    assert parts.thread is not None
     with capture_logs() as lines:
-        parts.thread.calls.pop()(ZeroDivisionError("secret"))
+        parts.threads[1].run(ZeroDivisionError("secret"))
     assert [line["event"] for line in lines] == ["settings.failed"]
     assert [str(error) for error in parts.told] == ["internal error"]
 
 
-def test_only_the_lowest_shard_has_settings() -> None:
-    parts, row = Parts(), SettingRow(b"ns", Settings("ns", 3, {"a": "1"}).encoded())
-    parts.kept.opened(2, [row])
-    assert (parts.kept.known, parts.settings.of("ns").version) == (False, 0)
-    parts.kept.opened(1, [row])
-    assert (parts.kept.known, parts.settings.of("ns").version) == (True, 3)
-
-
 def test_an_unreadable_document_is_logged() -> None:
-    parts = Parts()
+    parts, row = Parts(), SettingRow(b"ns", versions("1", "2", "3").encoded())
+    refused: list[str] = []
     with capture_logs() as lines:
-        parts.kept.opened(1, [SettingRow(b"bad", b"{"), SettingRow(b"ns", Settings("ns", 3, {}).encoded())])
+        parts.kept.settle(1, [SettingRow(b"bad", b"{"), row], refused.append)
     assert [(line["event"], line["ns"]) for line in lines] == [("settings.not_read", "bad")]
-    assert (parts.kept.known, parts.settings.of("ns").version) == (True, 3)
+    assert (parts.kept.known, parts.settings.of("ns").version, refused) == (True, 3, [""])
+
+
+# ------------------------------------------------------------------------------------------ several shards
+
+
+def test_every_shard_gets_a_change() -> None:
+    parts = Parts(3)
+    parts.opens(1, 2, 3)
+    parts.put()
+    parts.work()
+    assert (parts.stored(), len(parts.told)) == ([1, 1, 1], 1)
+    assert [thread.stored["ns"] for thread in parts.threads.values()] == parts.told * 3
+
+
+def test_a_change_is_confirmed_by_a_majority() -> None:
+    """The database of shard 3 hangs."""
+    parts = Parts(3)
+    parts.opens(1, 2, 3)
+    parts.put()
+    parts.threads[1].run()
+    assert (parts.settings.of("ns").version, parts.told) == (1, []), "in effect here, and not safe yet"
+    parts.threads[2].run()
+    assert [type(told) for told in parts.told] == [Settings]
+    parts.threads[3].run(StoreDown("gone"))
+    parts.put("2")
+    for number in (1, 2):
+        parts.threads[number].run()
+    assert (parts.stored(), len(parts.told)) == ([2, 2, 0], 2)
+    for timer in parts.timers:
+        timer()
+    parts.work()
+    assert (parts.stored(), len(parts.told)) == ([2, 2, 2], 2)
+
+
+def test_a_change_without_a_majority_is_unknown() -> None:
+    parts = Parts(3)
+    parts.opens(1, 2, 3)
+    parts.put()
+    parts.threads[1].run()
+    parts.timers.pop()()
+    assert [type(told) for told in parts.told] == [OutcomeUnknown]
+    assert "in shard 1 alone" in str(parts.told[0])
+    assert parts.settings.of("ns").version == 1
+
+
+def test_a_change_is_refused_where_no_majority_is_open() -> None:
+    parts = Parts(3)
+    parts.opens(2, 3)
+    parts.open.remove(2)
+    parts.put()
+    parts.timers.pop()()
+    assert isinstance(parts.told[0], Unavailable)
+    assert "shard 1, 2 is not served" in str(parts.told[0])
+
+
+def test_no_shard_is_served_before_a_majority_is_open() -> None:
+    """The lowest shard was away during the last change, and has an old copy."""
+    parts = Parts(3)
+    old = versions("1")
+    new = versions("2", start=old)
+    parts.threads[1].stored["ns"] = old
+    parts.threads[2].stored["ns"] = parts.threads[3].stored["ns"] = new
+    parts.opens(1)
+    assert (parts.refused, parts.kept.known) == ({}, False)
+    parts.opens(3)
+    assert parts.refused == {1: "", 3: ""}
+    assert parts.settings.of("ns") == new
+    parts.work()
+    assert parts.stored() == [2, 2, 2]
+    parts.opens(2)
+    assert parts.refused[2] == ""
+
+
+def test_of_two_shards_the_lower_one_suffices() -> None:
+    for number, known in ((1, True), (2, False)):
+        parts = Parts(2)
+        parts.opens(number)
+        assert parts.kept.known is known
+
+
+def test_a_host_without_a_majority_gives_its_shards_up() -> None:
+    """Another host may need them for its own majority. The host with the lowest shard keeps them for longer."""
+    high, low = Parts(3), Parts(3)
+    high.opens(2)
+    low.opens(1)
+    with capture_logs() as lines:
+        high.timers.pop()()
+        low.timers.pop(0)()
+    assert [line["event"] for line in lines] == ["settings.waiting"] * 2
+    assert "shard 1, 3 is not" in high.refused[2]
+    assert low.refused == {}
+    low.timers.pop()()
+    assert "shard 2, 3 is not" in low.refused[1]
+    low.opens(1, 2)
+    assert low.refused == {1: "", 2: ""}
+
+
+def test_a_timer_of_an_earlier_wait_refuses_nothing() -> None:
+    parts = Parts(3)
+    parts.opens(2)
+    first = parts.timers.pop()
+    first()
+    parts.opens(2)
+    first()
+    assert parts.kept._opened.keys() == {2}
+
+
+def test_a_newer_copy_in_a_shard_that_opens_late_counts() -> None:
+    """It is from a cluster, or from a host that had other shards."""
+    parts = Parts(3)
+    old = versions("1")
+    parts.threads[1].stored["ns"] = parts.threads[2].stored["ns"] = old
+    parts.threads[3].stored["ns"] = new = versions("2", "3", start=old)
+    parts.opens(1, 2, 3)
+    assert (parts.refused[3], parts.settings.of("ns")) == ("", new)
+    parts.work()
+    assert parts.stored() == [3, 3, 3]
+
+
+def test_shards_of_two_hosts_are_not_served_together() -> None:
+    """The settings of neither count for the items of the other. The reason names both, and the commands."""
+    parts = Parts(2)
+    ours, theirs = versions("1"), versions("5", "6")
+    parts.threads[1].stored["ns"] = ours
+    parts.threads[2].stored["ns"] = theirs
+    parts.opens(1)
+    parts.opens(2)
+    assert (parts.refused[1], parts.settings.of("ns")) == ("", ours)
+    for words in (
+        "namespace ns in shard 2 (version 2)",
+        "in this host (version 1)",
+        "foqs shards settings 2 --discard",
+    ):
+        assert words in parts.refused[2]
+    parts.work()
+    assert parts.threads[2].stored["ns"] == theirs
+    del parts.threads[2].stored["ns"]
+    parts.opens(2)
+    parts.work()
+    assert (parts.refused[2], parts.threads[2].stored["ns"]) == ("", ours)
+
+
+def test_a_host_whose_majority_disagrees_serves_nothing() -> None:
+    parts = Parts(3)
+    parts.threads[1].stored["ns"] = versions("1")
+    parts.threads[2].stored["ns"] = versions("5", "6")
+    parts.opens(1, 2)
+    assert (parts.kept.known, parts.settings.of("ns").version) == (False, 0)
+    for number in (1, 2):
+        for words in ("shard 1 (version 1)", "shard 2 (version 2)", "`foqs shards settings 2 --discard`"):
+            assert words in parts.refused[number]
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (3, 2, 1), (2, 3), (3,)])
+def test_another_set_of_shards_finds_the_settings(numbers: tuple[int, ...]) -> None:
+    """The lowest shard was removed from foqs.toml, or the file lists the shards in another order."""
+    before = Parts(3)
+    before.opens(1, 2, 3)
+    before.put()
+    before.work()
+    after = Parts(3)
+    after.threads = {number: before.threads[number] for number in numbers}
+    after.kept = ShardSettings(
+        after.threads,
+        after.settings,
+        lambda: {number: after.threads[number] for number in after.open},
+        lambda _, do: after.timers.append(do),
+    )
+    after.opens(*numbers)
+    assert after.settings.of("ns") == before.settings.of("ns")
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+def test_a_new_lowest_shard_hides_nothing(shards: int) -> None:
+    """It has no vote, although of two or four shards the lowest has two."""
+    parts = Parts(shards, new=(1,))
+    for number in range(2, shards + 1):
+        parts.threads[number].stored["ns"] = versions("1")
+    parts.opens(1)
+    assert (parts.refused, parts.kept.known) == ({}, False)
+    parts.opens(2, *((3,) if shards > 2 else ()))
+    parts.work()
+    assert (parts.settings.of("ns").version, parts.stored()[:2]) == (1, [1, 1])
+    assert parts.threads[1].stored[""] == COMPLETE
+
+
+def test_the_first_host_on_new_shards_waits_for_all_of_them() -> None:
+    parts = Parts(3, new=(1, 2, 3))
+    parts.opens(1, 2)
+    assert not parts.kept.known
+    parts.opens(3)
+    parts.work()
+    assert parts.kept.known
+    assert all(thread.stored == {"": COMPLETE} for thread in parts.threads.values())
+
+
+def test_of_new_shards_one_that_no_host_can_serve_is_not_waited_for() -> None:
+    """Where a shard was served before, it may have been the only one with the newest copy."""
+    for first in (True, False):
+        parts = Parts(2, new=(1, 2))
+        if first:
+            parts.kept.unusable(2)
+        parts.opens(1)
+        assert parts.kept.known is first
+        if not first:
+            parts.kept.unusable(2)
+        assert (parts.kept.known, parts.refused) == (True, {1: ""})
+    old = Parts(3)
+    old.opens(3)
+    for number in (1, 2):
+        old.kept.unusable(number)
+    assert not old.kept.known
+
+
+def test_a_shard_is_complete_after_its_last_copy() -> None:
+    parts = Parts(2, new=(1,))
+    parts.threads[2].stored |= {ns: Settings(ns).changed({"a": ns}, ()) for ns in ("x", "y")}
+    parts.opens(1, 2)
+    for _ in range(3):
+        parts.threads[1].run()
+    assert list(parts.threads[1].stored) == ["x", "y", ""]
+
+
+def test_a_shard_that_closes_gets_the_last_copies() -> None:
+    parts = Parts(2)
+    parts.opens(1, 2)
+    parts.put()
+    parts.threads[1].run()
+    parts.threads[2].run(StoreDown("gone"))
+    parts.kept.copies.closing(2, parts.threads[2])
+    parts.threads[2].run()
+    assert parts.stored() == [1, 1]
+
+
+def test_a_stored_copy_that_lags_is_no_base_of_a_change() -> None:
+    """The copy of the lowest shard could not be written when it was opened."""
+    parts = Parts(3)
+    parts.threads[1].stored["ns"] = old = versions("1")
+    parts.threads[2].stored["ns"] = parts.threads[3].stored["ns"] = versions("2", "3", start=old)
+    parts.opens(1, 2)
+    parts.threads[1].run(StoreDown("gone"))
+    parts.put("4")
+    parts.work()
+    assert (parts.stored()[:2], parts.settings.of("ns").version) == ([4, 4], 4)
+    assert isinstance(parts.told[0], Settings)

@@ -17,7 +17,7 @@ from foqs.policies.copies import Standing, adopt, remedy, standing
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed, SettingsStore
 from foqs.rows import SettingRow
-from foqs.server.settings_copies import SettingsCopies, Worker, read_copies, settle
+from foqs.server.settings_copies import SettingsCopies, Worker, change_on, read_copies, settle
 
 log = structlog.get_logger("foqs.host")
 
@@ -42,7 +42,7 @@ class ClusterSettings:
         settings.applied = self.copies.keep
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
-        self._store.change_settings(ns, change, done)
+        self._store.change_settings(ns, partial(change_on, self._settings.of(ns), change), done)
 
     def follow(self, found: Mapping[str, Settings]) -> None:
         """Act on the cluster's settings. Put those that this host acts on in the place of an earlier version."""

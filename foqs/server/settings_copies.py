@@ -164,6 +164,11 @@ class SettingsCopies:
             _report(number, settings, outcome)
 
 
+def change_on(known: Settings, change: Change, stored: Settings) -> Settings:
+    """Change the stored settings, or the known ones where older ones are stored."""
+    return change(known if standing(stored, known) is Standing.OLDER else stored)
+
+
 def kept_over(settings: Settings) -> Change:
     """Return the change that puts `settings` over an older copy. It raises Invalid over a copy of another history."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from foqs.policies.copies import Standing, enough, newest, standing
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.rows import SettingRow
-from foqs.server.settings_copies import SettingsCopies, Worker, is_complete, read_copies, settle
+from foqs.server.settings_copies import SettingsCopies, Worker, change_on, is_complete, read_copies, settle
 from foqs.store.protocol import CommitUnknown, StoreError, explained
 
 log = structlog.get_logger("foqs.host")
@@ -63,6 +64,8 @@ class ShardSettings:
         self._opened: dict[int, _Opened] = {}
         self._unusable: set[int] = set()
         self._round = 0
+        self._later_shards: list[tuple[int, Sequence[SettingRow], Settled]] = []
+        self._lines: dict[str, deque[tuple[Change, Changed]]] = {}
         self._confirming: list[_Confirming] = []
         settings.applied = self.copies.keep
 
@@ -74,8 +77,8 @@ class ShardSettings:
         A change is confirmed when a majority has it, so the newest copy is among theirs. A new shard has no vote: it
         may have joined after the change."""
         if self.known:
-            copies = read_copies(number, rows, self._settings.of)
-            then(settle(number, copies, self._settings.of, self._act))
+            self._later_shards.append((number, rows, then))
+            self._settle_later_shards(self._lines)
             return
         self._unusable.discard(number)
         self._opened[number] = _Opened(rows, then)
@@ -97,6 +100,16 @@ class ShardSettings:
         if new == self._opened.keys():
             voters -= self._unusable
         return not voters or enough(voters, self._opened)
+
+    def _settle_later_shards(self, changing: Collection[str]) -> None:
+        """Settle each waiting shard that has no copy of a namespace in `changing`: a change in flight begins with the
+        settings that are known, and a copy of the shard may be newer."""
+        for waiting in list(self._later_shards):
+            number, rows, then = waiting
+            if not any(row.ns.decode() in changing for row in rows):
+                self._later_shards.remove(waiting)
+                copies = read_copies(number, rows, self._settings.of)
+                then(settle(number, copies, self._settings.of, self._act))
 
     def _wait(self, waited_ms: int, its_round: int) -> None:
         def over() -> None:
@@ -145,37 +158,62 @@ class ShardSettings:
     # ------------------------------------------------------------------------------------- changes
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        """Changes of one namespace run one after another, also when a lower shard opens between them: each begins with
+        the outcome of the one before."""
+        line = self._lines.setdefault(ns, deque())
+        line.append((change, done))
+        if len(line) == 1:
+            self._next(ns)
+
+    def _next(self, ns: str) -> None:
+        """Begin the first change in line."""
+        change, done = self._lines[ns][0]
         workers = self._workers()
         if not enough(self._shards, workers):
             away = ", ".join(map(str, sorted(set(self._shards) - workers.keys())))
             error = Unavailable(
                 f"settings are kept in a majority of the shards, and shard {away} is not served: nothing was changed"
             )
-            self._later(0, partial(done, error))
+            self._later(0, partial(self._end, ns, done, error))
             return
         first = min(workers)
-        work = partial(_change_on, self._settings.of(ns), change)
+        work = partial(change_on, self._settings.of(ns), change)
         workers[first].call(lambda store: store.change_settings(ns, work), partial(self._changed, first, ns, done))
 
-    def _changed(self, number: int, ns: str, done: Changed, outcome: Settings | Exception) -> None:
+    def _end(self, ns: str, done: Changed, outcome: Settings | FoqsError) -> None:
+        line = self._lines[ns]
+        line.popleft()
+        self._settle_later_shards(self._lines.keys() - {ns})
+        if line:
+            self._next(ns)
+        else:
+            del self._lines[ns]
         if isinstance(outcome, Settings):
-            self._made(number, outcome, done)
+            self._confirm(outcome, done)
+        else:
+            done(outcome)
+
+    def _changed(self, number: int, ns: str, done: Changed, outcome: Settings | Exception) -> None:
+        ended: Settings | FoqsError
+        if isinstance(outcome, Settings):
+            self.copies.has(number, outcome)
+            if standing(outcome, self._settings.of(ns)) is Standing.NEWER:
+                self._settings.apply(outcome)
+            ended = outcome
         elif isinstance(outcome, CommitUnknown):
             self._read_later(ns)
-            done(OutcomeUnknown("the connection to the shard's database was lost: the change may have been made"))
+            ended = OutcomeUnknown("the connection to the shard's database was lost: the change may have been made")
         elif isinstance(outcome, StoreError):
-            done(Unavailable(f"shard {number}: {explained(outcome)}; nothing was changed"))
+            ended = Unavailable(f"shard {number}: {explained(outcome)}; nothing was changed")
         elif isinstance(outcome, FoqsError):
-            done(outcome)
+            ended = outcome
         else:
             log.error("settings.failed", ns=ns, exc_info=outcome)
-            done(Unavailable("internal error"))
+            ended = Unavailable("internal error")
+        self._end(ns, done, ended)
 
-    def _made(self, number: int, settings: Settings, done: Changed) -> None:
-        self.copies.has(number, settings)
-        known = self._settings.of(settings.ns)
-        if standing(settings, known) is Standing.NEWER:
-            self._settings.apply(settings)
+    def _confirm(self, settings: Settings, done: Changed) -> None:
+        """Answer when a majority of the shards has the settings."""
         if self._stored_enough(settings):
             done(settings)
             return
@@ -211,11 +249,6 @@ class ShardSettings:
                 self._later(_AGAIN_MS, partial(self.change_settings, ns, _same, read))
 
         read()
-
-
-def _change_on(known: Settings, change: Change, stored: Settings) -> Settings:
-    """Change the stored settings, or the known ones where an older copy is stored."""
-    return change(known if standing(stored, known) is Standing.OLDER else stored)
 
 
 def _same(settings: Settings) -> Settings:

@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
 from foqs.config.live import change
 from foqs.config.load import Config, load
+from foqs.policies.settings import Change, Settings
+from foqs.policies.store import Changed
 from foqs.server.cluster_node import ClusterNode
-from foqs.shardmgr.facts import KNOWS, Assignment, Facts, HostFact, OwnerFact, ShardFact
+from foqs.shardmgr.facts import KNOWS, Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse
 from foqs.shardmgr.session import Session
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
@@ -85,6 +90,65 @@ def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None
         assert not member.seat.fresh
         store.changed(assigned(facts))
         await until(lambda: bool(member.node.engine.serving))
+        assert await member.stop()
+
+    asyncio.run(run())
+
+
+class Keeping(Told):
+    """It keeps settings, and answers at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[str, Settings] = {}
+        self.joined: list[dict[str, Settings]] = []
+
+    def join(self, host: HostFact) -> None:
+        super().join(host)
+        self.joined.append(dict(self.stored))
+
+    def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        made = change(self.stored.get(ns) or Settings(ns))
+        self.stored[ns] = made
+        done(made)
+
+
+def keep(url: str, number: int, settings: Settings) -> None:
+    create_schema(url, number)
+    store = SqlStore(url, shard=number)
+    store.open("a lone host", take_over=True)
+    store.change_settings(settings.ns, lambda _: settings)
+    store.close(clean=True)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_host_adopts_the_settings_of_all_shards_before_it_joins(tmp_path: Path, first: bool) -> None:
+    """Before it is assigned one: a shard without a copy could be served first. One shard is disabled, and one is gone.
+    A later host leaves that to the shards that it opens."""
+
+    async def run() -> None:
+        store, config = Keeping(), configured()
+        old = Settings("ns").changed({"a": "1"}, (), nonce="1")
+        new = old.changed({"topic.t": '{"paused": true}'}, (), nonce="2")
+        urls = {number: f"sqlite:///{tmp_path}/{number}.db" for number in range(1, 6)}
+        keep(urls[1], 1, old)
+        keep(urls[2], 2, new)
+        create_schema(urls[3], 3)
+        keep(urls[4], 4, new.changed({"a": "2"}, (), nonce="3"))
+        shards = {number: ShardFact(number, url) for number, url in urls.items()}
+        shards[4] = ShardFact(4, urls[4], use=ShardUse.DISABLED)
+        assert config.zookeeper is not None
+        member = ClusterNode(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), print)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(member.start())
+        await until(lambda: store.started)
+        store.session(Session.CONNECTED)
+        with capture_logs() as lines:
+            store.changed(Facts(shards=shards, hosts={} if first else {"b": HostFact("b", "x:1", "another")}))
+            await starting
+        assert store.joined == [{"ns": new} if first else {}]
+        assert member.node.engine.policies.of(("ns", "t")).paused is first
+        missed = [line["shard"] for line in lines if line["event"] == "settings.not_adopted"]
+        assert missed == ([5] if first else [])
         assert await member.stop()
 
     asyncio.run(run())

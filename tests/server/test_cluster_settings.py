@@ -181,6 +181,19 @@ def test_a_host_does_not_fall_back_behind_what_it_acted_on(cluster: Cluster, hos
     assert cluster.store.stored["ns"] == new
 
 
+def test_a_change_goes_on_from_what_the_host_acts_on(cluster: Cluster, host: Host) -> None:
+    """ZooKeeper was put back, and the host's repair is not there yet."""
+    old = versions("a")
+    new = versions("b", "c", start=old)
+    host.follow({"ns": new})
+    cluster.store.stored["ns"] = old
+    outcomes: list[object] = []
+    host.kept.change_settings("ns", lambda settings: settings.changed({"x": "1"}, (), 3), outcomes.append)
+    cluster.run()
+    assert isinstance(outcomes[0], Settings)
+    assert (outcomes[0].version, cluster.store.stored["ns"].entries) == (4, {"a": "c", "x": "1"})
+
+
 def test_a_cluster_whose_zookeeper_is_empty_adopts_its_own_copies(cluster: Cluster, host: Host) -> None:
     host.follow({"ns": versions("a", "b")})
     host.opens(1, shard())

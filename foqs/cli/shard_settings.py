@@ -133,7 +133,7 @@ def _compare(cluster: ClusterOptions, places: list[tuple[int, str]], ns: str | N
 
 
 def _copies(places: list[tuple[int, str]]) -> Iterator[tuple[int, Settings]]:
-    """Yield the copies of each shard whose database answers, and report the others."""
+    """Yield the copies of each shard whose database answers, and report each other one."""
     from foqs.store.kept import read_kept
 
     for number, url in places:

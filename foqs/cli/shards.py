@@ -171,8 +171,8 @@ def add(
 ) -> None:
     """Add a shard to the cluster after checking its database.
 
-    The cluster takes over the settings of namespaces that the shard's database keeps. If the cluster has others, the
-    command adds nothing and names both. The command waits until a host serves the shard.
+    The cluster takes over the settings of namespaces that the shard's database keeps. If those of the cluster
+    were made apart, the command adds nothing and names both. The command waits until a host serves the shard.
     """
     from foqs.cli.kept import adopt_kept, remove_copies
 

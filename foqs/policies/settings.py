@@ -99,7 +99,7 @@ def decode(ns: str, document: bytes) -> Settings:
 
 
 def parse_document(ns: str, document: bytes) -> Settings:
-    """Read a stored document without a check of its entries, which takes 100 times as long. Raises Invalid."""
+    """Read a stored document without a check of its entries, which takes most of the time. Raises Invalid."""
     try:
         value = json.loads(document)
         version, entries = value["stamp"], value["entries"]
@@ -114,7 +114,7 @@ def parse_document(ns: str, document: bytes) -> Settings:
 
 
 def history_of(document: bytes) -> History | None:
-    """Return the history of a document as `Settings.encoded` wrote it, without reading its entries; None for others."""
+    """Return the history of a document that `Settings.encoded` made, without reading its entries; None for another."""
     head, found, _ = document.partition(_ENTRIES)
     if not found or len(head) > _HEAD_BYTES:
         return None

@@ -1,7 +1,7 @@
 """Where the settings of namespaces are kept.
 
-Three implementations, which pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the lowest
-shard of a lone host (`foqs.server.shard_settings`), and the fake ZooKeeper of the simulations.
+Three implementations, which pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the shards
+of a lone host (`foqs.server.shard_settings`), and the fake ZooKeeper of the simulations.
 """
 
 from __future__ import annotations

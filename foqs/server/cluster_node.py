@@ -134,28 +134,26 @@ class ClusterNode:
         shards open one after another. A shard that cannot be read in time is left out."""
         store, shards = self._config.store, self.seat.facts.shards.values()
         connect_s, io_s = store.connect_timeout_ms / 1000, store.io_timeout_ms / 1000
-        room = asyncio.Semaphore(_READS_AT_ONCE)
+        room, until_s = asyncio.Semaphore(_READS_AT_ONCE), self._loop.time() + _ADOPT_S
 
-        async def adopt(fact: ShardFact) -> None:
+        async def adopt(fact: ShardFact) -> str:
             read = partial(read_kept, fact.url, fact.id, connect_timeout_s=connect_s, io_timeout_s=io_s)
             try:
-                async with room:
+                async with asyncio.timeout_at(until_s), room:
                     kept = await on_daemon_thread(read, f"settings-{fact.id}")
-                adopted: asyncio.Future[str] = self._loop.create_future()
-                self.settings.settle(fact.id, kept.settings, adopted.set_result)
-                reason = await adopted
+                    adopted: asyncio.Future[str] = self._loop.create_future()
+                    self.settings.settle(fact.id, kept.settings, partial(_set, adopted))
+                    return await adopted
             except StoreError as error:
-                reason = explained(error)
-            if reason:
-                log.warning("settings.not_adopted", shard=fact.id, reason=reason)
+                return explained(error)
+            except TimeoutError:
+                return f"no answer in {_ADOPT_S:g} s"
 
-        reads = [asyncio.ensure_future(adopt(fact)) for fact in shards if fact.use is not ShardUse.DISABLED]
-        if reads:
-            _, late = await asyncio.wait(reads, timeout=_ADOPT_S)
-            for one in late:
-                one.cancel()
-            if late:
-                log.warning("settings.not_adopted", reason=f"{len(late)} shards did not answer in {_ADOPT_S:g} s")
+        wanted = [fact for fact in shards if fact.use is not ShardUse.DISABLED]
+        reasons = await asyncio.gather(*map(adopt, wanted))
+        missed = {fact.id: reason for fact, reason in zip(wanted, reasons, strict=True) if reason}
+        if missed:
+            log.warning("settings.not_adopted", shards=sorted(missed), reason=missed[min(missed)])
 
     async def stop(self) -> bool:
         """Move all shards to other hosts while serving, then stop. Return False if the grace period was too short."""
@@ -285,6 +283,11 @@ class ClusterNode:
             self._timer = None
         if at_ms is not None:
             self._timer = self._loop.call_later(max(1, at_ms - now_ms) / 1000, self._act_soon)
+
+
+def _set(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)
 
 
 def _settings(zookeeper: ZookeeperSection) -> ControllerSettings:

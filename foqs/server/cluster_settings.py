@@ -80,7 +80,7 @@ class ClusterSettings:
         """The settings of a cluster do not depend on one shard."""
 
     def adopt(self, number: int, copy: Settings, done: Callable[[str], None]) -> None:
-        """Put a shard's copy into ZooKeeper, if it is newer than what is there, and act on the outcome.
+        """Put a shard's copy into ZooKeeper, if that has none or an older one, and act on the outcome.
 
         `done` gets the reason why that failed ('': the host acts on this version or a later one)."""
 

@@ -237,7 +237,7 @@ class ShardSettings:
             waiting.done(
                 OutcomeUnknown(
                     f"version {waiting.settings.version} is in effect, and so far in shard {held} alone, which is no "
-                    "majority: the host goes on writing it to the others"
+                    "majority: the host continues to write it to the other shards"
                 )
             )
 

@@ -89,7 +89,7 @@ def installation(
     return Installation(checkout, new_server("mariadb"), own_zookeeper)
 
 
-def test_a_pause_and_a_throttle_hold_on_the_way_there_and_back(installation: Installation) -> None:
+def test_a_pause_and_a_throttle_hold_in_both_directions(installation: Installation) -> None:
     alone, begin, join, look, back, again = page("sh")
     shown, host = installation.serve(alone)
     assert shown == "shard 1: ready\nshard 2: ready\n"

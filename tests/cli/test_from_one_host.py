@@ -100,7 +100,7 @@ def kept_everywhere(world: World, shards: int, version: int) -> None:
     until(lambda: world.compared() == wanted, world.compared)
 
 
-def test_a_change_after_the_shards_were_added_is_adopted_before_anything_is_delivered(world: World) -> None:
+def test_a_change_after_the_shards_were_added_is_adopted(world: World) -> None:
     """The single host goes on until the cluster takes its shard. A new shard, which has no copy, opens too."""
     one = world.serve(1)
     with at(one) as client:

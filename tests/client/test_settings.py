@@ -83,7 +83,7 @@ def test_settings_outlast_the_host(tmp_path: Path) -> None:
 
 
 def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
-    """Its lowest shard has them. The host serves the other one before that, and takes no requests."""
+    """Of two shards it needs the lower one. It serves neither before that, and takes no requests."""
     with dev(tmp_path, "--shards", "2") as host:
         assert host.address
         host.stop()
@@ -92,8 +92,9 @@ def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
         lock.enter_context(locked(tmp_path, 1))
         host = stack.enter_context(dev(tmp_path, "--shards", "2"))
         until(lambda: "shard.not_opened" in host.said(), "the host to give up its first try")
-        until(lambda: [one for one in missing(admin(host)) if "shard 2" in one] == [], "the other shard")
-        assert [one for one in missing(admin(host)) if "shard 1" in one] != []
+        until(lambda: "settings.waiting" in host.said(), "the host to say what it waits for")
+        for shard in ("shard 1", "shard 2"):
+            assert [one for one in missing(admin(host)) if shard in one] != []
         assert not host.listening
         lock.close()
         with Client("{}:{}".format(*host.address), "shop") as client:

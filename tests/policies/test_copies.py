@@ -48,7 +48,7 @@ def test_a_copy_survives_its_document() -> None:
     assert history_of(b'{"stamp": 1}') is history_of(b"[") is history_of(b"") is None
 
 
-def test_an_entry_that_looks_like_the_end_of_the_history_does_not_confuse_it() -> None:
+def test_an_entry_that_looks_like_the_end_of_the_history() -> None:
     odd = Settings("shop").changed({'","entries":': 'x","entries":{'}, (), nonce="n")
     assert history_of(odd.encoded()) == odd.history
 
@@ -69,7 +69,7 @@ def test_the_newest_copy_of_each_namespace_counts() -> None:
 
 
 @pytest.mark.parametrize("order", [[(1, NEW), (2, OTHER)], [(2, OTHER), (1, NEW)], [(1, OLD), (2, OTHER), (3, NEW)]])
-def test_copies_that_were_made_apart_name_both_shards_and_the_commands(order: list[tuple[int, Settings]]) -> None:
+def test_copies_made_apart_name_both_shards_and_commands(order: list[tuple[int, Settings]]) -> None:
     with pytest.raises(Conflict) as raised:
         newest(order)
     for words in ("shard 1", "shard 2", "namespace shop", "`foqs shards settings 2 --discard`"):

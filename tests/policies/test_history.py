@@ -30,7 +30,7 @@ def test_no_version_leads_to_one_of_another_history() -> None:
             assert not other.leads_to(one)
 
 
-def test_two_versions_that_were_made_from_one_do_not_lead_to_each_other() -> None:
+def test_two_versions_made_from_one_are_apart() -> None:
     common = chain("aa")[-1]
     ours, theirs = chain("b", common)[-1], chain("cc", common)[-1]
     assert common.leads_to(ours)
@@ -45,7 +45,7 @@ def test_settings_that_were_never_written_lead_to_all() -> None:
     assert not chain("a")[-1].leads_to(History())
 
 
-def test_documents_that_were_written_by_hand_are_compared_by_version() -> None:
+def test_documents_written_by_hand_are_compared_by_version() -> None:
     assert History(3).leads_to(History(3))
     assert History(3).leads_to(History(4))
     assert not History(4).leads_to(History(3))

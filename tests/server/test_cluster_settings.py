@@ -79,7 +79,7 @@ def host(cluster: Cluster) -> Host:
 PAUSED = Settings("ns").changed({"topic.t": '{"paused": true}'}, (), nonce="pause")
 
 
-def test_the_settings_of_a_lone_host_are_adopted_before_its_shard_is_served(cluster: Cluster, host: Host) -> None:
+def test_a_shard_is_served_after_its_settings_are_adopted(cluster: Cluster, host: Host) -> None:
     host.opens(1, shard(PAUSED))
     assert host.refused == {}, "not before ZooKeeper has them"
     cluster.run()
@@ -98,7 +98,7 @@ def test_an_adopted_version_goes_on(cluster: Cluster, host: Host) -> None:
     assert (outcomes[0].version, outcomes[0].entries) == (4, {"a": "c", "x": "1"})
 
 
-def test_of_several_hosts_that_start_at_once_each_acts_on_the_newest(cluster: Cluster) -> None:
+def test_hosts_that_start_at_once_act_on_the_newest(cluster: Cluster) -> None:
     old = versions("a")
     new = versions("b", "c", start=old)
     hosts = [Host(cluster) for _ in range(3)]
@@ -164,7 +164,7 @@ def test_each_change_reaches_the_shards_of_the_host(cluster: Cluster, host: Host
     assert [thread.stored["ns"] for thread in host.threads.values()] == [new, new]
 
 
-def test_a_host_does_not_fall_back_behind_what_it_acted_on(cluster: Cluster, host: Host) -> None:
+def test_a_host_does_not_follow_zookeeper_back(cluster: Cluster, host: Host) -> None:
     """ZooKeeper was put back to an older copy. The host repairs it, also when the first try fails."""
     old = versions("a")
     new = versions("b", "c", start=old)
@@ -194,7 +194,7 @@ def test_a_change_goes_on_from_what_the_host_acts_on(cluster: Cluster, host: Hos
     assert (outcomes[0].version, cluster.store.stored["ns"].entries) == (4, {"a": "c", "x": "1"})
 
 
-def test_a_cluster_whose_zookeeper_is_empty_adopts_its_own_copies(cluster: Cluster, host: Host) -> None:
+def test_an_empty_zookeeper_gets_the_copies_of_the_shards(cluster: Cluster, host: Host) -> None:
     host.follow({"ns": versions("a", "b")})
     host.opens(1, shard())
     host.work()

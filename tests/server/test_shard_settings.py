@@ -466,7 +466,7 @@ def test_the_first_host_on_new_shards_waits_for_all_of_them() -> None:
     assert all(thread.stored == {"": COMPLETE} for thread in parts.threads.values())
 
 
-def test_of_new_shards_one_that_no_host_can_serve_is_not_waited_for() -> None:
+def test_a_new_shard_that_no_host_can_serve_is_left_out() -> None:
     """Where a shard was served before, it may have been the only one with the newest copy."""
     for first in (True, False):
         parts = Parts(2, new=(1, 2))

@@ -61,7 +61,8 @@ class HostSettings:
         """Act on the settings in `found`, which is another mapping if one of them has changed.
 
         Return the known settings that were made from older ones in `found`: the host keeps acting on these. They are
-        older because ZooKeeper was put back to an earlier state, or does not show a write of this host yet.
+        older because ZooKeeper was put back to an earlier state, or does not show a write of this host yet. A document
+        without a history was written by hand, and counts.
         """
         if found is self._followed:
             return []
@@ -70,7 +71,7 @@ class HostSettings:
             known = self.of(ns)
             if known is settings or (known == settings and known.history == settings.history):
                 self._known[ns] = settings
-            elif known.version and standing(settings, known) is Standing.OLDER:
+            elif known.past and settings.past and standing(settings, known) is Standing.OLDER:
                 ahead.append(known)
             else:
                 self.apply(settings)

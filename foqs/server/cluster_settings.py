@@ -88,7 +88,8 @@ class ClusterSettings:
             if isinstance(outcome, Settings):
                 if standing(outcome, self._settings.of(copy.ns)) is Standing.NEWER:
                     self._settings.apply(outcome)
-                log.info("settings.adopted", ns=copy.ns, version=copy.version, shard=number, in_effect=outcome.version)
+                if outcome.history == copy.history:
+                    log.info("settings.adopted", ns=copy.ns, version=copy.version, shard=number)
                 done("")
             else:
                 mend = f": {remedy(number)}" if isinstance(outcome, Conflict) else ""

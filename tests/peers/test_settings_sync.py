@@ -33,8 +33,22 @@ def test_changed_namespaces_are_applied_once(applied: list[Settings]) -> None:
     assert (host.of("n"), host.of("m"), host.of("x")) == (second, other, Settings("x"))
 
 
-def test_a_lower_version_is_followed(applied: list[Settings]) -> None:
-    """ZooKeeper was restored from a copy."""
+def test_an_earlier_version_is_not_followed(applied: list[Settings]) -> None:
+    """ZooKeeper was restored from a copy. Settings that were made apart from the known ones are followed."""
+    host = HostSettings(Laboratory(1).engine)
+    old = Settings("n").changed({"a": "1"}, (), nonce="1")
+    new = old.changed({"a": "2"}, (), nonce="2")
+    assert host.follow({"n": new}) == []
+    assert host.follow({"n": old}) == [new]
+    assert host.of("n") is new
+    assert host.follow({"n": new}) == []
+    apart = Settings("n").changed({"a": "3"}, (), nonce="3")
+    assert host.follow({"n": apart}) == []
+    assert applied == [new, apart]
+
+
+def test_a_lower_version_without_a_history_is_followed(applied: list[Settings]) -> None:
+    """An operator wrote it by hand."""
     engine = Laboratory(1).engine
     host = HostSettings(engine)
     host.follow({"n": Settings("n", 9, {"topic.t": '{"paused": true}'})})

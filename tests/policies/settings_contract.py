@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 
 import pytest
 
 from foqs.errors import Conflict, FoqsError, Invalid
+from foqs.policies.copies import adopt
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES, Settings
 from foqs.policies.store import SettingsStore
 
@@ -102,6 +104,45 @@ class SettingsContract:
         versions = [outcome.version for outcome in outcomes if isinstance(outcome, Settings)]
         assert sorted(versions) == [1, 2, 3, 4, 5, 6]
         assert other_keeper.read("ns").entries.keys() == set("012345")
+
+    def test_each_version_knows_those_before_it(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        made = [keeper.put("ns", {"a": str(number)}) for number in range(4)]
+        for early, late in combinations(made, 2):
+            assert early.history.leads_to(late.history)
+            assert not late.history.leads_to(early.history)
+        assert other_keeper.read("ns").history == made[-1].history
+
+    def test_a_copy_is_adopted_in_the_place_of_older_settings(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        """Those of a lone host whose shards join a cluster. The next change goes on from its version."""
+        copy = Settings("ns").changed({"a": "1"}, (), nonce="1").changed({"b": "2"}, (), nonce="2")
+        for one in (keeper, other_keeper):
+            (stored,) = one.ended(one.changing("ns", adopt(copy, "shard 1")))
+            assert isinstance(stored, Settings)
+            assert (stored, stored.history) == (copy, copy.history)
+        assert other_keeper.put("ns", {"c": "3"}, expected=2) == Settings("ns", 3, {"a": "1", "b": "2", "c": "3"})
+        (stored,) = keeper.ended(keeper.changing("ns", adopt(copy, "shard 1")))
+        assert isinstance(stored, Settings)
+        assert stored.version == 3
+
+    def test_settings_that_were_made_apart_are_not_adopted(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        before = keeper.put("ns", {"a": "1"})
+        copy = Settings("ns").changed({"b": "2"}, (), nonce="1").changed({"c": "2"}, (), nonce="2")
+        (refused,) = other_keeper.ended(other_keeper.changing("ns", adopt(copy, "shard 7")))
+        assert isinstance(refused, Conflict)
+        assert "in shard 7 (version 2)" in refused.message
+        assert keeper.read("ns") == before
+
+    def test_of_adoptions_at_once_the_newest_stays(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        old = Settings("ns").changed({"a": "1"}, (), nonce="1")
+        new = old.changed({"a": "2"}, (), nonce="2")
+        newest = new.changed({"a": "3"}, (), nonce="3")
+        keeper.ended(
+            *[
+                one.changing("ns", adopt(copy, "shard 1"))
+                for one, copy in ((keeper, new), (other_keeper, newest), (keeper, old), (other_keeper, new))
+            ]
+        )
+        assert keeper.read("ns") == newest == other_keeper.read("ns")
 
     def test_settings_of_the_greatest_size(self, keeper: Keeper, other_keeper: Keeper) -> None:
         entries = {f"{number:04}": "x" * VALUE_BYTES for number in range(MOST_BYTES // (VALUE_BYTES + 20))}

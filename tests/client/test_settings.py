@@ -92,7 +92,7 @@ def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
         lock.enter_context(locked(tmp_path, 1))
         host = stack.enter_context(dev(tmp_path, "--shards", "2"))
         until(lambda: "shard.not_opened" in host.said(), "the host to give up its first try")
-        until(lambda: "settings.waiting" in host.said(), "the host to say what it waits for")
+        until(lambda: "settings.waiting" in host.said(), "a line about the shard that is away")
         for shard in ("shard 1", "shard 2"):
             assert [one for one in missing(admin(host)) if shard in one] != []
         assert not host.listening

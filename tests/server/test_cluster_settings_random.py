@@ -36,7 +36,7 @@ class Host:
             world.store, self.settings, lambda: self.threads, lambda _, do: self.timers.append(do)
         )
         self.floor = Settings("ns")
-        """What it acted on."""
+        """The newest settings on which it acted."""
         self.follow()
 
     def follow(self) -> None:
@@ -203,7 +203,7 @@ def play(seed: int, counts: Counter[str]) -> None:
     counts.update(world.counts)
 
 
-def test_no_host_falls_back_and_no_shard_is_served_on_older_settings() -> None:
+def test_no_host_falls_back_and_no_shard_is_served_early() -> None:
     counts: Counter[str] = Counter()
     for seed in SEEDS:
         play(seed, counts)

@@ -171,9 +171,8 @@ class ShardSettings:
         workers = self._workers()
         if not enough(self._shards, workers):
             away = ", ".join(map(str, sorted(set(self._shards) - workers.keys())))
-            error = Unavailable(
-                f"settings are kept in a majority of the shards, and shard {away} is not served: nothing was changed"
-            )
+            missing = f"shard {away} is not served" if away else "this host has none"
+            error = Unavailable(f"settings are kept in a majority of the shards, and {missing}: nothing was changed")
             self._later(0, partial(self._end, ns, done, error))
             return
         first = min(workers)

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from foqs.shardmgr.slots import (
     arrived,
     bits_of,
     by_shard,
+    claimed,
     has,
     lacking,
     missing,
@@ -166,3 +168,31 @@ def test_slots_of_a_shard_that_is_gone_go_where_their_rows_are() -> None:
     wanted = planned(cluster(uses, slots), 0)
     assert (wanted.shards[5], wanted.shards[6], wanted.moves) == (2, 1, {})
     assert 3 not in wanted.shards
+
+
+# ------------------------------------------------------------------------------------------ slots from outside
+
+
+@given(st.sets(st.integers(0, SLOTS - 1)), st.sets(st.integers(0, SLOTS - 1)), st.sets(st.integers(0, SLOTS - 1)))
+def test_a_shard_that_joins_keeps_slots_that_no_shard_has(first: set[int], second: set[int], gone: set[int]) -> None:
+    """Shard 9 was removed from the cluster."""
+    shards = tuple(9 if slot in gone else 1 if slot in first else 0 for slot in range(SLOTS))
+    facts = Facts(shards={1: ShardFact(1, "u")}, slots=Slots(4, shards, {}, 50))
+    made = claimed(facts, 2, 70, bits_of(second), 60)
+    for slot, shard in enumerate(made.shards):
+        assert shard == (2 if slot in second and shards[slot] != 1 else shards[slot])
+    changed = made.shards != shards
+    assert (made.version, made.stamp) == (4, 70 if changed else 50)
+
+
+def test_the_slots_of_a_lone_host_are_those_of_its_cluster() -> None:
+    """The shards are added one after another; the hosts share out the slots that are left."""
+    facts = Facts()
+    given_out = {1: bits_of(range(100)), 2: bits_of(range(100, 300))}
+    for shard, bits in given_out.items():
+        facts = replace(facts, slots=claimed(facts, shard, 0, bits, 5))
+        facts = replace(facts, shards={**facts.shards, shard: ShardFact(shard, f"u{shard}")})
+    slots = planned(facts, 9).shards
+    assert set(slots[:100]) == {1}
+    assert set(slots[100:300]) == {2}
+    assert 0 not in slots

@@ -49,6 +49,9 @@ class HostSettings:
         self._waiting: dict[str, dict[AwaitCall, None]] = {}
         self.applied: Callable[[str], None] = lambda _: None
         """Called with a namespace when the host acts on other settings of it."""
+        self.safe: Callable[[str], bool] = lambda _: True
+        """Return whether the host may say that it acts on the settings of a namespace. After a False, the owner of this
+        function calls `answer` when that has changed."""
 
     def of(self, ns: str) -> Settings:
         return self._known.get(ns) or Settings(ns)
@@ -80,14 +83,20 @@ class HostSettings:
     def apply(self, settings: Settings) -> None:
         self._known[settings.ns] = settings
         self._engine.apply_settings(settings)
-        for waiting in [one for one in self._waiting.get(settings.ns, ()) if one.version <= settings.version]:
+        self.applied(settings.ns)
+        if self.safe(settings.ns):
+            self.answer(settings.ns)
+
+    def answer(self, ns: str) -> None:
+        """Answer the calls that wait for the version in effect, or an earlier one."""
+        version = self.of(ns).version
+        for waiting in [one for one in self._waiting.get(ns, ()) if one.version <= version]:
             self.forget(waiting)
             waiting.answer()
-        self.applied(settings.ns)
 
     def wait(self, waiting: AwaitCall, until_ms: int) -> None:
-        """Answer at once, when the version is in effect, or at `until_ms` of the host's clock."""
-        if self.of(waiting.ns).version >= waiting.version:
+        """Answer at once, when the version is in effect and safe, or at `until_ms` of the host's clock."""
+        if self.of(waiting.ns).version >= waiting.version and self.safe(waiting.ns):
             waiting.answer()
             return
         self._waiting.setdefault(waiting.ns, {})[waiting] = None

@@ -22,6 +22,8 @@ from foqs.server.settings_copies import SettingsCopies, Worker, change_on, read_
 log = structlog.get_logger("foqs.host")
 
 _AGAIN_MS = 1_000
+COPIES_MS = 100
+"""PutSettings waits so long for the copies of a version, at most: a database that hangs delays it no further."""
 
 
 class ClusterSettings:
@@ -35,11 +37,29 @@ class ClusterSettings:
         workers: Callable[[], Mapping[int, Worker]],
         later: Callable[[int, Callable[[], None]], None],
     ) -> None:
-        self.copies = SettingsCopies(settings.all, workers, later)
+        self.copies = SettingsCopies(settings.all, workers, later, self._stored)
         self._store = store
         self._settings = settings
         self._later = later
-        settings.applied = self.copies.keep
+        self._overdue: set[str] = set()
+        settings.applied = self._applied
+        settings.safe = lambda ns: ns in self._overdue or self.copies.everywhere(ns)
+
+    def _applied(self, ns: str) -> None:
+        """Write the copies. PutSettings is confirmed when all are written, or after a moment."""
+
+        def over() -> None:
+            self._overdue.add(ns)
+            self._settings.answer(ns)
+
+        self._overdue.discard(ns)
+        self.copies.keep(ns)
+        if not self.copies.everywhere(ns):
+            self._later(COPIES_MS, over)
+
+    def _stored(self, ns: str) -> None:
+        if ns and self.copies.everywhere(ns):
+            self._settings.answer(ns)
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
         self._store.change_settings(ns, partial(change_on, self._settings.of(ns), change), done)

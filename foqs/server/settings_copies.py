@@ -98,6 +98,11 @@ class SettingsCopies:
         """Return the shards with a copy of this version or of a later one."""
         return {number for number, has in self._has.items() if has.get(ns, NONE).version >= version}
 
+    def everywhere(self, ns: str) -> bool:
+        """Return True if each shard that is served has the settings of a namespace, or later ones."""
+        known = self._of(ns).history
+        return all(known.leads_to(has.get(ns, NONE)) for has in self._has.values())
+
     def opened(self, number: int, rows: Iterable[SettingRow]) -> None:
         """Note the copies of a shard that is served from now on, and write those that are older or missing."""
         self._has[number] = {row.ns.decode(): history_of(row.doc) or NONE for row in rows}

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from foqs.errors import Unavailable
-from foqs.peers.settings_sync import HostSettings
+from foqs.peers.settings_sync import AwaitCall, HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import SettingRow
 from foqs.server.cluster_settings import ClusterSettings
@@ -162,6 +162,38 @@ def test_each_change_reaches_the_shards_of_the_host(cluster: Cluster, host: Host
     host.follow()
     host.work()
     assert [thread.stored["ns"] for thread in host.threads.values()] == [new, new]
+
+
+def test_a_version_is_confirmed_when_its_copies_are_written(cluster: Cluster, host: Host) -> None:
+    """Or after a moment: the database of shard 2 hangs."""
+    old = versions("a")
+    host.follow({"ns": old})
+    for number in (1, 2):
+        host.opens(number, shard(old))
+    host.work()
+    timers, confirmed = host.timers, []
+    host.timers.clear()
+
+    def wait(version: int) -> None:
+        host.settings.wait(AwaitCall("ns", version, lambda _: confirmed.append(version)), 1 << 60)
+
+    first = versions("b", start=old)
+    wait(2)
+    host.follow({"ns": first})
+    wait(2)
+    host.threads[1].run()
+    assert (host.settings.of("ns"), confirmed) == (first, [])
+    host.threads[2].run()
+    assert confirmed == [2, 2]
+    timers.clear()
+    host.follow({"ns": versions("c", start=first)})
+    wait(3)
+    host.threads[1].run()
+    assert confirmed == [2, 2]
+    timers.pop()()
+    assert confirmed == [2, 2, 3]
+    wait(3)
+    assert confirmed == [2, 2, 3, 3]
 
 
 def test_a_host_does_not_follow_zookeeper_back(cluster: Cluster, host: Host) -> None:

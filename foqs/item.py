@@ -75,6 +75,8 @@ class Settles:
 class Change:
     """Mutable until its transaction is built. `attempt` and `lease` are those of the new row.
 
+    `due_ms`: the item's new time, or the end of a lease; 0 keeps the item's time, and with it its place in the lane.
+
     `scan` is the scan that found the item's row at time `scan_ms`, and is not over before this change is.
     `asked`: what a nack asked for, so that the same nack, repeated, shares its outcome. A change with a `move` has its
     `target` when its transaction is built.
@@ -291,7 +293,7 @@ class Item:
                 self.lease_expires_at_ms = change.due_ms
             else:
                 self.lease = change.lease
-                if to is To.DELAYED:
+                if change.due_ms:
                     self.deliver_after_ms = change.due_ms
                 elif change.move is not None:
                     self.deliver_after_ms = change.move.deliver_after_ms

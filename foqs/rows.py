@@ -171,23 +171,25 @@ class FailureRow(NamedTuple):
 
 class Found(NamedTuple):
     """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed.
-    `failure` is read only where an operator asks."""
+    `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure` is read only where an
+    operator asks."""
 
     body: Body
     ready: ReadyRow | None
     timer: TimerRow | None
+    since_ms: int = 0
     failure: FailureRow | None = None
 
 
 class DueRow(NamedTuple):
-    """A row of `timer` that is due, with what its body says and is needed to move it."""
+    """A row of `timer` that is due, with what its body says and is needed to move it. `since_ms`: as in `Found`."""
 
     timer: TimerRow
     priority: int
     deliver_after_ms: int
     expires_at_ms: int
     delivery: int
-    enqueued_at_ms: int
+    since_ms: int
 
 
 class ExpiringRow(NamedTuple):

@@ -430,7 +430,7 @@ struct AckResponse {
 struct NackItem {
   1: i64 id,
   2: i64 lease,
-  /** Duration until the next delivery, 0 to 366 days. Default 0: at once, at its old place in the order. */
+  /** Duration until the next delivery, 0 to 366 days. Default 0: at once, at its old place in the order (but see failed). */
   3: optional i64 delay_ms,
   /** Replaces the item's metadata; at most 4 KiB. Default: kept. */
   4: optional binary metadata,
@@ -440,7 +440,9 @@ struct NackItem {
   6: optional string reason,
   /**
    * The consumer's work failed: the retry rule of the topic's policy sets the delay (delay_ms counts only where the
-   * policy has no rule), and after the last attempt the item goes to the dead-letter topic.
+   * policy has no rule), and after the last attempt the item goes to the dead-letter topic. Without a delay the item is
+   * ready at once, behind the items of its priority that are there: its deliver_after_ms becomes the present. A begun
+   * item whose lease ends by time goes there, too.
    */
   7: optional bool failed,
   /**

@@ -40,9 +40,7 @@ def emit(change: Change, transaction: Batch) -> None:
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
     if to is _READY:
-        transaction.ready_new.append(
-            ReadyRow(lane, item.priority, item.deliver_after_ms, item.id, change.attempt, change.lease, item.bytes)
-        )
+        _return(change, lane, transaction)
     elif to is _MOVED:
         _move(change, transaction)
     elif to is _DELAYED:
@@ -54,6 +52,17 @@ def emit(change: Change, transaction: Batch) -> None:
         transaction.timer_new.append(
             TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, item.bytes)
         )
+
+
+def _return(change: Change, lane: int, transaction: Batch) -> None:
+    """The rows of an item that is ready again, at its place or at another one."""
+    item = change.item
+    if change.due_ms:
+        transaction.deliver_after_new.append((item.id, change.due_ms))
+    at_ms = change.due_ms or item.deliver_after_ms
+    transaction.ready_new.append(
+        ReadyRow(lane, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+    )
 
 
 def _move(change: Change, transaction: Batch) -> None:

@@ -304,7 +304,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         if item.busy:
             continue
         if item.lease_expires_at_ms <= now_ms and not _ends_in_scan(shard, item):
-            change = Change(item, To.READY, Cause.EXPIRED, lease=item.lease, attempt=item.attempts_begun)
+            change = item_end.change_at_expiry(item, now_ms)
         else:
             change = Change(item, To.LEASED, Cause.LEASE)
         item.queue(change)

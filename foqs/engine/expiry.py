@@ -42,7 +42,7 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 timers.left(timer.due_ms)
                 continue
         decision = answer.result if answer is not None else None
-        _scanned(shard, timers, when_due(shard, item, row.enqueued_at_ms, until_ms, decision), timer.due_ms, now_ms)
+        _scanned(shard, timers, when_due(shard, item, row.since_ms, until_ms, decision), timer.due_ms, now_ms)
     timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
     timers.outstanding -= 1
     if not timers.outstanding:
@@ -59,9 +59,7 @@ def _ttl_over(item: Item, until_ms: int) -> bool:
     return 0 != item.expires_at_ms <= until_ms
 
 
-def when_due(
-    shard: Shard, item: Item, enqueued_at_ms: int, until_ms: int, decision: FailureResult | None = None
-) -> Change:
+def when_due(shard: Shard, item: Item, since_ms: int, until_ms: int, decision: FailureResult | None = None) -> Change:
     """Return the change of an item whose delay or lease is over. `decision`: of the topic's script, about a lease."""
     if _ttl_over(item, until_ms):
         return Change(item, To.GONE, Cause.TTL)
@@ -70,7 +68,7 @@ def when_due(
         return over or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
         return Change(item, To.GONE, Cause.DROPPED)
-    ended = item_end.Ended(FailureCause.EXPIRED, age_ms=until_ms - enqueued_at_ms, decision=decision)
+    ended = item_end.Ended(FailureCause.EXPIRED, age_ms=until_ms - since_ms, decision=decision)
     return item_end.change_at_end(shard, item, ended, until_ms)
 
 

@@ -33,8 +33,8 @@ class End(NamedTuple):
 
 class Ended(NamedTuple):
     """How an attempt ended. `delay_ms` is what the consumer asked for; it counts only where the policy has no rule.
-    `age_ms` is the time since the enqueue; 0 where the policy does not ask for it. `decision`: of the topic's script;
-    None where none was asked."""
+    `age_ms`: the time since the first possible delivery; 0 where the policy does not ask for it. `decision`: of the
+    topic's script; None where none was asked."""
 
     cause: FailureCause
     reason: str = ""
@@ -78,7 +78,8 @@ def change_at_end(
     shard: Shard, item: Item, ended: Ended, now_ms: int, *, waits: Waits | None = None, metadata: bytes | None = None
 ) -> Change:
     """Return what `end_of` means for the item's row. The token of a lease that ended by time stays with the row: a late
-    ack of it still counts. An attempt that was not begun does not count if its lease ended by time."""
+    ack of it still counts. An attempt that was not begun does not count if its lease ended by time, and the item keeps
+    its place."""
     policy = shard.policies.of(item.lane.topic.key)
     cause = ended.cause
     attempt = item.attempts_begun if cause is FailureCause.EXPIRED else item.attempt
@@ -96,7 +97,24 @@ def change_at_end(
     if end.delay_ms:
         due_ms = now_ms + end.delay_ms
         return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, metadata=metadata)
-    return Change(item, To.READY, _CAUSES[cause], waits, attempt=attempt, lease=lease, metadata=metadata)
+    due_ms = _behind_ms(item, attempt, now_ms)
+    return Change(item, To.READY, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, lease=lease, metadata=metadata)
+
+
+def change_at_expiry(item: Item, now_ms: int) -> Change:
+    """Return the change of an item whose lease ended by time, where `may_end` says that it returns."""
+    attempt = item.attempts_begun
+    due_ms = _behind_ms(item, attempt, now_ms)
+    return Change(item, To.READY, Cause.EXPIRED, due_ms=due_ms, attempt=attempt, lease=item.lease)
+
+
+def _behind_ms(item: Item, attempt: int, now_ms: int) -> int:
+    """Return the time that takes an item, whose attempt failed, behind the items of its priority in its lane; 0 if
+    nothing failed, as the work was not begun.
+
+    At its old place, an item that fails again and again would be delivered before all of them. 1 ms more, because
+    items that were enqueued in this millisecond may have greater ids."""
+    return 0 if attempt < item.attempt else max(now_ms, item.deliver_after_ms) + 1
 
 
 def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:

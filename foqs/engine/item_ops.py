@@ -21,7 +21,7 @@ Op = Callable[[Shard, Item, Waits, int], Verdict]
 """(shard, item, waits, now_ms)"""
 
 _After = Callable[[Shard, Item, Waits, int, int], Change]
-"""(shard, item, waits, now_ms, enqueued_at_ms), the last 0 where it is not asked for: the change of a nack"""
+"""(shard, item, waits, now_ms, since_ms): the change of a nack. `since_ms` is 0 where the nack does not ask for it."""
 _STALE = "the lease given is not the item's current lease"
 _DEAD = "the lease is over, and its item goes to another topic"
 
@@ -61,7 +61,7 @@ def ack(lease: int) -> Op:
 def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
     """The item returns. An at-most-once item, or one whose TTL is over, ends here."""
 
-    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
+    def after(shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
         if delay_ms:
             return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
         return Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
@@ -99,8 +99,8 @@ class Failing:
         by_age = self.decision is not None or self.cause is not FailureCause.REJECTED
         return _nack(self.lease, asked, self._change, by_age=by_age)(shard, item, waits, now_ms)
 
-    def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int) -> Change:
-        age_ms = now_ms - enqueued_at_ms if enqueued_at_ms else 0
+    def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
+        age_ms = now_ms - since_ms if since_ms else 0
         ended = item_end.Ended(self.cause, self.reason, self._delay_ms, age_ms, self.decision)
         return item_end.change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self._metadata)
 
@@ -114,10 +114,10 @@ def reject(lease: int, reason: str) -> Op:
 
 
 def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool = False) -> Op:
-    """The end of a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time of the
-    enqueue, which only the item's body says."""
+    """The end of a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time since
+    which the item could be delivered, which only the database says."""
 
-    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int, enqueued_at_ms: int = 0) -> Verdict:
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int = 0) -> Verdict:
         if not _holds(item, lease):
             return StaleLease(_STALE)
         same = change_of(item)
@@ -131,7 +131,7 @@ def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool 
             return verdict
         if not item.attempt:
             return StaleLease(_DEAD)
-        if by_age and not enqueued_at_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
+        if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
             _look_first(shard, item, waits, lambda found, at_ms: decide(shard, found, waits, now_ms, at_ms))
             return False
         if item.at_most_once:
@@ -139,7 +139,7 @@ def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool 
         elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
             change = Change(item, To.GONE, Cause.TTL, waits)
         else:
-            change = after(shard, item, waits, now_ms, enqueued_at_ms)
+            change = after(shard, item, waits, now_ms, since_ms)
         change.asked = asked
         shard.put(change, now_ms)
         return False
@@ -148,14 +148,14 @@ def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool 
 
 
 def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, int], Verdict]) -> None:
-    """Read when the item was enqueued, and decide then."""
+    """Read since when the item could be delivered, and decide then."""
     request, at = waits
 
     def looked(known: Item | None, found: Found | None, error: FoqsError | None) -> None:
         if known is None or found is None:
             request.settled(at, error or NotFound("no such item"))
             return
-        verdict = decide(known, found.body.enqueued_at_ms)
+        verdict = decide(known, found.since_ms)
         if verdict is not False:
             request.settled(at, None if verdict is True else verdict)
 

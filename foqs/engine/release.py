@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from foqs.buffers.shard_batch import ListRead
@@ -14,7 +15,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
-from foqs.item import Settles, from_found
+from foqs.item import Item, Settles, from_found
 from foqs.item_states import Phase
 from foqs.rows import Body, Found, TimerRow
 
@@ -103,8 +104,11 @@ class Releasing(Settles):
             self._reply(self._released, self._error)
 
     def settled(self, at: int, error: FoqsError | None) -> None:
-        self._open -= 1
         self._released += error is None
+        self._ended(error)
+
+    def _ended(self, error: FoqsError | None) -> None:
+        self._open -= 1
         if self.done:
             return
         self._error = self._error or error
@@ -140,11 +144,27 @@ class Releasing(Settles):
             given = given_of(shard, item)
             if self._worker not in (None, given.worker) or given.at_ms > self._given_until_ms:
                 continue
-            enqueued_at_ms = bodies[row.id].enqueued_at_ms if row.id in bodies else now_ms
-            change = when_due(shard, item, enqueued_at_ms, now_ms - shard.late_ms)
-            change.waits.append((self, 0))
             self._open += 1
-            shard.put(change, now_ms)
+            if shard.policies.of(self._key).max_total_ms:
+                shard.looks.add(item.id, partial(self._looked, shard, row.lease))
+            else:
+                self._release(shard, item, now_ms)
         if not rows:
             self._at = self._at.behind()
         self._state.soon(self.go_on)
+
+    def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
+        now_ms = self._state.now_ms
+        change = when_due(shard, item, since_ms, now_ms - shard.late_ms)
+        change.waits.append((self, 0))
+        shard.put(change, now_ms)
+        self._state.touch(shard)
+
+    def _looked(
+        self, shard: Shard, lease: int, item: Item | None, found: Found | None, error: FoqsError | None
+    ) -> None:
+        """End a lease for which the policy asks since when the item could be delivered. It may be over by now."""
+        if item is not None and found is not None and stands(item, lease):
+            self._release(shard, item, found.since_ms)
+        else:
+            self._ended(error)

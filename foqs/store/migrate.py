@@ -1,8 +1,7 @@
 """What later schema versions add to a database, as steps that run while hosts of the version before serve it.
 
 A step looks whether it is done before it runs, so a migration that was interrupted continues where it stopped. No step
-touches a table that holds items: columns are added to `lane` and `shard` only, with ALGORITHM=INSTANT, which makes the
-server refuse a copy.
+rewrites a table that holds items: columns are added with ALGORITHM=INSTANT, which makes the server refuse a copy.
 """
 
 from __future__ import annotations

@@ -88,9 +88,9 @@ def bodies(dialect: Dialect, ids: Sequence[int]) -> str:
 
 
 def look(dialect: Dialect, ids: Sequence[int]) -> str:
-    """Bodies, then attempt, lease and bytes of `ready`, then the row of `timer`."""
+    """Bodies, then since when, then attempt, lease and bytes of `ready`, then the row of `timer`."""
     return (
-        f"SELECT {_BODY}, r.attempt, r.lease, r.bytes, {_TIMER} "
+        f"SELECT {_BODY}, {dialect.since}, r.attempt, r.lease, r.bytes, {_TIMER} "
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
     )
 
@@ -98,7 +98,7 @@ def look(dialect: Dialect, ids: Sequence[int]) -> str:
 def due(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
     """The rows, and beside them the next time and the clock."""
     rows = (
-        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, i.enqueued_at "
+        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {dialect.since} "
         f"FROM {dialect.forced('timer', 't')} {dialect.ordered_join} {dialect.forced('item', 'i')} "
         f"ON i.id = t.id "
         f"WHERE t.due >= {from_ms:d} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"

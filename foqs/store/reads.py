@@ -115,11 +115,11 @@ class Reads:
 
 def _found(row: Sequence[Any]) -> Found:
     body = Body._make(row[: queries.BODY_COLUMNS])
-    attempt, lease, size_bytes, *timer = row[queries.BODY_COLUMNS :]
+    since_ms, attempt, lease, size_bytes, *timer = row[queries.BODY_COLUMNS :]
     ready = None
     if attempt is not None:
         ready = ReadyRow(body.lane, body.priority, body.deliver_after_ms, body.id, attempt, lease, size_bytes)
-    return Found(body, ready, TimerRow._make(timer) if timer[0] is not None else None)
+    return Found(body, ready, TimerRow._make(timer) if timer[0] is not None else None, since_ms)
 
 
 def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:

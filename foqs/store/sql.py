@@ -14,7 +14,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -59,6 +59,7 @@ from foqs.store.protocol import (
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.store.statements import Fence
+from foqs.store.tables import SCHEMA_VERSION
 from foqs.store.transaction import Loss, State, Transaction, end_of
 
 log = structlog.get_logger("foqs.store")
@@ -124,8 +125,8 @@ class SqlStore:
         self._fenced, self._unsettled = "", False
         try:
             self._database.refuse_missing()
-            link, facts = self._connect()
-            refuse_foreign(read_shard_row(link.connection, self._errors), self._shard)
+            link, facts, known = self._connect()
+            refuse_foreign(known, self._shard)
             seized = self._take_lock(link, take_over=take_over)
             row, start = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, mark)
             self._epoch, self._seq, self._next_number = start.epoch, row.seq, start.next_number
@@ -142,7 +143,8 @@ class SqlStore:
             self.close()
             raise
 
-    def _connect(self) -> tuple[Link, server.Facts]:
+    def _connect(self) -> tuple[Link, server.Facts, Any]:
+        """Return the connection, the server's facts, and the shard's row, None if it is missing."""
         link = self._link = Link(self._database)
         facts = server.facts(link.connection)
         server.refuse_old(facts.version)
@@ -151,7 +153,8 @@ class SqlStore:
         if facts.identity != self._server:  # connections of another server have numbers of their own
             self._own_connections.clear()
             self._server = facts.identity
-        self._dialect = dialect_of(facts.version.product)
+        row = read_shard_row(link.connection, self._errors)
+        self._dialect = dialect_of(facts.version.product, SCHEMA_VERSION if row is None else row.version)
         self._reads = Reads(self._dialect)
         self._dead = DeadReads(self._dialect)
         self._own_connections.append(link.id)
@@ -163,7 +166,7 @@ class SqlStore:
         if self._database.reads_in_python:
             raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
-        return link, facts
+        return link, facts, row
 
     def _take_lock(self, link: Link, *, take_over: bool) -> bool:
         """Return whether another connection held it until now."""
@@ -182,7 +185,7 @@ class SqlStore:
             raise StoreDown("the store was never opened")
         self._drop()
         try:
-            link, _ = self._connect()
+            link, *_ = self._connect()
             seq = take_again(self._lock, link, self._dialect, self._epoch, self._own_connections)
         except Fenced as fenced:
             raise self._fence(str(fenced)) from fenced

@@ -127,7 +127,9 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     """New metadata and times of changed items, and their new rows in `ready` and `timer`."""
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
-    made += [_update(dialect, "deliver_after", piece) for piece in _pieces(times, _CASE_ROWS)]
+    # A server assigns from left to right: the first time is read before it changes.
+    first = "first_at = COALESCE(first_at, deliver_after), " if dialect.first_at else ""
+    made += [_update(dialect, "deliver_after", piece, first) for piece in _pieces(times, _CASE_ROWS)]
     made += [_move_to_lanes(dialect, piece) for piece in _pieces(batch.moved, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
@@ -139,7 +141,8 @@ def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) 
         for at, column in enumerate(("lane", "deliver_after", "expires_at"), 1)
     ]
     ids = ",".join([f"{row[0]:d}" for row in rows])
-    return Statement(f"UPDATE {dialect.forced('item')} SET {', '.join(sets)} WHERE id IN ({ids})", len(rows))
+    text = f"UPDATE {dialect.forced('item')} SET first_at = NULL, {', '.join(sets)} WHERE id IN ({ids})"
+    return Statement(text, len(rows))
 
 
 def _failures(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
@@ -237,11 +240,11 @@ def _set_metadata(
             made.append(_update(dialect, "metadata", piece))
 
 
-def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]]) -> Statement:
+def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]], before: str = "") -> Statement:
     cases = " ".join([f"WHEN {item_id:d} THEN {value}" for item_id, value in rows])
     ids = ",".join([f"{item_id:d}" for item_id, _ in rows])
     return Statement(
-        f"UPDATE {dialect.forced('item')} SET {column} = CASE id {cases} END WHERE id IN ({ids})", len(rows)
+        f"UPDATE {dialect.forced('item')} SET {before}{column} = CASE id {cases} END WHERE id IN ({ids})", len(rows)
     )
 
 

@@ -33,6 +33,8 @@ would leave the row of an item behind that they remove."""
 TENANTS_VERSION = 2
 """The version whose hosts know lanes with a fairness key or throttle keys. `shard.min_reader` stays there while the
 shard has any: hosts of older versions would take them for the topic's only lane."""
+FIRST_VERSION = 2
+"""The version that added `item.first_at`."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
@@ -99,6 +101,8 @@ def _added(name: str, kind: TypeEngine[Any], default: str, version: int) -> Colu
     return Column(name, kind, nullable=False, server_default=text(default), info={"since": version})
 
 
+# `first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one; NULL: the
+# present one is the first. A plain item never has it.
 item = _table(
     "item",
     _key("id", ID),
@@ -112,6 +116,7 @@ item = _table(
     _value("metadata", SMALL_BYTES, null=True),
     _value("headers", SMALL_BYTES, null=True),
     _value("payload", PAYLOAD),
+    Column("first_at", I64, nullable=True, info={"since": FIRST_VERSION}),
     clustered=False,
 )
 

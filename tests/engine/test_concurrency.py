@@ -211,7 +211,8 @@ def test_overage_and_reclaimed() -> None:
         host.wait(500)
     stats = host.stats()
     assert (stats.taken, stats.free, stats.reclaimed) == (0, 2, 2)
-    assert len(host.take()) == 2
+    taken = len(host.take())  # the third item comes first: its shard may have to ask for a slot
+    assert taken + len(host.take()) == 2
 
 
 def test_why_an_item_waits_for_a_slot() -> None:

@@ -26,6 +26,7 @@ class Attempts:
         self.redrives = Redrives(records)
         self.dead: Counter[str] = Counter()
         self.checked = 0  # deliveries that had an exact bound
+        self.failed = 0  # attempts that failed, after which the item was ready at once
         self._records = records
         self._dbs = dbs
         self._all: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
@@ -80,6 +81,7 @@ class Attempts:
         moved = [row[0] for row in batch.moved if row[0] not in back]
         if sorted(failures) != sorted(moved):
             broken(14, f"{moved} move with the failures {failures}")
+        self._places(db, batch)
         for item_id, number, _, expires_at_ms in batch.moved:
             if item_id in back:
                 continue
@@ -107,6 +109,24 @@ class Attempts:
         self.dead[FailureCause(row.cause).name] += 1
         record.place, record.first = target, len(record.deliveries)
 
+    def _places(self, db: MemoryDatabase, batch: Batch) -> None:
+        """An attempt that certainly failed, and no other end of its lease, takes the item from its place."""
+        moved = {row[0] for row in batch.moved}
+        for row in batch.ready_new:
+            record, body, timer, ready = (
+                self._records[row.id], db.items[row.id], db.timer.get(row.id), db.ready.get(row.id)
+            )  # fmt: skip
+            if row.id in moved or not record.deliveries or (timer is not None and not timer.lease):
+                continue
+            attempt = timer.attempt if timer is not None else 1 + (ready.attempt if ready is not None else 0)
+            last = record.deliveries[-1].token
+            ends = {op.kind for op in record.ops if op.token == last and op.kind in (*NACKS, "release")}
+            by_time = not ends and timer is not None and timer.lease == last
+            if row.attempt == attempt and (ends == {"fail"} or by_time):
+                self.failed += 1
+                if row.deliver_after_ms <= body.deliver_after_ms:
+                    broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
+
     def dying(self, op: Op, body: Body, now_ms: int) -> bool:
         """Whether a late nack finds the item about to go to another topic."""
         shard = shard_of(body.id)
@@ -133,7 +153,8 @@ class Attempts:
         row = timer or ready
         attempt, lease = (row.attempt, row.lease) if row is not None else (0, 0)
         unwritten = len(record.deliveries) > record.first and record.deliveries[-1].token != lease
-        over = 0 < policy.max_attempts <= attempt + unwritten or 0 < policy.max_total_ms <= now_ms - body.enqueued_at_ms
+        age_ms = now_ms - db.since_ms(body.id)
+        over = 0 < policy.max_attempts <= attempt + unwritten or 0 < policy.max_total_ms <= age_ms
         if over and any(op.token in current for op in record.open_ops("fail")):
             return FailureCause.FAILED
         if over and timer is not None and timer.lease:

@@ -14,7 +14,7 @@ from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, FailureCause
+from foqs.rows import Batch, DueRow, FailureCause
 from tests.sim.mutants import Patch, mutant
 
 
@@ -44,6 +44,22 @@ def a_lease_that_ends_by_time_is_no_attempt(patch: Patch) -> None:
 
     original = item_end.change_at_end
     patch.setattr(item_end, "change_at_end", at_end)
+
+
+@mutant
+def an_item_that_failed_keeps_its_place(patch: Patch) -> None:
+    """It is delivered before all items of its priority, again and again."""
+    patch.setattr(item_end, "_behind_ms", lambda item, attempt, now_ms: 0)
+
+
+@mutant
+def the_time_of_an_item_counts_from_its_last_delay(patch: Patch) -> None:
+    """It never becomes too old."""
+
+    def found(row: DueRow) -> int:
+        return row.deliver_after_ms
+
+    patch.setattr(DueRow, "since_ms", property(found))
 
 
 @mutant

@@ -195,7 +195,8 @@ class Ledger:
         if body is not None:
             if body.expires_at_ms and body.expires_at_ms <= now_ms:
                 broken(3, f"{item} was leased though its TTL is over")
-            if body.deliver_after_ms > now_ms and not delayed_ok:
+            failed = max(0, item.attempt - 1)  # each failed attempt may put it a millisecond behind the present
+            if body.deliver_after_ms > now_ms + failed and not delayed_ok:
                 broken(5, f"{item} was leased before its time {body.deliver_after_ms}")
 
     def delivered(self, item: Item, now_ms: int, *, current: bool, confirm_ms: int) -> None:

@@ -70,6 +70,7 @@ class MemoryDatabase:
         self.unindexed: dict[int, ReadyRow] = {}  # the rows that are not there
         self.max_batch_bytes = max_batch_bytes
         self.items: dict[int, Body] = {}
+        self.first: dict[int, int] = {}  # the first times of items that have another one now
         self.ready: dict[int, ReadyRow] = {}
         self.order: dict[int, list[Key]] = {}  # lane -> keys of `ready`, sorted
         self.timer: dict[int, TimerRow] = {}
@@ -95,6 +96,10 @@ class MemoryDatabase:
         self.late: list[Packet] = []
         self.observers: list[Callable[[int, Batch], None]] = []
         self.commits = 0
+
+    def since_ms(self, item_id: int) -> int:
+        """When the item could be delivered first, since its enqueue or its last redrive."""
+        return self.first.get(item_id, self.items[item_id].deliver_after_ms)
 
     def connect(self) -> int:
         """The number of a new connection."""
@@ -143,11 +148,13 @@ class MemoryDatabase:
         for item_id, metadata in batch.metadata_new:
             self.items[item_id] = self.items[item_id]._replace(metadata=metadata)
         for item_id, at_ms in batch.deliver_after_new:
+            self.first.setdefault(item_id, self.items[item_id].deliver_after_ms)
             self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
         for item_id, number, at_ms, expires_at_ms in batch.moved:
             body = self.items[item_id]
             _rule(self._is_lane(number) and number != body.lane, "item {} moves to lane {}", body, number)
             self.items[item_id] = body._replace(lane=number, deliver_after_ms=at_ms, expires_at_ms=expires_at_ms)
+            self.first.pop(item_id, None)
         for row in batch.ready_new:
             self._ready_new(row)
         for timer in batch.timer_new:
@@ -166,6 +173,7 @@ class MemoryDatabase:
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
+            self.first.pop(item_id, None)
             self.unindexed.pop(item_id, None)
         for number in batch.lanes_gone:
             _rule(number in self.lanes, "lane {} is removed but is not there", number)

@@ -209,7 +209,7 @@ class MemoryStore:
                     body.deliver_after_ms,
                     body.expires_at_ms,
                     body.delivery,
-                    body.enqueued_at_ms,
+                    db.since_ms(item_id),
                 )
             )
         return Scan(rows, complete, next_ms, db.now_ms())
@@ -223,7 +223,7 @@ class MemoryStore:
 
     def _found(self, item_id: int) -> Found:
         db = self._db
-        return Found(db.items[item_id], db.ready.get(item_id), db.timer.get(item_id))
+        return Found(db.items[item_id], db.ready.get(item_id), db.timer.get(item_id), db.since_ms(item_id))
 
     def look(self, ids: list[int]) -> list[Found]:
         self._read()

@@ -56,7 +56,9 @@ class DeadContract:
         ids = [item.id for item in items]
         assert store.page(1, None, 10) == store.due(0, NOW_MS, 10).rows == []
         assert store.page(2, None, count + 1) == [ready_row(one, lease=7) for one in dead]
-        assert sorted(store.look(ids)) == [Found(body(one), ready_row(one, lease=7), None) for one in dead]
+        assert sorted(store.look(ids)) == [
+            Found(body(one), ready_row(one, lease=7), None, one.deliver_after_ms) for one in dead
+        ]
         timed = [row.found.body for row in store.expiring(0, LATER_MS, count).rows]
         assert sorted(timed) == [body(one) for one in dead if one.expires_at_ms]
         assert sorted(store.failures([*ids, 9_999]), key=lambda row: row.id) == batch.failure_new

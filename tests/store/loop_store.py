@@ -51,7 +51,7 @@ class BinaryStore(LoopStore):
         super().__init__(url, binary_inserts=True, **options)
         self.pipelines = 0
 
-    def _connect(self) -> tuple[Link, Facts]:
+    def _connect(self) -> tuple[Link, Facts, Any]:
         made = super()._connect()
         if made[0].inserts is None:
             made[0].prepare_inserts()

@@ -97,7 +97,7 @@ class RowContract:
         insert(store, item)
         assert store.bodies([item.id]) == [body(item)]
         assert store.page(1, None, 10) == [ready_row(item)]
-        assert store.look([item.id]) == [Found(body(item), ready_row(item), None)]
+        assert store.look([item.id]) == [Found(body(item), ready_row(item), None, item.deliver_after_ms)]
 
     def test_all_bytes_come_back(self, store: ShardStore) -> None:
         items = []
@@ -218,7 +218,7 @@ class RowContract:
         store.commit(
             Batch(ready_gone=[ready_key(item)], timer_new=[timer_row(item, NOW_MS + 30, 77, 1, 30)], next_number=1)
         )
-        assert store.look([item.id]) == [Found(body(item), None, timer_row(item, NOW_MS + 30, 77, 1, 30))]
+        assert store.look([item.id]) == [Found(body(item), None, timer_row(item, NOW_MS + 30, 77, 1, 30), NOW_MS)]
         assert store.page(1, None, 1) == []
         later = new_item(payload=b"work", metadata=b"50 %", due_ms=NOW_MS + 60)
         store.commit(
@@ -234,10 +234,40 @@ class RowContract:
             DueRow(timer_row(later, NOW_MS + 60, 0, 1), 0, NOW_MS + 60, 0, item.delivery, NOW_MS)
         ]
         store.commit(Batch(timer_gone=[item.id], ready_new=[ready_row(later, 1, 77)], next_number=1))
-        assert store.look([item.id]) == [Found(body(later), ready_row(later, 1, 77), None)]
+        assert store.look([item.id]) == [Found(body(later), ready_row(later, 1, 77), None, NOW_MS)]
         store.commit(Batch(ready_gone=[ready_key(later)], item_gone=[item.id], next_number=1))
         assert store.look([item.id]) == []
         assert store.bodies([item.id]) == []
+
+    def test_since_when_an_item_could_be_delivered(self, store: ShardStore) -> None:
+        """Since its first time, whatever times follow; after a move since then."""
+        plain, delayed = new_item(1), new_item(2, due_ms=NOW_MS + 500)
+        insert(store, plain, delayed)
+        ids = [plain.id, delayed.id]
+
+        def since() -> list[int]:
+            found = {row.body.id: row.since_ms for row in store.look(ids)}
+            return [found[item_id] for item_id in ids]
+
+        assert since() == [NOW_MS, NOW_MS + 500]
+        at_ms = plain.deliver_after_ms
+        for later_ms in (NOW_MS + 1_000, NOW_MS + 2_000):
+            ready = ready_row(new_item(1))._replace(deliver_after_ms=later_ms)
+            timer = timer_row(new_item(2, due_ms=later_ms), later_ms)
+            store.commit(
+                Batch(
+                    ready_gone=[(*ready_key(plain)[:2], at_ms, plain.id)],
+                    timer_gone=[delayed.id],
+                    deliver_after_new=[(item_id, later_ms) for item_id in ids],
+                    ready_new=[ready],
+                    timer_new=[timer],
+                    next_number=3,
+                )
+            )
+            at_ms = later_ms
+            assert since() == [NOW_MS, NOW_MS + 500]
+            assert store.page(1, None, 9) == [ready]
+            assert [row.since_ms for row in store.due(0, later_ms, 9).rows] == [NOW_MS + 500]
 
     def test_reads_of_missing_rows(self, store: ShardStore) -> None:
         assert store.bodies([]) == []
@@ -331,7 +361,7 @@ class RowContract:
         scan = store.due(NOW_MS + from_ms if from_ms else 0, NOW_MS + now_ms, limit)
         items = [timers[number - 1] for number in numbers]
         assert scan.rows == [
-            DueRow(timer_row(item, item.due_ms), 0, item.due_ms, item.expires_at_ms, item.delivery, NOW_MS)
+            DueRow(timer_row(item, item.due_ms), 0, item.due_ms, item.expires_at_ms, item.delivery, item.due_ms)
             for item in items
         ]
         assert (scan.complete, scan.next_ms) == (complete, next_ms and NOW_MS + next_ms)
@@ -360,7 +390,8 @@ class RowContract:
         scan = store.expiring(NOW_MS + from_ms if from_ms else 0, NOW_MS + now_ms, limit)
         items = [timers[number - 1] for number in numbers]
         assert scan.rows == [
-            ExpiringRow(item.expires_at_ms, Found(body(item), None, timer_row(item, item.due_ms))) for item in items
+            ExpiringRow(item.expires_at_ms, Found(body(item), None, timer_row(item, item.due_ms), item.due_ms))
+            for item in items
         ]
         assert (scan.complete, scan.next_ms) == (complete, next_ms and NOW_MS + next_ms)
 
@@ -370,7 +401,7 @@ class RowContract:
         store.commit(Batch(expiry_gone=[item.id], expiry_new=[(NOW_MS + 8, item.id)], next_number=1))
         assert store.expiring(0, NOW_MS + 7, 5).rows == []
         assert store.expiring(0, NOW_MS + 8, 5).rows == [
-            ExpiringRow(NOW_MS + 8, Found(body(item), ready_row(item), None))
+            ExpiringRow(NOW_MS + 8, Found(body(item), ready_row(item), None, NOW_MS))
         ]
 
     def test_timers_of_a_lane(self, store: ShardStore, timers: list[NewItem]) -> None:

@@ -32,8 +32,9 @@ class TailContract:
         put(store, first, second, indexed, indexed_to=first.id - 1)
         assert store.page(1, None, 10) == store.page_of_lanes([1], 10) == [ready_row(indexed)]
         assert store.bodies([first.id]) == [body(first)]
-        assert sorted(store.look([first.id, second.id]))[0] == Found(body(first), None, None)
-        assert [row.found for row in store.expiring(0, NOW_MS, 10).rows] == [Found(body(second), None, None)]
+        assert sorted(store.look([first.id, second.id]))[0] == Found(body(first), None, None, first.deliver_after_ms)
+        found = Found(body(second), None, None, second.deliver_after_ms)
+        assert [row.found for row in store.expiring(0, NOW_MS, 10).rows] == [found]
 
     def test_an_unindexed_item_ends_without_a_row(self, store: ShardStore) -> None:
         acked, leased, nacked = (unindexed(number) for number in (1, 2, 3))

@@ -133,7 +133,7 @@ def test_commands_behind_a_deadlock_change_nothing(shard: BinaryShard, store: Bi
         cursor.execute("CREATE TABLE heavy (id INT PRIMARY KEY)")
         other.begin()
         cursor.executemany("INSERT INTO heavy VALUES (%s)", [(n,) for n in range(3_000)])
-        values = "0, 0, 0, 0, 0, 0, 1, NULL, NULL, ''"
+        values = "0, 0, 0, 0, 0, 0, 1, NULL, NULL, '', NULL"
         cursor.execute(f"INSERT INTO item VALUES ({new_item(10).id}, {values})")
         with ThreadPoolExecutor(1) as pool:
 
@@ -163,7 +163,7 @@ def test_commands_behind_a_deadlock_change_nothing(shard: BinaryShard, store: Bi
 def body_row(item: NewItem) -> list[object]:
     """The row of `item`, in the order of its columns."""
     made = body(item)
-    return [*made[:8], made.metadata, made.headers, made.payload]
+    return [*made[:8], made.metadata, made.headers, made.payload, None]
 
 
 @SERVERS

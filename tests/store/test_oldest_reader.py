@@ -10,7 +10,8 @@ from foqs.store.tables import DEAD_VERSION, SCHEMA_VERSION, TAIL_VERSION, TENANT
 from tests.store.asking import run
 from tests.store.contract import LANE, insert, ready_key
 from tests.store.dead_contract import dead_letters
-from tests.store.shards import ServerShard, SqliteShard, new_item
+from tests.store.row_contract import timer_row
+from tests.store.shards import NOW_MS, ServerShard, SqliteShard, new_item
 
 AnyShard = ServerShard | SqliteShard
 
@@ -74,11 +75,20 @@ def test_a_shard_of_version_1_has_no_tail(shard: AnyShard) -> None:
     )
     if isinstance(shard, ServerShard):
         lane_columns = ("ALTER TABLE lane DROP INDEX lane_of_names, DROP COLUMN throttles, DROP COLUMN weight",)
-    run(shard.url, "UPDATE shard SET version = 1", "ALTER TABLE shard DROP COLUMN indexed_to", *lane_columns)
+    others = ("ALTER TABLE shard DROP COLUMN indexed_to", "ALTER TABLE item DROP COLUMN first_at")
+    run(shard.url, "UPDATE shard SET version = 1", *others, *lane_columns)
     store = shard.store()
     opened = store.open("owner", take_over=False)
-    insert(store, new_item(), next_number=opened.next_number + 1)
+    insert(store, item := new_item(), next_number=opened.next_number + 1)
     store.commit(Batch(lanes_new=[LANE, LANE._replace(lane=2, topic=b"new")], next_number=opened.next_number + 1))
+    store.reconnect()
+    delayed = timer_row(item, NOW_MS + 5)
+    store.commit(
+        Batch(ready_gone=[ready_key(item)], deliver_after_new=[(item.id, NOW_MS + 5)], timer_new=[delayed],
+              next_number=opened.next_number + 1)
+    )  # fmt: skip
+    assert [row.since_ms for row in store.look([item.id])] == [item.enqueued_at_ms]
+    assert [row.since_ms for row in store.due(0, NOW_MS + 5, 9).rows] == [item.enqueued_at_ms]
     store.close()
     store = shard.store()
     assert len(list(store.open("owner", take_over=False).lanes)) == 2

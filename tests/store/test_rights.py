@@ -99,11 +99,11 @@ def test_a_migration_without_the_right_to_alter(server: Server, host: str) -> No
     load(url_of(server), "mariadb" if "MariaDB" in server.version else "mysql")
     before, errors = definition(url_of(server)), []
     for attempt in (create_schema, migrate_schema):
-        with pytest.raises(ShardRefused, match=r"denies .* the right ALTER on orders\.lane \(1142\)") as error:
+        with pytest.raises(ShardRefused, match=r"denies .* the right ALTER on orders\.item \(1142\)") as error:
             attempt(url_of(server), NUMBER)
         errors.append(error.value)
     (finding,) = [one for one in checkup(server) if "rights" in one.found]
-    assert finding.found == f"the account 'worker'@'{host}' lacks rights: ALTER on lane, shard"
+    assert finding.found == f"the account 'worker'@'{host}' lacks rights: ALTER on item, lane, shard"
     assert definition(url_of(server)) == before
     assert {finding.mend} == {error.mend for error in errors}
     administer(server, finding.mend)

@@ -658,6 +658,11 @@ struct GetTopicStatsResponse {
   /** Sums over all further tenants: those beyond `limit`, and of each host those beyond its 1,000 with the most ready items
       (some of them are in `tenants`, too). Its weight counts tenants with ready items that wait for no throttle. */
   16: optional TenantStats more_tenants,
+  /**
+   * Fields of the policy whose values in the settings, or built-in values, have no effect, by name, with the reason: such as
+   * max_attempts of a topic that takes dead letters. `policy` has the values in effect.
+   */
+  17: map<string, string> overruled,
 }
 
 struct GetItemRequest {
@@ -1157,6 +1162,8 @@ struct PutSettingsResponse {
   2: list<string> applied,
   /** host:port of the living hosts that did not say so within 2 s. */
   3: list<string> missing,
+  /** What the changed entries say in vain, one text each: such as retries of a topic that takes dead letters. */
+  4: list<string> warnings,
 }
 
 /** Between hosts: waits until the host acts on this version of a namespace's settings, or a later one. */
@@ -1277,7 +1284,8 @@ struct ListFailuresResponse {
  * Returns dead letters to the topics that they came from: ready now, with attempt 0, their own priority, and the TTL of
  * the policy of that topic (ttl_ms), else none. Leased items stay and are counted, and so do items of the topic that have
  * no failure, because a producer enqueued them there. An item leaves the topic by the transaction that removes its
- * failure: a repeated request redrives other items.
+ * failure: a repeated request redrives other items. Items of a topic that is closed, or full (max_stored), stay: `refused`
+ * counts them. With to_topic, the first such item ends the request. A paused topic takes its items.
  */
 struct RedriveItemsRequest {
   1: string ns,
@@ -1303,6 +1311,15 @@ struct RedriveItemsRequest {
   15: optional RequestContext context,
 }
 
+/** Dead letters that stay, because the topic that they would go to takes no more. */
+struct RefusedTopic {
+  1: string topic,
+  /** Of those that the request came to. */
+  2: i64 items,
+  /** UNAVAILABLE: the topic is closed. OVERLOADED: it is full. The message names the command that ends it. */
+  3: ItemError error,
+}
+
 /** A request ends with its timeout_ms at the latest. */
 struct RedriveItemsResponse {
   /** So many items were redriven for certain. */
@@ -1319,6 +1336,8 @@ struct RedriveItemsResponse {
   6: optional string cursor,
   /** What this page redrove of each group (count). */
   7: optional list<FailureGroup> taken,
+  /** In the order of their names. */
+  8: list<RefusedTopic> refused,
 }
 
 service Foqs {

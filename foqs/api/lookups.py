@@ -141,7 +141,10 @@ class Lookups:
             limit = MOST_TENANTS
         timeout_ms = validation.timeout_ms(request, limits)
         policies = self._engine.policies.namespace(ns)
-        layers = {field: key for field, key in policies.layers(name).items() if key != BUILT_IN}
+        overruled = policies.overruled(name)
+        layers = {
+            field: key for field, key in policies.layers(name).items() if key != BUILT_IN and field not in overruled
+        }
         now_ms = self._now_ms()
 
         def done(sums: TopicSums, missing: list[str]) -> None:
@@ -160,6 +163,7 @@ class Lookups:
                     sums.hooks(),
                     missing,
                     more,
+                    overruled,
                 )
             )
 

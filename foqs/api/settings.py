@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from uuid import uuid4
 
@@ -15,7 +15,7 @@ from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
-from foqs.policies.settings import MOST_BYTES, SCRIPT, Settings
+from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings
 from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
 
@@ -82,20 +82,22 @@ class SettingsMethods:
             if error is not None:
                 call.fail(_together(error, change, self._settings.of(ns)))
             else:
-                self._store.change_settings(ns, change, partial(self._changed, call, deadline_ms))
+                touched = {key for key in (*entries, *remove) if key.startswith(TOPIC)}
+                self._store.change_settings(ns, change, partial(self._changed, call, touched, deadline_ms))
 
         known = self._settings.of(ns).entries
         scripts = {key: text for key, text in entries.items() if key.startswith(SCRIPT) and known.get(key) != text}
         self._hooks.check(ns, scripts, deadline_ms - self._now_ms(), store)
 
-    def _changed(self, call: Call, deadline_ms: int, outcome: Settings | FoqsError) -> None:
+    def _changed(self, call: Call, touched: Set[str], deadline_ms: int, outcome: Settings | FoqsError) -> None:
         if isinstance(outcome, FoqsError):
             call.fail(outcome)
             return
         version, now_ms, here = outcome.version, self._now_ms(), self._address()
+        warnings = outcome.warnings(touched) if touched else []
 
         def done(applied: list[str], missing: list[str]) -> None:
-            call.reply(idl.PutSettingsResponse(version, applied, missing))
+            call.reply(idl.PutSettingsResponse(version, applied, missing, warnings))
 
         hosts = {here, *self._forwarder.routing().hosts.values()}
         wait_ms = max(1, min(CONFIRM_MS, deadline_ms - now_ms))

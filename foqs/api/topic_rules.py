@@ -5,20 +5,16 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from foqs.errors import Unavailable
 from foqs.limits import Limits
-from foqs.policies.remedy import topic_command
+from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE
-
-_CLOSED_RETRY_MS = 1_000
 
 
 def refuse_when_closed(ns: str, topic: str, policy: TopicPolicy) -> None:
     """Raises Unavailable: the topic takes no items."""
     if policy.closed:
-        way_out = topic_command("open", ns, topic)
-        raise Unavailable(f"the topic {topic} is closed to enqueues until `{way_out}`", _CLOSED_RETRY_MS)
+        raise closed(ns, topic)
 
 
 def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:

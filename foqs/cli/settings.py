@@ -161,13 +161,15 @@ def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> Se
 
 
 def report(change: SettingsChange | None) -> None:
-    """Print the version, the hosts that act on it, and those that may not."""
+    """Print the version, the hosts that act on it, and those that may not; and warnings on stderr."""
     if change is None:
         print("nothing to change")
         return
     print(f"version {change.version} is in effect on {' '.join(change.applied) or 'no host yet'}")
     if change.missing:
         print(f"not confirmed, may act on an older version: {' '.join(change.missing)}")
+    for warning in change.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _entry(text: str) -> tuple[str, str]:

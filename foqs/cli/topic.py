@@ -231,9 +231,11 @@ def _show(topic: str, connection: Connection) -> None:
         found = client.topic_stats(topic)
     if not sys.stdout.isatty():
         for field, value in found.policy.items():
-            print(json.dumps({"field": field, "value": value, "from": found.policy_layers.get(field)}))
+            origin = {"from": found.policy_layers.get(field), "overruled": found.overruled.get(field)}
+            print(json.dumps({"field": field, "value": value, **origin}))
         return
     table = plain_table("field", "value", "from", folded=("value",))
     for field, value in found.policy.items():
-        table.add_row(field, json.dumps(value, ensure_ascii=False), found.policy_layers.get(field, "built in"))
+        source = found.overruled.get(field) or found.policy_layers.get(field, "built in")
+        table.add_row(field, json.dumps(value, ensure_ascii=False), source)
     Console(markup=False, highlight=False, emoji=False).print(table)

@@ -59,7 +59,8 @@ class TopicStats(NamedTuple):
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
     have handlers that hang, and come first then, or hold leases, the oldest lease first. `tenants` are those with the
     most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones, None without
-    any. `hooks` of the policy."""
+    any. `hooks` of the policy. `overruled`: fields of which another value than the one in effect was set, with the
+    reason; a topic that takes dead letters has them."""
 
     ready: int
     delayed: int
@@ -73,6 +74,7 @@ class TopicStats(NamedTuple):
     tenants: tuple[TenantStats, ...] = ()
     more_tenants: TenantStats | None = None
     hooks: tuple[HookStats, ...] = ()
+    overruled: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
 
 
 class ThrottleStats(NamedTuple):
@@ -133,6 +135,7 @@ class Looks:
             tuple(map(_tenant, found.tenants or ())),
             None if more is None else _tenant(more),
             tuple(map(_hook, found.hooks or ())),
+            found.overruled or {},
         )
 
     @checked()

@@ -20,11 +20,12 @@ class Settings(NamedTuple):
 
 class SettingsChange(NamedTuple):
     """The version that a change made. `applied`: host:port of the hosts that act on it; `missing`: of the living hosts
-    that did not say so within 2 s."""
+    that did not say so within 2 s. `warnings`: what the changed entries say in vain."""
 
     version: int
     applied: tuple[str, ...]
     missing: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class SettingsMethods:
@@ -55,8 +56,13 @@ class SettingsMethods:
         one; OutcomeUnknown when the reply was lost: `settings` shows whether they were changed.
 
         >>> client.put_settings({"topic.mail": '{"paused": true}'}, expected_version=41)    # doctest: +SKIP
-        SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=())
+        SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=(), warnings=())
         """
         request = idl.PutSettingsRequest(self.namespace, dict(entries or {}), list(remove), expected_version)
         response = self._requests.change(methods.PUT_SETTINGS, request, timeout_ms)
-        return SettingsChange(response.version, tuple(response.applied or ()), tuple(response.missing or ()))
+        return SettingsChange(
+            response.version,
+            tuple(response.applied or ()),
+            tuple(response.missing or ()),
+            tuple(response.warnings or ()),
+        )

@@ -40,10 +40,12 @@ class AwaitCall:
 
 
 class HostSettings:
-    """The settings of all namespaces, as this host acts on them. A namespace without any has version 0."""
+    """The settings of all namespaces, as this host acts on them. A namespace without any has version 0. `log` is
+    called with each version that the host begins to act on."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, log: Callable[[Settings], None] = lambda _: None) -> None:
         self._engine = engine
+        self._log = log
         self._known: dict[str, Settings] = {}
         self._followed: Mapping[str, Settings] = {}
         self._waiting: dict[str, dict[AwaitCall, None]] = {}
@@ -83,6 +85,7 @@ class HostSettings:
     def apply(self, settings: Settings) -> None:
         self._known[settings.ns] = settings
         self._engine.apply_settings(settings)
+        self._log(settings)
         self.applied(settings.ns)
         if self.safe(settings.ns):
             self.answer(settings.ns)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
+from foqs.policies.dead_topics import has_effect, namers_of, why_dead
 from foqs.policies.fair import parse_weight
 from foqs.policies.hook_entry import HooksEntry
 from foqs.policies.patterns import Patterns
@@ -71,8 +72,7 @@ class NamespacePolicies:
         self.per_worker = any(entry.per_worker for entry in topics.values())
         self.pauses = any(entry.paused for entry in topics.values())
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
-        named = [entry.dead.topic for entry in topics.values() if entry.dead is not None]
-        self._dead_topics = frozenset(name for name in named if name is not None)
+        self._namers = namers_of(topics)
         self._known: dict[str, TopicPolicy] = {}
         self._known_throttles: dict[str, Throttle | None] = {}
 
@@ -105,7 +105,14 @@ class NamespacePolicies:
 
     def is_dead(self, topic: str) -> bool:
         """Whether the topic takes dead letters."""
-        return topic.endswith(DEAD_SUFFIX) or topic in self._dead_topics
+        return topic.endswith(DEAD_SUFFIX) or topic in self._namers
+
+    def overruled(self, topic: str) -> dict[str, str]:
+        """Return the fields whose values the topic does not have, because it takes dead letters, with the reason."""
+        why = why_dead(topic, self._namers)
+        if why is None:
+            return {}
+        return {name: why for name, (_, entry) in self._layers(topic).items() if has_effect(name, entry)}
 
     def throttle(self, key: str) -> Throttle | None:
         """Return the limit on deliveries with a throttle key; None: there is none."""

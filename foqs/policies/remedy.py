@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from shlex import quote
 
+from foqs.errors import Unavailable
+
 _DEFAULT_NAMESPACE = "default"
+_CLOSED_RETRY_MS = 1_000
 
 
 def topic_command(action: str, ns: str, topic: str, field: str = "") -> str:
@@ -16,6 +19,12 @@ def topic_command(action: str, ns: str, topic: str, field: str = "") -> str:
     "foqs topic policy mail max_stored=N --ns 'my shop'"
     """
     return _command("topic", action, ns, topic, field)
+
+
+def closed(ns: str, topic: str) -> Unavailable:
+    """Return the error of a topic that takes no items."""
+    way_out = topic_command("open", ns, topic)
+    return Unavailable(f"the topic {topic} is closed to enqueues until `{way_out}`", _CLOSED_RETRY_MS)
 
 
 def throttle_command(action: str, ns: str, key: str = "", field: str = "") -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from foqs.errors import Conflict, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
+from foqs.policies.dead_topics import DeadTopics, says_something
 from foqs.policies.fair import parse_weight
 from foqs.policies.history import History
 from foqs.policies.hook_entry import check_script
 from foqs.policies.names import pattern_error, script_name_error
 from foqs.policies.throttle_entry import parse_throttle
-from foqs.policies.topic_policy import parse
+from foqs.policies.topic_policy import PREFIX, parse
 
-TOPIC = "topic."
+TOPIC = PREFIX
 THROTTLE = "throttle."
 WEIGHT = "weight."
 SCRIPT = "script."
@@ -62,6 +63,9 @@ class Settings:
         seed = nonce or repr((self.ns, sorted(entries.items()), sorted(remove)))
         made = Settings(self.ns, entries=kept | dict(entries), **self.history.next(seed)._asdict())
         errors += check(made.entries)
+        touched = {key for key in (*entries, *remove) if key.startswith(TOPIC)}
+        if touched and not errors:
+            errors += _dead_topics(made.entries).circles(touched)
         size_bytes = 0 if errors else len(made.encoded())
         if size_bytes > MOST_BYTES:
             errors.append(f"the settings take {size_bytes} bytes, more than {MOST_BYTES}: a key with * serves many")
@@ -75,6 +79,15 @@ class Settings:
         if errors:
             raise Invalid(f"the settings of {self.ns} are not valid: {'; '.join(errors)}")
         return self
+
+    def warnings(self, changed: Set[str] | None = None) -> list[str]:
+        """Return what the entries say in vain, one text each. With `changed`: where one of these keys has a part."""
+        found = _dead_topics(self.entries).warnings()
+        return [one.text for one in found if changed is None or not one.keys.isdisjoint(changed)]
+
+    def faults(self) -> list[str]:
+        """Return the errors that a change of all these settings would have beside those of single entries."""
+        return _dead_topics(self.entries).circles(self.entries.keys())
 
     def encoded(self) -> bytes:
         """Return the document that is stored. Its history comes first, which `history_of` reads."""
@@ -123,6 +136,14 @@ def history_of(document: bytes) -> History | None:
         return History(value["stamp"], value["born"], tuple(value["past"]))
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _dead_topics(entries: Mapping[str, str]) -> DeadTopics:
+    """Return the dead-letter topics of valid entries. Most settings say nothing about them: those are not parsed."""
+    topics = {key.removeprefix(TOPIC): text for key, text in entries.items() if key.startswith(TOPIC)}
+    if not any(says_something(name, text) for name, text in topics.items()):
+        topics = {}
+    return DeadTopics({name: parse(text) for name, text in topics.items()})
 
 
 def check(entries: Mapping[str, str]) -> list[str]:

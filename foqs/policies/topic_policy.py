@@ -18,6 +18,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 _DAY_MS = 86_400_000
 _LONGEST_MS = 366 * _DAY_MS
 _MINUTE_MS = 60_000
+PREFIX = "topic."
+"""Of a settings key whose value is a policy."""
 DEAD_SUFFIX = ".dlq"
 _MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""

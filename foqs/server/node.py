@@ -35,6 +35,7 @@ from foqs.server.hook_pool import HookPool
 from foqs.server.marks import Marks
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
+from foqs.server.settings_log import SettingsLog
 from foqs.server.shard_runner import ShardRunner
 from foqs.server.shard_settings import ShardSettings
 from foqs.store.protocol import ShardStore
@@ -108,7 +109,7 @@ class Node:
             lambda: self._config.hooks.request_ms,
             HookLog(self._loop.time).failed,
         )
-        self.settings: HostSettings = HostSettings(self.engine)
+        self.settings: HostSettings = HostSettings(self.engine, SettingsLog().applied)
         self.keeper: ShardSettings | ClusterSettings
         if neighbours.settings is None:
             self.keeper = ShardSettings(self.engine.shards, self.settings, self.runner.workers, self._later)

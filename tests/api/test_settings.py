@@ -58,7 +58,7 @@ def test_settings_are_read_by_prefix(alone: OneHost) -> None:
 
 
 def test_a_change_is_in_effect_when_it_is_answered(alone: OneHost) -> None:
-    assert put(alone, {"topic.t": '{"paused": true}', "a": "1"}) == idl.PutSettingsResponse(1, [ADDRESS], [])
+    assert put(alone, {"topic.t": '{"paused": true}', "a": "1"}) == idl.PutSettingsResponse(1, [ADDRESS], [], [])
     assert alone.engine.policies.of(("n", "t")).paused
     assert put(alone, {"b": "2"}, ("topic.t",), expected_version=1).version == 2
     assert not alone.engine.policies.of(("n", "t")).paused
@@ -71,6 +71,16 @@ def test_all_errors_come_at_once(alone: OneHost) -> None:
     lines = refused(alone, "PutSettings", ns="n", entries=entries, remove=["a", "b"]).split("\n")
     assert [line.split(":")[0] for line in lines] == ["a", "b", "long", "script.s", "topic.t", "topic.t"]
     assert alone.ask("GetSettings", ns="n") == idl.GetSettingsResponse(1, {"a": "1"})
+
+
+def test_entries_without_an_effect_are_refused_or_warn(alone: OneHost) -> None:
+    put(alone, {"topic.a": '{"dead": {"topic": "b"}}'})
+    error = refused(alone, "PutSettings", ns="n", entries={"topic.b": '{"dead": {"topic": "a"}}'})
+    assert error.startswith("topic.a, topic.b: the dead letters of a -> b -> a go in a circle")
+    (warning,) = put(alone, {"topic.b": '{"max_attempts": 3}'}).warnings
+    assert warning.startswith("topic.b: max_attempts 3 (topic.b): no effect.")
+    assert put(alone, {"topic.c": "{}", "plans/b": "1"}).warnings == []
+    assert len(put(alone, remove=("topic.c", "topic.b")).warnings) == 0
 
 
 def test_another_version_is_a_conflict(alone: OneHost) -> None:
@@ -136,7 +146,7 @@ def test_hosts_that_act_on_it_are_named(member: OneHost) -> None:
     member.reply("AwaitSettings", idl.AwaitSettingsResponse(1))
     assert call.answers == []
     member.reply("AwaitSettings", idl.AwaitSettingsResponse(2))
-    assert call.answer == idl.PutSettingsResponse(1, ["a:1", "b:1", "c:1"], [])
+    assert call.answer == idl.PutSettingsResponse(1, ["a:1", "b:1", "c:1"], [], [])
 
 
 def test_hosts_without_an_answer_are_missing(member: OneHost) -> None:
@@ -146,7 +156,7 @@ def test_hosts_without_an_answer_are_missing(member: OneHost) -> None:
     member.reply("AwaitSettings", idl.AwaitSettingsResponse(0))
     assert call.answers == []
     member.wait(CONFIRM_MS)
-    assert call.answer == idl.PutSettingsResponse(1, [], ["a:1", "b:1", "c:1"])
+    assert call.answer == idl.PutSettingsResponse(1, [], ["a:1", "b:1", "c:1"], [])
 
 
 def test_confirmation_ends_with_the_time_of_the_caller(member: OneHost) -> None:
@@ -154,7 +164,7 @@ def test_confirmation_ends_with_the_time_of_the_caller(member: OneHost) -> None:
     for _ in range(2):
         assert member.reply("AwaitSettings", idl.AwaitSettingsResponse(1)).wait_ms <= 300
     member.wait(300)
-    assert call.answer == idl.PutSettingsResponse(1, ["b:1", "c:1"], ["a:1"])
+    assert call.answer == idl.PutSettingsResponse(1, ["b:1", "c:1"], ["a:1"], [])
 
 
 def test_a_version_is_awaited(member: OneHost) -> None:

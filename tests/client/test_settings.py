@@ -82,6 +82,58 @@ def test_settings_outlast_the_host(tmp_path: Path) -> None:
         assert client.put_settings({}, ["a"], expected_version=2).version == 3
 
 
+LIVE = {"topic.mail": '{"dead": {"topic": "jobs"}}', "topic.jobs": '{"max_attempts": 3}'}
+NO_EFFECT = "topic.jobs: max_attempts 3 (topic.jobs): no effect. In effect max_attempts is 0 (no limit)"
+
+
+def test_settings_in_vain_are_logged_at_the_start(tmp_path: Path) -> None:
+    with dev(tmp_path, "--shards", "2") as host, Client("{}:{}".format(*host.address), "shop") as client:
+        client.put_settings({"a": "1"})
+        client.put_settings(LIVE)
+        assert host.stop() == 0
+    (tmp_path / "log").write_text("")
+    with dev(tmp_path, "--shards", "2") as host:
+        assert host.address
+        until(lambda: "settings.in_vain" in host.said(), "the warning")
+        assert NO_EFFECT in host.said()
+        host.stop()
+
+
+def test_a_circle_of_dead_letters_is_refused(run: Run, client: Client, tmp_path: Path) -> None:
+    """At each way to change settings."""
+    itself = "topic.mail: dead.topic is the topic itself, so max_attempts would have no effect."
+    with pytest.raises(Invalid, match=itself):
+        client.put_settings({"topic.mail": '{"dead": {"topic": "mail"}}'})
+    assert run("set", 'topic.mail={"dead": {"topic": "mail"}}').stderr.startswith(f"foqs: {itself}")
+    client.put_settings({"topic.a": '{"dead": {"topic": "b"}}'})
+    backup = tmp_path / "backup.json"
+    entries = {"topic.a": '{"dead": {"topic": "b"}}', "topic.b": '{"dead": {"topic": "a"}}'}
+    backup.write_text(json.dumps({"entries": entries}))
+    circle = "topic.a, topic.b: the dead letters of a -> b -> a go in a circle"
+    assert circle in run("import", backup).stderr
+    connection = ("--ns", client.namespace, "--address", client.address)
+    assert circle in foqs("topic", "policy", "b", 'dead={"topic": "a"}', *connection).stderr
+    assert client.settings() == Settings(1, {"topic.a": '{"dead": {"topic": "b"}}'})
+
+
+def test_retries_without_an_effect_are_named(run: Run, client: Client, address: str) -> None:
+    done = run("set", *[f"{key}={value}" for key, value in LIVE.items()])
+    assert (done.stdout, done.returncode) == (f"version 1 is in effect on {address}\n", 0)
+    assert done.stderr.startswith(f"warning: {NO_EFFECT}, because it takes the dead letters of topic.mail.")
+    change = client.put_settings({"topic.mail": '{"dead": {"topic": "jobs"}, "priority": 1}'})
+    assert [text.startswith(NO_EFFECT) for text in change.warnings] == [True]
+    assert client.put_settings({"topic.other": "{}"}).warnings == ()
+    stats = client.topic_stats("jobs")
+    why = "it takes the dead letters of topic.mail"
+    assert (stats.policy["max_attempts"], stats.overruled) == (0, {"max_attempts": why, "dead": why})
+    assert stats.policy_layers == {}
+    connection = ("--ns", client.namespace, "--address", client.address)
+    shown = foqs("topic", "policy", "jobs", *connection).stdout
+    assert {"field": "max_attempts", "value": 0, "from": None, "overruled": why} in map(json.loads, shown.splitlines())
+    done = foqs("topic", "policy", "jobs", "max_attempts=", *connection)
+    assert done.stderr == "", "without a policy of its own it may be a place for dead letters"
+
+
 def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
     """Of two shards it needs the lower one. It serves neither before that, and takes no requests."""
     with dev(tmp_path, "--shards", "2") as host:

@@ -54,7 +54,7 @@ class Handlers:
         self._ack_dequeue = AckDequeue(self._items, engine, now_ms, forwarder)
         self._lookups = Lookups(engine, limits, now_ms, address, forwarder, hooks)
         self._explain = Explain(engine, lambda: self.limits, now_ms, forwarder)
-        self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder)
+        self._dead_letters = DeadLetters(engine, limits, now_ms, address, forwarder, quotas.admit)
         self.routing = RoutingMethods(engine, limits, now_ms, news, forwarder)
         self._leases = Leases(engine, lambda: self.limits, now_ms, address, forwarder)
         self._throttles = ThrottleMethods(

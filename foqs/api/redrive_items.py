@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ from foqs.dead_rows import FailureGroup
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
-from foqs.engine.redrive import PAGE_ITEMS, PageAsk, PageOutcome, RedrivePage
-from foqs.errors import FoqsError, Invalid, LostReply
+from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
+from foqs.errors import FoqsError, Invalid, LostReply, item_error
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
@@ -40,8 +40,10 @@ class DeadLetters:
         now_ms: Callable[[], int],
         address: Callable[[], str],
         forwarder: Forwarder | LoneForwarder,
+        admit: Admit,
     ) -> None:
         self.limits = limits
+        self._admit = admit
         self._engine = engine
         self._now_ms = now_ms
         self._address = address
@@ -109,10 +111,9 @@ class DeadLetters:
         timeout_ms = validation.timeout_ms(request, self.limits)
         ask, pace = self._asked(request)
         if is_forwarded(request):
-            page = self._page(request, ask)
-            RedrivePage(self._engine, page, partial(_page_answered, call)).begin(
-                self._now_ms(), self._now_ms() + timeout_ms
-            )
+            page, now_ms = self._page(request, ask), self._now_ms()
+            answered = partial(_page_answered, call)
+            RedrivePage(self._engine, page, answered, self._admit).begin(now_ms, now_ms + timeout_ms)
             return
         if (request.shard, request.cursor, request.taken) != (None, None, None):
             raise Invalid("shard, cursor and taken are set by hosts only")
@@ -120,14 +121,20 @@ class DeadLetters:
         def reply(result: Redriven) -> None:
             call.reply(
                 idl.RedriveItemsResponse(
-                    result.at_least, result.at_most, result.leased, result.more, sorted(result.missing)
+                    result.at_least,
+                    result.at_most,
+                    result.leased,
+                    result.more,
+                    sorted(result.missing),
+                    refused=_refused(result.refused),
                 )
             )
 
         patience_ms = min(timeout_ms, self._forwarder.handover_ms)
         plan = Plan(ask, request.count or 0, pace, patience_ms)
         send = partial(self._send, request)
-        Redrive(self._engine, self._forwarder.owners, plan, self._now_ms, send, reply).begin(timeout_ms)
+        owners = self._forwarder.owners
+        Redrive(self._engine, owners, plan, self._now_ms, send, reply, self._admit).begin(timeout_ms)
 
     def _asked(self, request: Any) -> tuple[PageAsk, int]:
         """Check a request. Return what its pages have in common, and the items a second (0: no bound)."""
@@ -206,6 +213,7 @@ def _page_answered(call: Call, outcome: PageOutcome | FoqsError) -> None:
             [],
             None if outcome.next is None else cursor_of(*outcome.next),
             [_counted(group, count) for group, count in outcome.taken.items()],
+            _refused(outcome.refused),
         )
     )
 
@@ -224,7 +232,15 @@ def _outcome(response: Any) -> PageOutcome | FoqsError:
         response.skipped_leased or 0,
         None if parts is None else (parts[0], parts[1]),
         {(one.fingerprint, one.cause): one.items for one in groups},
+        {one.topic: Refused(one.items or 0, item_error(one.error)) for one in response.refused or ()},
     )
+
+
+def _refused(found: Mapping[str, Refused]) -> list[Any]:
+    return [
+        idl.RefusedTopic(topic, items, idl.ItemError(int(error.code), error.message, error.retry_after_ms))
+        for topic, (items, error) in sorted(found.items())
+    ]
 
 
 def _cause(value: int | None) -> int | None:

@@ -20,7 +20,7 @@ from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
 from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import Client, FailureGroup, ItemState, OutcomeUnknown, Redriven
+from foqs.client import Client, FailureGroup, ItemState, OutcomeUnknown, Overloaded, Redriven, Unavailable
 from foqs.policies.topic_policy import DEAD_SUFFIX
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -106,8 +106,9 @@ def redrive_dead(
     """Return dead letters to the topics that they came from.
 
     They are ready again at once, with attempt 0, under their ids. Items that a consumer has leased stay, and so do
-    items without a failure, which a producer enqueued in the topic. If the command is interrupted, repeat it: items
-    that have returned are not in the topic any more.
+    items without a failure, which a producer enqueued in the topic. Items of a topic that is closed or full stay, too:
+    the command names the topic and exits with 1. If the command is interrupted, repeat it: items that have returned are
+    not in the topic any more.
     """
     with connection.client() as client:
         total = Total()
@@ -124,14 +125,20 @@ def redrive_dead(
                 fail(
                     f"{error.message}; {before}. It may have redriven items: `foqs dead list` shows those that are left"
                 )
+            except (Unavailable, Overloaded) as error:
+                if not total.at_most:
+                    raise
+                fail(f"{_range(total)} redriven from {name(topic)}, then: {error.message}")
             total = total.plus(found)
-            again = found.more and found.at_most > 0 and call_ms == _CALL_MS
+            again = found.more and found.at_most > 0 and call_ms == _CALL_MS and not (to_topic and found.refused)
             if not again or (count and total.at_most >= count):
                 break
         done = "would be redriven" if dry_run else "redriven"
         print(f"{_range(total)} {done} from {name(topic)}{_leased(found)}", flush=True)
-        if not (total.at_most or found.skipped_leased) and (hint := _elsewhere(client, topic)):
+        if not (total.at_most or found.skipped_leased or found.refused) and (hint := _elsewhere(client, topic)):
             print(hint, flush=True)
+    if found.refused:
+        fail("; ".join(f"{_stay(one.items, to_topic)}: {one.error.message}" for one in found.refused))
     if found.missing_shards:
         fail(f"shards not searched to their end: {', '.join(map(str, found.missing_shards))}; repeat the command later")
     if found.more and not (count and total.at_most >= count):
@@ -207,6 +214,13 @@ def _range(total: Total) -> str:
     if total.at_least == total.at_most:
         return counted(total.at_least, "item")
     return f"between {total.at_least:,} and {total.at_most:,} items"
+
+
+def _stay(items: int, to_topic: str | None) -> str:
+    """Where all items go to one topic, the first one that it refuses ends the redrive."""
+    if to_topic is not None:
+        return "the rest stays"
+    return f"{counted(items, 'dead letter')} {'stays' if items == 1 else 'stay'}"
 
 
 def _leased(found: Redriven) -> str:

@@ -12,7 +12,7 @@ from foqs.client.ack_policy import AckPolicy
 from foqs.client.backoff import Backoff
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven
+from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven, RefusedTopic
 from foqs.client.explain import ExplainReason, Explanation, Reason
 from foqs.client.hangs import WorkerHung
 from foqs.client.hooks import Tried
@@ -93,6 +93,7 @@ __all__ = [
     "Producer",
     "Reason",
     "Redriven",
+    "RefusedTopic",
     "Released",
     "Retry",
     "ServerInfo",

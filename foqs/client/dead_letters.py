@@ -10,7 +10,7 @@ from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
 from foqs.client import methods
 from foqs.client.options import check_cause, checked, instance_of, whole
 from foqs.client.requests import Requests
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid, item_error
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rows import FailureCause
@@ -85,11 +85,21 @@ class FailureFilter(Value):
             raise Invalid(f"died_after_ms is {after_ms}, not below died_before_ms, {before_ms}: no item died then")
 
 
+class RefusedTopic(NamedTuple):
+    """`items` dead letters stay, because their topic is closed (Unavailable) or full (Overloaded): `error` names the
+    command that ends that."""
+
+    topic: str
+    items: int
+    error: FoqsError
+
+
 class Redriven(NamedTuple):
     """From `at_least` to `at_most` items were redriven; the two differ when a shard's owner failed.
 
     `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
-    count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends.
+    count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends. `refused`:
+    topics that take no more items.
     """
 
     at_least: int
@@ -97,6 +107,7 @@ class Redriven(NamedTuple):
     skipped_leased: int
     more: bool
     missing_shards: tuple[int, ...]
+    refused: tuple[RefusedTopic, ...] = ()
 
 
 class DeadLetterCalls:
@@ -143,8 +154,11 @@ class DeadLetterCalls:
 
         At most `count` of them return, `per_fingerprint` of each group, and about `pace_per_second` in a second, 1 to
         1,000,000; 0: no limit. The call ends with its `timeout_ms` at the latest; while `more` is True, another call
-        goes on. `dry_run` counts and changes nothing. Raises OutcomeUnknown when the reply was lost: some items may
-        have been redriven.
+        goes on. `dry_run` counts and changes nothing. Dead letters of a closed or full topic stay, and all other ones
+        return: see `refused`. With `to_topic` the call ends there.
+
+        Raises Unavailable (closed) or Overloaded (full) when no item was redriven because of that, and OutcomeUnknown
+        when the reply was lost: some items may have been redriven.
         """
         request = idl.RedriveItemsRequest(
             self.namespace, topic, count, filter, per_fingerprint or None, to_topic, pace_per_second or None,
@@ -152,7 +166,17 @@ class DeadLetterCalls:
         )  # fmt: skip
         found = self._requests.change(methods.REDRIVE, request, timeout_ms)
         missing = tuple(found.missing_shards or ())
-        return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing)
+        refused = tuple(RefusedTopic(one.topic, one.items or 0, item_error(one.error)) for one in found.refused or ())
+        if refused and not (found.at_most or dry_run):
+            raise _nothing_redriven(refused)
+        return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing, refused)
+
+
+def _nothing_redriven(refused: tuple[RefusedTopic, ...]) -> FoqsError:
+    """Return the error of the first topic, with all of them in its message."""
+    first = refused[0].error
+    said = "; ".join(f"{one.error.message} ({one.items:,} dead letters stay)" for one in refused)
+    return type(first)(f"no item was redriven: {said}", first.retry_after_ms)
 
 
 def _group(found: Any) -> FailureGroup:

@@ -1,11 +1,12 @@
 """One page of a redrive: the next dead letters of one shard return to the topics that they came from, all of them in
-the shard's next transactions."""
+the shard's next transactions. Those of a topic that is closed or full stay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from foqs.buffers.shard_batch import DeadRead
 from foqs.dead_rows import DeadPage, DeadRow, FailurePosition
@@ -18,7 +19,15 @@ from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
 from foqs.item import Cause, Change, Item, Move, from_ready
 from foqs.item_states import Phase, Place, To
 from foqs.policies.filter import FailureFilter
+from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
+
+Settle = Callable[[int], None]
+"""Called when the outcome of admitted items is known, with the number of those that were not stored."""
+Granted = Callable[[int, FoqsError | None, Settle], None]
+"""How many items are admitted, the error of the rest, and a call for later on."""
+Admit = Callable[[TopicKey, int, int, Granted], None]
+"""(topic, items, deadline_ms, granted): asks for room in a topic with `max_stored`."""
 
 PAGE_ITEMS = 500
 START: FailurePosition = (-(1 << 63), 0)
@@ -42,26 +51,60 @@ class PageAsk:
     dry_run: bool = False
 
 
+class Refused(NamedTuple):
+    """Dead letters that stay because their topic is closed (Unavailable) or full (Overloaded)."""
+
+    items: int
+    error: FoqsError
+
+
 @dataclass(slots=True)
 class PageOutcome:
     """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group.
-    An item that a delete or a late ack removes at the same time counts as redriven before.
-    `next` is where the next page begins; None: the shard has no more."""
+    `refused` ones stay, by the topic that they would go to. An item that a delete or a late ack removes at the same
+    time counts as redriven before. `next` is where the next page begins; None: the shard has no more."""
 
     redriven: int = 0
     unknown: int = 0
     leased: int = 0
     next: FailurePosition | None = None
     taken: dict[GroupKey, int] = field(default_factory=dict)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    def refuse(self, topic: str, error: FoqsError, items: int = 1) -> None:
+        known = self.refused.get(topic)
+        self.refused[topic] = Refused(items if known is None else known.items + items, error)
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many items a topic with `max_stored` takes of the page, and the error of the rest. `used`: by chosen ones."""
+
+    items: int
+    error: FoqsError | None
+    settle: Settle
+    used: int = 0
+
+
+class _Chosen(NamedTuple):
+    item: Item
+    row: DeadRow
+    group: GroupKey
+    topic: str
 
 
 class RedrivePage:
-    """Calls `reply` with the outcome, or with an error: nothing was changed; once."""
+    """Calls `reply` with the outcome, or with an error: nothing was changed; once. `admit` None: no topic is full."""
 
-    def __init__(self, state: State, ask: PageAsk, reply: Callable[[PageOutcome | FoqsError], None]) -> None:
+    def __init__(
+        self, state: State, ask: PageAsk, reply: Callable[[PageOutcome | FoqsError], None], admit: Admit | None = None
+    ) -> None:
         self._state = state
         self._ask = ask
         self._reply = reply
+        self._admit = admit
+        self._rooms: dict[str, _Room] = {}
+        self._deadline_ms = 0
         self._moves: ItemsCall | None = None
         self._outcome = PageOutcome()
         self.done = False
@@ -81,9 +124,15 @@ class RedrivePage:
         else:
             state.deadlines.push(deadline_ms, self)
             state.alarm(deadline_ms)
-            one_by_one = ask.per_group or ask.wanted.headers
-            limit = PAGE_ITEMS if one_by_one else ask.most
-            queue(state, shard, DeadRead(lane, ask.after, self._wanted(), limit, ROWS, self._read))
+            self._deadline_ms = deadline_ms
+            self._queue(shard, lane)
+
+    def _queue(self, shard: Shard, lane: int) -> None:
+        ask = self._ask
+        # Rows of a page may be passed over: a filter, or a topic that is closed or full.
+        one_by_one = ask.per_group or ask.wanted.headers or ask.key[0] in self._state.policies.namespaces
+        limit = PAGE_ITEMS if one_by_one else ask.most
+        queue(self._state, shard, DeadRead(lane, ask.after, self._wanted(), limit, ROWS, self._read))
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         if self._moves is not None:
@@ -94,6 +143,9 @@ class RedrivePage:
 
     def _end(self, outcome: PageOutcome | FoqsError) -> None:
         self.done = True
+        rooms, self._rooms = self._rooms, {}
+        for room in rooms.values():
+            room.settle(room.items - room.used)
         self._reply(outcome)
 
     def _wanted(self) -> FailureFilter:
@@ -112,18 +164,65 @@ class RedrivePage:
         if page is None or shard is None:
             self._end(error or NotServed("the shard is not served here now"))
             return
-        chosen = self._choose(shard, page)
-        if self._ask.dry_run or not chosen:
-            self._count([group for _, _, group in chosen])
+        chosen, wanted = self._choose(shard, page)
+        if self._ask.dry_run or not (chosen or wanted):
+            self._count([one.group for one in chosen])
             self._end(self._outcome)
+        elif wanted:
+            self._ask_for_room(wanted)
         else:
             self._redrive(shard, chosen)
 
-    def _choose(self, shard: Shard, page: DeadPage) -> list[tuple[Item, DeadRow, GroupKey]]:
-        ask, outcome = self._ask, self._outcome
-        outcome.next = page.next
+    def _ask_for_room(self, wanted: dict[str, int]) -> None:
+        """Ask for room in the topics that have a bound, and read the page again, as its rows are old by then."""
+        left, ns = set(wanted), self._ask.key[0]
+        assert self._admit is not None, "rooms are wanted where they are asked for"
+
+        def granted(topic: str, items: int, error: FoqsError | None, settle: Settle) -> None:
+            if self.done:
+                settle(items)
+                return
+            self._rooms[topic] = _Room(items, error, settle)
+            left.discard(topic)
+            if left:
+                return
+            shard = self._state.shards.get(self._ask.shard)
+            lane = None if shard is None else dead_lane(shard, self._ask.key)
+            if shard is None or lane is None:
+                self._end(self._outcome if shard is not None else NotServed("the shard is not served here now"))
+            else:
+                self._queue(shard, lane)
+
+        for topic, items in wanted.items():
+            self._admit((ns, topic), items, self._deadline_ms, partial(granted, topic))
+
+    def _refusal(self, topic: str, wanted: dict[str, int]) -> FoqsError | None:
+        """Return why an item cannot go to `topic`; None if it can. The first time that a topic with a bound is met, its
+        room is not known yet: `wanted` counts its items."""
+        key = (self._ask.key[0], topic)
+        policy = self._state.policies.of(key)
+        if policy.closed:
+            return closed(*key)
+        if policy.max_stored is None or self._admit is None or self._ask.dry_run:
+            return None
+        room = self._rooms.get(topic)
+        if room is None:
+            wanted[topic] = wanted.get(topic, 0) + 1
+        elif room.used == room.items:
+            return room.error or Overloaded(f"the topic {topic} has more dead letters now: repeat", _RETRY_MS)
+        else:
+            room.used += 1
+        return None
+
+    def _choose(self, shard: Shard, page: DeadPage) -> tuple[list[_Chosen], dict[str, int]]:
+        """Return the items to move, and how many of them go to each topic whose room is not known yet."""
+        ask = self._ask
+        outcome = self._outcome = PageOutcome(next=page.next)
         taken = dict(ask.taken)
-        chosen: list[tuple[Item, DeadRow, GroupKey]] = []
+        chosen: list[_Chosen] = []
+        wanted: dict[str, int] = {}
+        for room in self._rooms.values():
+            room.used = 0
         for row in page.rows:
             failure = row.failure
             group = (failure.fingerprint, failure.cause)
@@ -136,43 +235,56 @@ class RedrivePage:
             if item.phase is Phase.LEASED:
                 outcome.leased += 1
             elif item.lane is lane and _stays(shard, item, self._state.now_ms):
+                topic = ask.to_topic or failure.topic.decode()
+                error = self._refusal(topic, wanted)
+                if error is not None:
+                    outcome.refuse(topic, error)
+                    continue
                 taken[group] = taken.get(group, 0) + 1
-                chosen.append((item, row, group))
+                chosen.append(_Chosen(item, row, group, topic))
                 if len(chosen) == ask.most:
                     outcome.next = (failure.fingerprint, failure.id)
                     break
-        return chosen
+        return chosen, wanted
 
-    def _redrive(self, shard: Shard, chosen: list[tuple[Item, DeadRow, GroupKey]]) -> None:
+    def _redrive(self, shard: Shard, chosen: list[_Chosen]) -> None:
         state, now_ms = self._state, self._state.now_ms
-        call = self._moves = ItemsCall(len(chosen), partial(self._moved, [group for _, _, group in chosen]))
-        for at, (item, row, _) in enumerate(chosen):
+        call = self._moves = ItemsCall(len(chosen), partial(self._moved, chosen))
+        for at, (item, row, _, topic) in enumerate(chosen):
             call.items[at] = item
             change = Change(item, To.MOVED, Cause.REDRIVE, (call, at), attempt=0, lease=item.lease)
-            change.move = self._move(row, now_ms)
+            change.move = self._move(row, topic, now_ms)
             shard.put(change, now_ms)
         state.touch(shard)
 
-    def _move(self, row: DeadRow, now_ms: int) -> Move:
+    def _move(self, row: DeadRow, topic: str, now_ms: int) -> Move:
         ns, failure = self._ask.key[0], row.failure
         origin, tenant, throttles = failure.topic.decode(), failure.fairness.decode(), failure.throttles
         ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
         expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        lane = lane_key((ns, self._ask.to_topic or origin), tenant, unpack_throttles(throttles))
+        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles))
         return Move(lane, now_ms, expires_at_ms, None)
 
-    def _moved(self, groups: list[GroupKey], outcomes: list[FoqsError | None]) -> None:
+    def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:
         outcome = self._outcome
-        done = [group for group, error in zip(groups, outcomes, strict=True) if error is None]
-        doubtful = [g for g, error in zip(groups, outcomes, strict=True) if isinstance(error, OutcomeUnknown)]
+        done, doubtful, refused = list[GroupKey](), list[GroupKey](), None
+        for one, error in zip(chosen, outcomes, strict=True):
+            if error is None:
+                done.append(one.group)
+            elif isinstance(error, OutcomeUnknown):
+                doubtful.append(one.group)
+            else:
+                refused = refused or error
+                if one.topic in self._rooms:
+                    self._rooms[one.topic].used -= 1
         self._count(done + doubtful)
         outcome.redriven, outcome.unknown = len(done), len(doubtful)
-        refused = next((error for error in outcomes if error is not None and error.outcome_known), None)
         if refused is not None:
             if not done and not doubtful:
                 self._end(refused)
                 return
-            outcome.next, outcome.leased = self._ask.after or START, 0  # the next page finds the refused ones again
+            # The next page finds those again that stayed.
+            outcome.next, outcome.leased, outcome.refused = self._ask.after or START, 0, {}
         self._end(outcome)
 
     def _count(self, groups: list[GroupKey]) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 from foqs.dedup import Duplicate, OwnDuplicate
 from foqs.engine.engine import Engine
 from foqs.engine.pending import EnqueueCall
+from foqs.engine.redrive import Granted, Settle
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
+from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
@@ -113,12 +115,10 @@ class QuotaClient:
                 counters.quota_admitted += got
                 counters.quota_refused += len(indices) - got
             if got:
-                allowance, reply = self._leases[key].allowance, call.reply
-                term = allowance.term  # tokens return only while the tokens held now are good
+                settle, reply = self._settle(key, got), call.reply
 
                 def settled(outcomes: list[int | FoqsError]) -> None:
-                    unused = sum([_stored_nothing(outcomes[at]) for at in indices[:got]])
-                    allowance.settle(got, unused, term, self._monotonic_ms())
+                    settle(sum([_stored_nothing(outcomes[at]) for at in indices[:got]]))
                     reply(outcomes)
 
                 call.reply = settled
@@ -129,6 +129,24 @@ class QuotaClient:
                 store()
 
         self._admit(key, quota, len(indices), deadline_ms, admitted)
+
+    def admit(self, key: TopicKey, items: int, deadline_ms: int, granted: Granted) -> None:
+        """Ask for room for `items` more in a topic, which a redrive brings back to it."""
+        quota = self._quota_of(key)
+
+        def admitted(got: int, error: Overloaded | None) -> None:
+            granted(got, error, self._settle(key, got) if got else lambda _: None)
+
+        if quota is None:
+            granted(items, None, lambda _: None)
+        else:
+            self._admit(key, quota, items, deadline_ms, admitted)
+
+    def _settle(self, key: Bounded, got: int) -> Settle:
+        """Return the call that takes the number of the `got` items, just admitted, that were not stored."""
+        allowance = self._leases[key].allowance
+        term = allowance.term  # tokens return only while the tokens held now are good
+        return lambda unused: allowance.settle(got, unused, term, self._monotonic_ms())
 
     def _admit(self, key: Bounded, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
         engine, now_ms = self._engine, self._monotonic_ms()

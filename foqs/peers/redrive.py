@@ -12,7 +12,7 @@ from typing import Any
 
 from foqs.dead_rows import FailurePosition
 from foqs.engine.dead_letters import GroupKey
-from foqs.engine.redrive import PAGE_ITEMS, PageAsk, PageOutcome, RedrivePage
+from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
@@ -33,13 +33,15 @@ Ended = Callable[[PageOutcome | FoqsError], None]
 
 @dataclass(slots=True)
 class Redriven:
-    """`more`: the call ended before all shards were searched to their ends. `missing`: shards that could not be."""
+    """`more`: the call ended before all shards were searched to their ends. `missing`: shards that could not be.
+    `refused`: dead letters that stay, by the topic that is closed or full."""
 
     at_least: int = 0
     at_most: int = 0
     leased: int = 0
     more: bool = False
     missing: set[int] = field(default_factory=set)
+    refused: dict[str, Refused] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class Plan:
 
 
 class Redrive:
-    """`send(ask, address, deadline_ms, ended)` asks another host for a page. Calls `reply` once, by the deadline."""
+    """`send(ask, address, deadline_ms, ended)` asks another host for a page. Calls `reply` once, by the deadline.
+
+    A closed or full topic keeps its own dead letters out, and no other ones. Where all go to one topic, it ends the
+    redrive."""
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Redrive:
         now_ms: Callable[[], int],
         send: Callable[[PageAsk, str, int, Ended], None],
         reply: Callable[[Redriven], None],
+        admit: Admit | None = None,
     ) -> None:
         self._state = state
         self._owners = owners
@@ -71,6 +77,7 @@ class Redrive:
         self._now_ms = now_ms
         self._send = send
         self._reply = reply
+        self._admit = admit
         self._result = Redriven()
         self._left = deque(owners.shards())
         self._after: FailurePosition | None = None
@@ -115,7 +122,7 @@ class Redrive:
         target = self._owners.find(ask.shard)
         self._in_flight = most
         if isinstance(target, Here):
-            RedrivePage(self._state, ask, self._ended).begin(now_ms, self._last_ms)
+            RedrivePage(self._state, ask, self._ended, self._admit).begin(now_ms, self._last_ms)
         elif isinstance(target, FoqsError) or target is None:
             self._ended(target or Unavailable("the shard has no host"))
         else:
@@ -136,7 +143,10 @@ class Redrive:
         if isinstance(outcome, PageOutcome):
             self._in_flight = 0
             self._add(outcome)
-            self._state.soon(self._go_on)
+            if outcome.refused and self._plan.ask.to_topic is not None:
+                self._end(more=bool(self._left))
+            else:
+                self._state.soon(self._go_on)
         elif outcome.outcome_known:
             self._again(outcome)
         else:
@@ -155,6 +165,9 @@ class Redrive:
         if self._plan.ask.per_group:
             for group, count in outcome.taken.items():
                 self._taken[group] = self._taken.get(group, 0) + count
+        for topic, refused in outcome.refused.items():
+            known = result.refused.get(topic, Refused(0, refused.error))
+            result.refused[topic] = Refused(known.items + refused.items, refused.error)
         self._after, self._refused_ms = outcome.next, None
         if outcome.next is None:
             self._left.popleft()

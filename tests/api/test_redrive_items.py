@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from foqs.engine.inspect import cursor_of
-from foqs.errors import Invalid, LostReply, NotServed, Unavailable
+from foqs.errors import Code, Invalid, LostReply, NotServed, Unavailable
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.support.one_host import FORWARDED, OneHost, put, refused, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -179,7 +181,96 @@ def test_a_wrong_listing(host: OneHost, fields: dict[str, Any], why: str) -> Non
     assert why in refused(host, "ListFailures", **{**DEAD, **fields})
 
 
+# ------------------------------------------------------------------------------------------ closed and full topics
+
+
+def policies(host: OneHost, version: int, **topics: Any) -> None:
+    entries = {f"topic.{name}": json.dumps(policy) for name, policy in topics.items()}
+    host.settings.apply(Settings("n", version, entries))
+
+
+def stay(answer: Any) -> list[tuple[str, int, int]]:
+    return [(one.topic, one.items, one.error.code) for one in answer.refused]
+
+
+@pytest.mark.parametrize("to_topic", [None, "t"])
+def test_a_closed_topic_takes_no_dead_letter(host: OneHost, to_topic: str | None) -> None:
+    dead(host, "a", "b")
+    policies(host, 1, t={"closed": True})
+    for dry_run in (True, False):
+        answer = redrive(host, to_topic=to_topic, dry_run=dry_run)
+        assert (answer.at_least, answer.at_most) == (0, 0)
+        assert stay(answer) == [("t", 2, Code.UNAVAILABLE)]
+        assert answer.refused[0].error.message == "the topic t is closed to enqueues until `foqs topic open t --ns n`"
+    assert redrive(host, to_topic="u", count=1).at_least == 1
+    policies(host, 2, t={"paused": True})
+    answer = redrive(host)
+    assert (answer.at_least, answer.refused) == (1, [])
+
+
+def test_a_topic_that_is_closed_during_a_redrive(host: OneHost) -> None:
+    dead(host, *"abcdef")
+    call = host.call("RedriveItems", **DEAD, pace_per_second=2)
+    host.wait(400)
+    host.wait(400)
+    assert not call.answers
+    policies(host, 1, t={"closed": True})
+    while not call.answers:
+        host.wait(500)
+    back = len(take(host).items)
+    assert 0 < back < 6
+    assert (call.answer.at_least, call.answer.at_most) == (back, back)
+    assert stay(call.answer) == [("t", 6 - back, Code.UNAVAILABLE)]
+
+
+def test_a_full_topic_takes_what_fits(host: OneHost) -> None:
+    """Its stored items count, and so do those that just returned. The dead letters that stay do not."""
+    dead(host, *"abcde")
+    put(host, b"live")
+    policies(host, 1, t={"max_stored": 3})
+    call = host.call("RedriveItems", **DEAD)
+    while not call.answers:
+        host.wait(20)
+    assert (call.answer.at_least, stay(call.answer)) == (2, [("t", 3, Code.OVERLOADED)])
+    assert "the topic t is full (max_stored 3)" in call.answer.refused[0].error.message
+    assert len(take(host).items) == 3
+    policies(host, 2, t={})
+    assert redrive(host).at_least == 3
+
+
 # ------------------------------------------------------------------------------------------ other hosts
+
+
+def test_refused_items_of_all_hosts_are_added(member: OneHost) -> None:
+    dead(member, "a")
+    policies(member, 1, t={"closed": True})
+    call = member.call("RedriveItems", **DEAD)
+    error = idl.ItemError(Code.OVERLOADED, "full", 200)
+    other = page(1)
+    other.refused = [
+        idl.RefusedTopic("t", 4, idl.ItemError(Code.UNAVAILABLE, "closed")),
+        idl.RefusedTopic("v", 1, error),
+    ]
+    member.reply("RedriveItems", other)
+    assert (call.answer.at_least, stay(call.answer)) == (1, [("t", 5, Code.UNAVAILABLE), ("v", 1, Code.OVERLOADED)])
+
+
+def test_a_refusal_ends_a_redrive_to_one_topic(member: OneHost) -> None:
+    dead(member, "a")
+    call = member.call("RedriveItems", **DEAD, to_topic="u")
+    other = page(3, cursor_of(5, 2 << 48))
+    other.refused = [idl.RefusedTopic("u", 1, idl.ItemError(Code.UNAVAILABLE, "closed", 1_000))]
+    assert member.to("RedriveItems")[0].request.to_topic == "u"
+    member.reply("RedriveItems", other)
+    assert (numbers(call.answer), stay(call.answer)) == ((4, 4, 0, True, []), [("u", 1, Code.UNAVAILABLE)])
+    assert not member.to("RedriveItems")
+
+
+def test_a_forwarded_page_says_what_stays(member: OneHost) -> None:
+    dead(member, "a", "b")
+    policies(member, 1, t={"closed": True})
+    answer = member.ask("RedriveItems", **DEAD, shard=1, count=9, context=FORWARDED)
+    assert (answer.at_least, stay(answer), answer.cursor) == (0, [("t", 2, Code.UNAVAILABLE)], None)
 
 
 def page(redriven: int, cursor: str | None = None, unknown: int = 0, leased: int = 0, groups: Any = ()) -> Any:

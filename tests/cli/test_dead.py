@@ -211,3 +211,34 @@ def test_a_long_reason_is_shown_whole_in_80_columns(client: Client, wire: Wire) 
     _, shown = in_terminal(client, "dead", "list", DEAD)
     assert max(map(len, shown.splitlines())) <= 80
     assert all(word in shown for word in reason.split())
+
+
+def test_dead_letters_of_a_closed_topic_stay(client: Client, run: Run, wire: Wire) -> None:
+    """Those of other topics return. The command names the topic, and the way out."""
+    dead(wire, "a", "b")
+    client.put_settings({"topic.u": '{"dead": {"topic": "t.dlq"}}'})
+    wire.put("u", b"x")
+    assert wire.nack(wire.one("u"), wire.ns, reject=True, reason="c") == 0
+    client.put_settings({"topic.t": '{"closed": true}'})
+    way_out = f"the topic t is closed to enqueues until `foqs topic open t --ns {client.namespace}`"
+    counted = run("dead", "redrive", DEAD, "--dry-run", status=1)
+    assert counted.stdout == f"1 item would be redriven from {DEAD}\n"
+    redriven = run("dead", "redrive", DEAD, status=1)
+    assert redriven.stdout == f"1 item redriven from {DEAD}\n"
+    assert redriven.stderr == f"foqs: 2 dead letters stay: {way_out}\n"
+    assert wire.one("u").payload == b"x"
+    again = run("dead", "redrive", DEAD, status=1)
+    assert again.stdout == ""
+    assert again.stderr.startswith(f"foqs: no item was redriven: {way_out} (2 dead letters stay)")
+    assert run("dead", "redrive", DEAD, "--to-topic", "v", "--count", "1").returncode == 0
+    client.put_settings(remove=["topic.t"])
+    assert run("dead", "redrive", DEAD).stdout == f"1 item redriven from {DEAD}\n"
+
+
+def test_dead_letters_of_a_full_topic_stay(client: Client, run: Run, wire: Wire) -> None:
+    dead(wire, *"abcde")
+    client.put_settings({"topic.t": '{"max_stored": 2}'})
+    redriven = run("dead", "redrive", DEAD, status=1)
+    assert redriven.stdout == f"2 items redriven from {DEAD}\n"
+    assert redriven.stderr.startswith("foqs: 3 dead letters stay: the topic t is full (max_stored 2)")
+    assert sum(group.count for group in client.list_failures(DEAD).groups) == 3

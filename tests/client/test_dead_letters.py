@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client, FailureCause, FailureFilter, OutcomeUnknown, Redriven
+from foqs.client import (
+    Client,
+    FailureCause,
+    FailureFilter,
+    OutcomeUnknown,
+    Overloaded,
+    Redriven,
+    Unavailable,
+)  # fmt: skip
 from foqs.errors import Code
 from foqs.idl import idl
 from tests.client.peer import Act, Peer, refused, script
@@ -55,6 +63,36 @@ def test_a_redrive_that_was_refused_is_repeated(peer: Peer) -> None:
     peer.meddle = script("RedriveItems", refused(Code.OVERLOADED, 1), answer)
     with client_of(peer) as client:
         assert client.redrive("t.dlq", 1).at_least == 1
+
+
+CLOSED = idl.RefusedTopic("t", 3, idl.ItemError(Code.UNAVAILABLE, "t is closed", 1_000))
+FULL = idl.RefusedTopic("u", 1, idl.ItemError(Code.OVERLOADED, "u is full", 200))
+
+
+def test_dead_letters_that_stay_are_named(peer: Peer) -> None:
+    """Where some returned, or none was to return. The errors are typed."""
+    moved = idl.RedriveItemsResponse(1, 1, 0, False, [], refused=[CLOSED, FULL])
+    counted = idl.RedriveItemsResponse(0, 0, 0, False, [], refused=[FULL])
+    peer.meddle = script("RedriveItems", moved, counted)
+    with client_of(peer) as client:
+        closed, full = client.redrive("t.dlq").refused
+        assert client.redrive("t.dlq", dry_run=True).refused[0].items == 1
+    assert (closed.topic, closed.items, type(closed.error), closed.error.message) == (
+        "t",
+        3,
+        Unavailable,
+        "t is closed",
+    )
+    assert (full.topic, full.items, type(full.error)) == ("u", 1, Overloaded)
+
+
+@pytest.mark.parametrize(("refused", "kind"), [([CLOSED, FULL], Unavailable), ([FULL], Overloaded)])
+def test_a_redrive_of_nothing_but_refused_items_fails(peer: Peer, refused: list[Any], kind: type[Exception]) -> None:
+    """At once: it is not repeated until the topic opens."""
+    peer.meddle = script("RedriveItems", idl.RedriveItemsResponse(0, 0, 0, False, [], refused=refused))
+    with client_of(peer) as client, pytest.raises(kind, match=r"no item was redriven: .*u is full"):
+        client.redrive("t.dlq")
+    assert len(peer.named("RedriveItems")) == 1
 
 
 @pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.HALF, Act.JUNK])

@@ -194,3 +194,40 @@ def test_a_worker_that_hangs_stays_in_the_stats(server: Server, client: Client, 
     done = foqs(server, "topic", "stats", "jobs")
     assert [one["hung"] for one in json.loads(done.stdout)["workers"]] == [2, 0]
     assert process.poll() is None
+
+
+def test_work_that_always_fails_does_not_stop_other_work(client: Client) -> None:
+    """Without a delay it comes again behind all items of its priority. A release keeps the place."""
+    client.put_settings({"topic.lane": json.dumps({"retry": None, "max_attempts": 0})})
+    failing, *others = client.enqueue_many([ItemSpec("lane", b"x") for _ in range(20)])
+    done: list[int] = []
+    for _ in range(10 * len(others)):
+        (item,) = client.dequeue("lane", wait_ms=PATIENT_MS)
+        if item.id == failing:
+            client.nack(item, failed=True, delay_ms=0)
+        else:
+            client.ack(item)
+            done.append(item.id)
+        if len(done) == len(others):
+            break
+    assert sorted(done) == sorted(others)
+    first, second = client.enqueue_many([ItemSpec("kept", b"x") for _ in range(2)])
+    for end in (client.release, client.nack):
+        (item,) = client.dequeue("kept", wait_ms=PATIENT_MS)
+        assert item.id == first
+        end(item)
+    (item,) = client.dequeue("kept", wait_ms=PATIENT_MS)
+    client.nack(item, failed=True)  # the built-in rule delays it
+    assert next(iter(client.dequeue("kept", wait_ms=PATIENT_MS))).id == second
+
+
+def test_a_delayed_item_has_its_total_time_when_it_is_due(client: Client) -> None:
+    """A delay that is longer than max_total_ms leaves it all its attempts."""
+    policy = {"retry": {"kind": "constant", "first_ms": 0, "longest_ms": 0}, "max_total_ms": 1_000, "max_attempts": 3}
+    client.put_settings({"topic.late": json.dumps(policy)})
+    item_id = client.enqueue("late", b"x", delay_ms=1_500)
+    for attempt in (1, 2, 3):
+        (item,) = client.dequeue("late", wait_ms=PATIENT_MS)
+        assert (item.id, item.attempt) == (item_id, attempt)
+        client.nack(item, failed=True)
+    assert client.get_item(item_id).topic == "late.dlq"

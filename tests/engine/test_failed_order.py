@@ -1,4 +1,4 @@
-"""Where an item stands in its lane after an attempt: behind the others if the attempt failed, else where it was."""
+"""The place of an item after an attempt: the last of its priority if the attempt failed, else the old one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ FAILURES: dict[str, tuple[End, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("passed_ms", [0, 5], ids=["in one millisecond", "later"])
 @pytest.mark.parametrize("how", FAILURES)
-def test_an_item_that_failed_is_behind_the_others(how: str, passed_ms: int) -> None:
+def test_an_item_that_failed_is_the_last_of_its_priority(how: str, passed_ms: int) -> None:
     end, about = FAILURES[how]
     lab = laboratory(**about)
     failing, other, less = lab.stored(lab.item(), lab.item(), lab.item(priority=1))
@@ -126,7 +126,7 @@ def test_an_item_that_did_not_fail_keeps_its_place(end: End) -> None:
 
 
 @pytest.mark.parametrize("window_rows", [4, 10_000])
-def test_an_item_that_always_fails_does_not_block_others(window_rows: int) -> None:
+def test_an_item_that_always_fails_blocks_no_item(window_rows: int) -> None:
     """Also in a window that knows a part of the lane. The clock stands still: all happens in one millisecond."""
     lab = laboratory(retry=None, max_attempts=0)
     object.__setattr__(lab.engine.shards[1].config, "window_rows", window_rows)

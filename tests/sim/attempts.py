@@ -10,7 +10,7 @@ from foqs.item import Item
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow
+from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow, ReadyRow
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import NACKS, Op, Record, broken, lane_of
 from tests.sim.redrives import Redrives
@@ -26,7 +26,8 @@ class Attempts:
         self.redrives = Redrives(records)
         self.dead: Counter[str] = Counter()
         self.checked = 0  # deliveries that had an exact bound
-        self.failed = 0  # attempts that failed, after which the item was ready at once
+        self.failed = 0  # attempts that certainly failed, and were not the last
+        self.stepped = False  # a clock was set back
         self._records = records
         self._dbs = dbs
         self._all: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
@@ -110,22 +111,28 @@ class Attempts:
         record.place, record.first = target, len(record.deliveries)
 
     def _places(self, db: MemoryDatabase, batch: Batch) -> None:
-        """An attempt that certainly failed, and no other end of its lease, takes the item from its place."""
+        """An attempt that certainly failed, and no other end of its lease, takes the item from its place. It was the
+        last one if the item was too old by then."""
         moved = {row[0] for row in batch.moved}
-        for row in batch.ready_new:
-            record, body, timer, ready = (
-                self._records[row.id], db.items[row.id], db.timer.get(row.id), db.ready.get(row.id)
-            )  # fmt: skip
+        for row in (*batch.ready_new, *[row for row in batch.timer_new if not row.lease]):
+            record, body, timer = self._records[row.id], db.items[row.id], db.timer.get(row.id)
             if row.id in moved or not record.deliveries or (timer is not None and not timer.lease):
                 continue
-            attempt = timer.attempt if timer is not None else 1 + (ready.attempt if ready is not None else 0)
+            before = timer.attempt if timer is not None else 1 + (db.ready[row.id].attempt if row.id in db.ready else 0)
             last = record.deliveries[-1].token
-            ends = {op.kind for op in record.ops if op.token == last and op.kind in (*NACKS, "release")}
-            by_time = not ends and timer is not None and timer.lease == last
-            if row.attempt == attempt and (ends == {"fail"} or by_time):
-                self.failed += 1
-                if row.deliver_after_ms <= body.deliver_after_ms:
-                    broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
+            ops = [op for op in record.ops if op.token == last and op.kind in (*NACKS, "release")]
+            by_nack = {op.kind for op in ops} == {"fail"}
+            by_time = not ops and timer is not None and timer.lease == last
+            if row.attempt != before or not (by_nack or by_time):
+                continue
+            self.failed += 1
+            if isinstance(row, ReadyRow) and row.deliver_after_ms <= body.deliver_after_ms:
+                broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
+            policies = self._all[record.place]
+            age_ms = min([op.sent_ms for op in ops], default=0) - db.since_ms(row.id)
+            too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies) and db.tail
+            if by_nack and too_old and not self.stepped:
+                broken(14, f"{row} failed, and is {age_ms} ms old: {body} {record}")
 
     def dying(self, op: Op, body: Body, now_ms: int) -> bool:
         """Whether a late nack finds the item about to go to another topic."""

@@ -14,7 +14,7 @@ from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, DueRow, FailureCause
+from foqs.rows import Batch, DueRow, FailureCause, Found
 from tests.sim.mutants import Patch, mutant
 
 
@@ -55,11 +55,8 @@ def an_item_that_failed_keeps_its_place(patch: Patch) -> None:
 @mutant
 def the_time_of_an_item_counts_from_its_last_delay(patch: Patch) -> None:
     """It never becomes too old."""
-
-    def found(row: DueRow) -> int:
-        return row.deliver_after_ms
-
-    patch.setattr(DueRow, "since_ms", property(found))
+    patch.setattr(DueRow, "since_ms", property(lambda row: row.deliver_after_ms))
+    patch.setattr(Found, "since_ms", property(lambda found: found.body.deliver_after_ms))
 
 
 @mutant

@@ -177,6 +177,7 @@ class Ledger:
         """A lease that was over before the clock was set back stays over. A lease that is not written yet keeps its
         remaining time; the end of one that is written stays."""
         self.latest_ms = max(self.latest_ms, now_ms)
+        self.attempts.stepped = True
         for op in self.open_extends:
             op.sent_ms = min(op.sent_ms, op.sent_ms + to_ms - now_ms)
         for record in self.records.values():

@@ -18,6 +18,7 @@ from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.rows import FailureCause
 from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.test_redrive import redrive
 from tests.sim.audit import audit
 
 LEASE_MS = 1_000
@@ -224,3 +225,20 @@ def test_a_plain_delay_does_not_reset_the_total_time() -> None:
     by_nack(lab, item_id)
     lab.settle()
     assert dead(lab)
+
+
+def test_a_redrive_begins_the_total_time_again() -> None:
+    lab = laboratory(max_total_ms=10_000, max_attempts=0, retry=None)
+    (item_id,) = lab.stored()
+    for _ in range(2):
+        lab.go_on(9_000)
+        assert lab.taken() == [item_id]
+        by_nack(lab, item_id)
+        lab.settle()
+        assert not dead(lab)
+        lab.go_on(1_000)
+        assert lab.taken() == [item_id]
+        by_nack(lab, item_id)
+        lab.settle()
+        assert dead(lab) == {item_id: FailureCause.FAILED}
+        assert redrive(lab).redriven == 1

@@ -268,6 +268,17 @@ class RowContract:
             assert since() == [NOW_MS, NOW_MS + 500]
             assert store.page(1, None, 9) == [ready]
             assert [row.since_ms for row in store.due(0, later_ms, 9).rows] == [NOW_MS + 500]
+        moved_ms = NOW_MS + 9_000
+        store.commit(
+            Batch(
+                lanes_new=[LaneRow(2, b"ns", b"other", b"")],
+                ready_gone=[(*ready_key(plain)[:2], at_ms, plain.id)],
+                moved=[(plain.id, 2, moved_ms, 0)],
+                ready_new=[ready._replace(lane=2, deliver_after_ms=moved_ms)],
+                next_number=3,
+            )
+        )
+        assert since() == [moved_ms, NOW_MS + 500]
 
     def test_reads_of_missing_rows(self, store: ShardStore) -> None:
         assert store.bodies([]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
+from foqs.checks import I64_MAX
 from foqs.client.guard import is_a, kind_of
 from foqs.errors import Invalid
 
@@ -25,6 +26,8 @@ def delay_argument(value: Any, what: str = "delay_ms", *, least: int = 0) -> int
     number = int.__index__(index(value))
     if number < least:
         raise WrongArgument(f"{what} is {_shown(number)}: give {least} or more milliseconds")
+    if number > I64_MAX:
+        raise WrongArgument(f"{what} is {_shown(number)}: give at most {I64_MAX} milliseconds")
     return number
 
 

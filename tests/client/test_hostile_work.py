@@ -197,6 +197,8 @@ WRONG: list[tuple[str, Handle, str]] = [
     ("bool", lambda item, job: Retry(True), "delay_ms is of type bool"),
     ("negative", lambda item, job: Retry(-1), "delay_ms is -1: give 0 or more milliseconds"),
     ("long", lambda item, job: Retry(-(10**999)), "delay_ms is a number of 3319 bits"),
+    ("far", lambda item, job: Retry(10**30), f"delay_ms is {10**30}: give at most 9223372036854775807 milliseconds"),
+    ("far nack", lambda item, job: job.nack(1 << 63), "delay_ms is 9223372036854775808: give at most"),
     ("retry metadata", lambda item, job: Retry(metadata=[1]), "metadata is of type list"),  # type: ignore[arg-type]
     ("nack", lambda item, job: job.nack("5"), "delay_ms is of type str"),  # type: ignore[arg-type]
     ("reason", lambda item, job: job.nack(5, reason=b"secret"), "reason is of type bytes"),  # type: ignore[arg-type]

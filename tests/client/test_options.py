@@ -301,7 +301,7 @@ def test_each_option_of_an_item_is_refused_alone(
 def test_a_value_of_another_type_fails_alone(peer: Peer, client_of: Callable[..., Client], stranger: Any) -> None:
     good, bad = client_of(peer).enqueue_many([ItemSpec("t", b"x"), stranger])
     assert good == 1 and isinstance(bad, Invalid)
-    assert bad.message == f"item 1 is of type {type(stranger).__name__}: it must be an ItemSpec"
+    assert bad.message == f"an entry is of type {type(stranger).__name__}: make an ItemSpec(topic, payload, ...)"
 
 
 def test_a_cached_weight_does_not_let_equal_values_pass(peer: Peer, client_of: Callable[..., Client]) -> None:

@@ -92,7 +92,7 @@ def test_redrives(new_cluster: NewCluster) -> None:
         left = {group.sample_reason: group.count for group in client.list_failures(DEAD).groups}
         leased = sum(item.id % len(REASONS) == 0 for item in taken)
         found = client.redrive(DEAD, filter=FailureFilter(fingerprint=wanted.fingerprint), to_topic="u")
-        assert found == (left[REASONS[0]] - leased, left[REASONS[0]] - leased, leased, False, ())
+        assert found == (left[REASONS[0]] - leased, left[REASONS[0]] - leased, leased, False, (), ())
         assert {item.id % len(REASONS) for item in client.list_items("u")} == {0}
 
         assert client.redrive(DEAD, per_fingerprint=1, to_topic="v")[:2] == (len(REASONS) - 1, len(REASONS) - 1)

@@ -163,6 +163,9 @@ class Producer(Local):
             left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
             self._change.notify_all()
         self._give_up(left, late)
+        for thread in self._threads if answered else ():
+            if thread is not threading.current_thread():
+                thread.join(1.0)  # else it could drop the client while the interpreter goes through finalizers
         if (problem := self._unread.take()) is not None:
             log.error("%s", problem)
             if raise_errors:

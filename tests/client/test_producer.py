@@ -243,3 +243,11 @@ def test_a_thread_that_ends_closes_the_producer(peer, client_of, monkeypatch, ca
         producer.enqueue("t", b"z")
     assert producer.flush() and producer.close()
     assert "the producer is closed, because of an error in its thread" in caplog.text
+
+
+def test_a_closed_producer_has_no_thread(peer, client_of):
+    """A thread that dropped the client during the end of the process made the interpreter print an error."""
+    for _ in range(50):
+        with Producer(client_of(peer), in_flight=3) as producer:
+            producer.enqueue("t", b"x").result(LATER)
+        assert not any(thread.is_alive() for thread in producer._threads)

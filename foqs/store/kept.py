@@ -13,6 +13,7 @@ from foqs.rows import Holding, SettingRow
 from foqs.store import settings
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Database, Link
+from foqs.store.server import is_read_only
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 
 
@@ -38,6 +39,8 @@ def discard_settings(url: str, shard: int, namespaces: Collection[str]) -> None:
     with _link(database, shard) as (link, version):
         if version < settings.VERSION:
             return
+        if is_read_only(link.connection):
+            raise database.seam_errors.read_only()
         names = ", ".join(f"x'{ns.encode().hex()}'" for ns in ("", *namespaces))
         link.execute((SQLITE if database.is_file else MYSQL).begin)
         link.execute(f"DELETE FROM setting WHERE ns IN ({names})")

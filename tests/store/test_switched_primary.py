@@ -13,6 +13,7 @@ from foqs.lab.servers import Kind
 from foqs.policies.settings import Settings
 from foqs.rows import Batch
 from foqs.store.checkup import check_up
+from foqs.store.kept import discard_settings
 from foqs.store.link import reachable
 from foqs.store.migrate import _run_patiently, exclusive
 from foqs.store.packets import query
@@ -139,6 +140,7 @@ def test_every_way_to_a_read_only_server_says_so(primaries: Primaries) -> None:
         checkup = check_up(url, NUMBER, timeout_s=3, now_ms=lambda: 0)
         assert any(STAYS in finding.found and finding.wrong for finding in checkup.findings)
         fails(lambda: migrate_schema(url, NUMBER))  # noqa: B023
+        fails(lambda: discard_settings(url, NUMBER, ["shop"]))  # noqa: B023
     primaries.relay.lead_to(primaries.new.port)
     primaries.new.query("SET GLOBAL read_only = 1")
     fails(lambda: create_schema(primaries.root_url, NUMBER))

@@ -138,7 +138,7 @@ def redrive_dead(
         if not (total.at_most or found.skipped_leased or found.refused) and (hint := _elsewhere(client, topic)):
             print(hint, flush=True)
     if found.refused:
-        fail("; ".join(f"{_stay(one.items, to_topic)}: {one.error.message}" for one in found.refused))
+        fail("; ".join(f"{_stay(one.items, to_topic)}: {one.reason}" for one in found.refused))
     if found.missing_shards:
         fail(f"shards not searched to their end: {', '.join(map(str, found.missing_shards))}; repeat the command later")
     if found.more and not (count and total.at_most >= count):

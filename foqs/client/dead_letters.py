@@ -10,7 +10,7 @@ from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
 from foqs.client import methods
 from foqs.client.options import check_cause, checked, instance_of, whole
 from foqs.client.requests import Requests
-from foqs.errors import FoqsError, Invalid, item_error
+from foqs.errors import Invalid, Overloaded, Unavailable, item_error
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.rows import FailureCause
@@ -86,12 +86,13 @@ class FailureFilter(Value):
 
 
 class RefusedTopic(NamedTuple):
-    """`items` dead letters stay, because their topic is closed (Unavailable) or full (Overloaded): `error` names the
-    command that ends that."""
+    """`items` dead letters stay, because their topic is `closed`, or else full. `reason` names the command that ends
+    that."""
 
     topic: str
     items: int
-    error: FoqsError
+    closed: bool
+    reason: str
 
 
 class Redriven(NamedTuple):
@@ -166,17 +167,16 @@ class DeadLetterCalls:
         )  # fmt: skip
         found = self._requests.change(methods.REDRIVE, request, timeout_ms)
         missing = tuple(found.missing_shards or ())
-        refused = tuple(RefusedTopic(one.topic, one.items or 0, item_error(one.error)) for one in found.refused or ())
+        refused = tuple(map(_refused, found.refused or ()))
         if refused and not (found.at_most or dry_run):
-            raise _nothing_redriven(refused)
+            said = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
+            raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {said}")
         return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing, refused)
 
 
-def _nothing_redriven(refused: tuple[RefusedTopic, ...]) -> FoqsError:
-    """Return the error of the first topic, with all of them in its message."""
-    first = refused[0].error
-    said = "; ".join(f"{one.error.message} ({one.items:,} dead letters stay)" for one in refused)
-    return type(first)(f"no item was redriven: {said}", first.retry_after_ms)
+def _refused(found: Any) -> RefusedTopic:
+    error = item_error(found.error)
+    return RefusedTopic(found.topic, found.items or 0, isinstance(error, Unavailable), error.message)
 
 
 def _group(found: Any) -> FailureGroup:

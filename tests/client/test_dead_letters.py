@@ -13,6 +13,7 @@ from foqs.client import (
     OutcomeUnknown,
     Overloaded,
     Redriven,
+    RefusedTopic,
     Unavailable,
 )  # fmt: skip
 from foqs.errors import Code
@@ -70,20 +71,15 @@ FULL = idl.RefusedTopic("u", 1, idl.ItemError(Code.OVERLOADED, "u is full", 200)
 
 
 def test_dead_letters_that_stay_are_named(peer: Peer) -> None:
-    """Where some returned, or none was to return. The errors are typed."""
+    """Where some returned, or none was to return."""
     moved = idl.RedriveItemsResponse(1, 1, 0, False, [], refused=[CLOSED, FULL])
     counted = idl.RedriveItemsResponse(0, 0, 0, False, [], refused=[FULL])
     peer.meddle = script("RedriveItems", moved, counted)
     with client_of(peer) as client:
         closed, full = client.redrive("t.dlq").refused
         assert client.redrive("t.dlq", dry_run=True).refused[0].items == 1
-    assert (closed.topic, closed.items, type(closed.error), closed.error.message) == (
-        "t",
-        3,
-        Unavailable,
-        "t is closed",
-    )
-    assert (full.topic, full.items, type(full.error)) == ("u", 1, Overloaded)
+    assert closed == RefusedTopic("t", 3, True, "t is closed")
+    assert full == RefusedTopic("u", 1, False, "u is full")
 
 
 @pytest.mark.parametrize(("refused", "kind"), [([CLOSED, FULL], Unavailable), ([FULL], Overloaded)])

@@ -65,7 +65,7 @@ def test_refused_dead_letters_stay_on_all_hosts(cluster: LocalCluster, client: C
     policies(client, t={"closed": True})
     found = client.redrive(DEAD)
     assert (found.at_least, found.at_most, found.more) == (ITEMS // 2, ITEMS // 2, False)
-    assert [(one.topic, one.items, type(one.error)) for one in found.refused] == [("t", ITEMS, Unavailable)]
+    assert [one[:3] for one in found.refused] == [("t", ITEMS, True)]
     assert dead(client) == ITEMS
     with pytest.raises(Unavailable, match=r"no item was redriven: the topic t is closed .*60 dead letters stay"):
         client.redrive(DEAD)

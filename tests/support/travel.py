@@ -11,7 +11,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from foqs.client import Item, Items
+from foqs.client import FailureFilter, Item, Items, Nack
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -39,8 +39,15 @@ def sample(hint: Any) -> Any:
 
 
 _PLAIN: dict[Any, Any] = {
-    int: 7, str: "text\ud800ß", bytes: b"\0\xff", float: 0.5, bool: True, Any: "anything",
+    int: 7, str: "text\U0001f40eß", bytes: b"\0\xff", float: 1.0, bool: True, Any: "anything",
 }  # fmt: skip
+
+
+_DEPENDENT: dict[type, dict[str, Any]] = {
+    FailureFilter: {"died_before_ms": 9},
+    Nack: {"release": False, "reject": False},
+}
+"""Values of fields that depend on those of other fields."""
 
 
 def made(kind: type) -> Any:
@@ -55,7 +62,7 @@ def made(kind: type) -> Any:
         return kind(281474976710657)
     hints = typing.get_type_hints(kind)
     names = kind._fields if issubclass(kind, tuple) else [field.name for field in fields(kind)]  # type: ignore[arg-type, attr-defined]
-    return kind(**{name: sample(hints[name]) for name in names})
+    return kind(**{name: sample(hints[name]) for name in names} | _DEPENDENT.get(kind, {}))
 
 
 def ways() -> dict[str, Callable[[Any], Any]]:

@@ -293,7 +293,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def test_each_rule_is_needed(mutant: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch) -> None:
     mutant(patch)
     with pytest.raises(LimitExceeded):
-        for seed in range(2_000):
+        for seed in range(4_000):
             World(seed).run()
 
 

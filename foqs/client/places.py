@@ -74,7 +74,7 @@ class Share:
         """Items left the process, or are given up."""
         with _process.lock:
             topics = [topic for item_id in ids if (topic := self.topics.pop(item_id, None)) is not None]
-            self._places.gave(topics)
+            self._places.gave(topics, counted=True)
 
     def clear(self) -> None:
         """The worker ends."""
@@ -190,7 +190,8 @@ class Places:
     def left(self, ids: Iterable[int]) -> None:
         """Leases of items ended that a call with a report brought."""
         with _process.lock:
-            self.gave([topic for item_id in ids if (topic := self.remembered.pop(item_id, None)) is not None])
+            topics = [topic for item_id in ids if (topic := self.remembered.pop(item_id, None)) is not None]
+            self.gave(topics, counted=False)
 
     # ------------------------------------------------------------------------------------- with the lock
 
@@ -215,12 +216,12 @@ class Places:
                 ask.learned |= self._learn(topic, limits.get(topic))
         self._wake(ask.counts)
 
-    def gave(self, topics: Sequence[str]) -> None:
-        """Items of these topics are not held by the process."""
+    def gave(self, topics: Sequence[str], *, counted: bool) -> None:
+        """Items of these topics are not held by the process. `counted`: a worker held them."""
         for topic in topics:
-            if self._held[topic] > 1:
+            if counted and self._held[topic] > 1:
                 self._held[topic] -= 1
-            else:
+            elif counted:
                 del self._held[topic]
             for places in self._linked() if topic in self._limits else ():
                 for ask in places._asks.get(topic, ()):

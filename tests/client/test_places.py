@@ -188,6 +188,18 @@ def test_a_caller_that_reports_its_items() -> None:
     assert second.given == {"t": 1}
 
 
+def test_items_of_a_caller_leave_no_place_of_a_worker() -> None:
+    places, share = learned(3)
+    places.ask({"t": 1}, share, wait=True).end(answer(*items(1, 1), limit=3))
+    places.ask({"t": 2}, {"t": 1}, wait=True).end(answer(*items(2, 2), limit=3))
+    places.left([2, 3])
+    ask = places.ask({"t": 3}, share, wait=True)
+    assert (ask.counts["t"], ask.holding["t"]) == (2, 1)
+    ask.end()
+    share.clear()
+    assert not places._held
+
+
 def test_a_wait_is_repeated_until_its_end() -> None:
     places, share = learned(1)
     places.ask({"t": 1}, share, wait=True).end(answer(*items(1, 1), limit=1))

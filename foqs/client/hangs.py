@@ -6,11 +6,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from time import sleep
 from typing import Literal
 
 from foqs.client.client import Client
 from foqs.client.guard import SafeLog, guarded
+from foqs.client.held import Held
 from foqs.client.outcome_counts import Outcomes
 from foqs.client.time_limits import Over, TimeLimits
 from foqs.errors import FoqsError, Invalid
@@ -62,8 +64,8 @@ class Hangs:
         """Some more handlers are over their time limit."""
         for one in over:
             log.warning(
-                "the handler of %s hangs: it has run for %.3f s, longer than the time limit; the lease is not extended "
-                "any longer, so the item is delivered again", one.held, one.took_s,
+                "the handler of %s hangs: it has run for %.3f s, longer than the time limit; %s",
+                one.held, one.took_s, _sequel(one.held),
             )  # fmt: skip
         self._outcomes.hung(len(over))
         if self.all_hang and self._end is not None:
@@ -98,6 +100,14 @@ class Hangs:
             self._client.report_hung(over, worker=self._name() or "", timeout_ms=_CALL_TIMEOUT_MS)
         except FoqsError as error:
             log.debug("the hung handlers are not reported: %s", error)
+
+
+def _sequel(held: Held) -> str:
+    """The next step of the item of a handler that hangs, for the log."""
+    if held.settling or held.expires == inf:
+        return "the outcome of the item was given before"
+    sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"
+    return f"the lease is not extended any longer, so {sequel}"
 
 
 def end_process_after_main(grace_s: float) -> None:

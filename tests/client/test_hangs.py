@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import AckPolicy, Backoff, Invalid, Item, ItemSpec, Job, Worker, WorkerHung
+from foqs.client import AckPolicy, Backoff, Delivery, Invalid, Item, ItemSpec, Job, Worker, WorkerHung
 from foqs.client.held import Held
 from foqs.client.time_limits import Over, TimeLimits
 from tests.client.peer import LATER, Act, eventually, refused
@@ -65,6 +65,26 @@ def test_a_handler_over_its_limit_is_logged_and_counted(
     took_s = line.args[1]
     assert isinstance(took_s, float) and took_s * 1000 >= LIMIT_MS and f"{took_s:.3f} s" in text
     assert worker.counts.hung == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "delivery", "said"),
+    [
+        (AckPolicy.NACK_ON_ERROR, Delivery.AT_LEAST_ONCE, "so the item is delivered again"),
+        (AckPolicy.NACK_ON_ERROR, Delivery.AT_MOST_ONCE, "so the item is lost, as it is at-most-once"),
+        (AckPolicy.ACK_FIRST, Delivery.AT_LEAST_ONCE, "; the outcome of the item was given before"),
+        (AckPolicy.MANUAL, Delivery.AT_LEAST_ONCE, "; the outcome of the item was given before"),
+    ],
+)
+def test_the_warning_says_what_happens_to_the_item(
+    peer: Any, client_of: Any, work: Any, caplog: Any, policy: AckPolicy, delivery: Delivery, said: str
+) -> None:
+    client = client_of(peer)
+    client.enqueue("t", b"x", delivery=delivery)
+    act = (lambda item, job: job.ack()) if policy is AckPolicy.MANUAL else None
+    work(client, act, ack_policy=policy, time_limit_ms=1_000)
+    eventually(lambda: warnings(caplog))
+    assert warnings(caplog)[0].getMessage().endswith(said)
 
 
 def test_work_within_its_limit_is_no_hang(peer: Any, client_of: Any, work: Any, gate: Any, caplog: Any) -> None:

@@ -27,7 +27,7 @@ _CALL_TIMEOUT_MS = 2_000
 
 
 class WorkerHung(FoqsError):
-    """All handlers of a Worker are over its time limit, so it would take no item again."""
+    """All handlers of a Worker, or all that `per_worker` allows, are over its time limit. It would take no item."""
 
 
 def check_on_hang(on_hang: OnHang, time_limit_ms: int | None) -> None:
@@ -38,11 +38,12 @@ def check_on_hang(on_hang: OnHang, time_limit_ms: int | None) -> None:
 
 class Hangs:
     """Thread-safe. When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that
-    wait for a handler: their leases would be extended for ever."""
+    wait for a handler: their leases would be extended for ever. `places()` is how many items the worker may have. When
+    that number of handlers hang, it would take no item again, and `end` is called as well."""
 
     def __init__(
         self, client: Client, limits: TimeLimits, outcomes: Outcomes, name: Callable[[], str | None], handlers: int,
-        end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None],
+        end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None], places: Callable[[], int],
     ) -> None:  # fmt: skip
         self._client = client
         self._limits = limits
@@ -51,6 +52,7 @@ class Hangs:
         self._handlers = handlers
         self._end = end
         self._give_back = give_back
+        self._places = places
         self._lock = threading.Lock()
         self._reporting = False
         self._closed = threading.Event()
@@ -68,8 +70,9 @@ class Hangs:
                 one.held, one.took_s, _sequel(one.held),
             )  # fmt: skip
         self._outcomes.hung(len(over))
-        if self.all_hang and self._end is not None:
-            self._end(WorkerHung(f"all {self._handlers} handlers of the worker hang: each is over time_limit_ms"))
+        if self._end is not None and self._limits.over_now >= (most := min(self._handlers, self._places())):
+            those = "of the worker" if most == self._handlers else "that per_worker allows"
+            self._end(WorkerHung(f"all {most} handlers {those} hang: each is over time_limit_ms"))
             return
         if self.all_hang:
             self._give_back()

@@ -70,6 +70,10 @@ class Share:
         self.topics: dict[int, str] = {}  # by the id of each item
         self.waker: Waker | None = None
 
+    def most(self, topics: Iterable[str]) -> int:
+        """Return how many items of `topics` the process may hold, as far as it has heard of limits."""
+        return sum(self._places.limit_of(topic) for topic in topics)
+
     def remove(self, ids: Iterable[int]) -> None:
         """Items left the process, or are given up."""
         with _process.lock:
@@ -186,6 +190,10 @@ class Places:
             if not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
                 return response
             holder = holder if ask.share is not None else ask.given
+
+    def limit_of(self, topic: str) -> int:
+        """Return the limit of a topic; a very large number without one."""
+        return self._limits.get(topic, _MOST)
 
     def left(self, ids: Iterable[int]) -> None:
         """Leases of items ended that a call with a report brought."""

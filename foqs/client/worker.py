@@ -91,9 +91,10 @@ class Worker(Local):
                     "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps
                     its thread: the log has a warning with the item, its topic and the elapsed time, `counts.hung`
                     counts it, and `foqs topic stats` shows it with the worker
-    on_hang         "warn" (default), or "exit": when all handlers are over `time_limit_ms`, the worker ends, and `run`
-                    and `join` raise WorkerHung. If threads that hang keep the process after its main thread has ended,
-                    it is ended after `grace_ms` with the exit code 1. Needs `time_limit_ms`
+    on_hang         "warn" (default), or "exit": when all handlers, or all that `per_worker` allows, are over
+                    `time_limit_ms`, the worker ends, and `run` and `join` raise WorkerHung. If threads that hang keep
+                    the process after its main thread has ended, it is ended after `grace_ms` with the exit code 1.
+                    Needs `time_limit_ms`
     report_errors   the server gets the text of an exception beside its type's name; it may hold what a payload held
     name            names the worker to operators (`foqs release --worker`); at most 128 bytes. Default: host:pid
 
@@ -145,7 +146,8 @@ class Worker(Local):
         self._handler = handler
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        self._leases = Leases(client, lease_ms, concurrency + prefetch, client.share())
+        share = client.share()
+        self._leases = Leases(client, lease_ms, concurrency + prefetch, share)
         self._leases.broken = self._fail
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
@@ -154,8 +156,9 @@ class Worker(Local):
         self._stopping = threading.Event()
         self._room = Room(self._leases, self._stopping, self._queued, prefetch // 2)
         self._hangs = Hangs(
-            client, self._leases.limits, self._outcomes, lambda: self.name, concurrency, ends, self._give_back
-        )
+            client, self._leases.limits, self._outcomes, lambda: self.name, concurrency, ends, self._give_back,
+            lambda: share.most(self._topics),
+        )  # fmt: skip
         own = backoff or Backoff()
         delay_ms: Callable[[Held], int] = lambda held: checked_delay_ms(own, held.attempt, random.random)  # noqa: E731
         self._settler = Settler(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client, ItemSpec, Worker
+from foqs.client import Client, ItemSpec, Worker, WorkerHung
 from foqs.client.methods import DEQUEUE
 from tests.client.peer import LATER, eventually
 from tests.client.real_server import Server
@@ -83,6 +83,20 @@ def test_all_workers_of_a_process_share_its_items(
             worker.stop()
         for worker in workers:
             worker.join(LATER * 1_000)
+
+
+def test_a_worker_exits_when_all_items_that_it_may_have_hang(client: Client, handlers: Handlers) -> None:
+    """Its other handlers are free, but would never get an item. One item that hangs of two does not end it."""
+    limit(client, 2)
+    fill(client, 1)
+    worker = Worker(client, "jobs", handlers, concurrency=5, time_limit_ms=200, lease_ms=500, on_hang="exit")
+    worker.start()
+    eventually(lambda: worker.counts.hung == 1)
+    assert not worker.join(300)
+    fill(client, 5)
+    with pytest.raises(WorkerHung, match="all 2 handlers that per_worker allows hang: each is over time_limit_ms"):
+        worker.join(LATER * 1_000)
+    assert handlers.most == 2
 
 
 def test_each_process_has_its_own_items(

@@ -14,7 +14,7 @@ from foqs.client.forks import renew_after_fork
 
 class _Before:
     """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
-    signal has to end it."""
+    signal has to end it. The default takes the place of a handler of C code, which Python cannot set again."""
 
     def __init__(self, before: dict[signal.Signals, Any]) -> None:
         self._before = before
@@ -22,7 +22,7 @@ class _Before:
 
     def after_fork(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def restore(self) -> None:
         self.after_fork()

@@ -39,7 +39,7 @@ def check_on_hang(on_hang: OnHang, time_limit_ms: int | None) -> None:
 class Hangs:
     """Thread-safe. When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that
     wait for a handler: their leases would be extended for ever. `places()` is how many items the worker may have. When
-    that number of handlers hang, it would take no item again, and `end` is called as well."""
+    the handlers of all of them hang, it would take no item again, and `end` is called as well."""
 
     def __init__(
         self, client: Client, limits: TimeLimits, outcomes: Outcomes, name: Callable[[], str | None], handlers: int,
@@ -70,12 +70,14 @@ class Hangs:
                 one.held, one.took_s, _sequel(one.held),
             )  # fmt: skip
         self._outcomes.hung(len(over))
-        if self._end is not None and self._limits.over_now >= (most := min(self._handlers, self._places())):
-            those = "of the worker" if most == self._handlers else "that per_worker allows"
-            self._end(WorkerHung(f"all {most} handlers {those} hang: each is over time_limit_ms"))
-            return
         if self.all_hang:
+            if self._end is not None:
+                self._end(WorkerHung(f"all {self._handlers} handlers of the worker hang: each is over time_limit_ms"))
+                return
             self._give_back()
+        elif self._end is not None and (items := self._limits.items_over) >= self._places():
+            self._end(WorkerHung(f"all {items} handlers that per_worker allows hang: each is over time_limit_ms"))
+            return
         with self._lock:
             if self._reporting or self._closed.is_set():
                 return

@@ -51,6 +51,12 @@ class TimeLimits:
         """How many handlers are over their limit."""
         return len(self._over)
 
+    @property
+    def items_over(self) -> int:
+        """How many items have no outcome yet because handlers are over their limit."""
+        with self._lock:
+            return len({held.id for held in self._over if not held.settling})
+
     def look(self, now: float) -> float:
         """Set `time_is_up` of the work that is over its limit: its lease is not extended any longer. Return when to
         look again, `inf` if there is no need."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client, ItemSpec, Worker, WorkerHung
+from foqs.client import Client, Item, ItemSpec, Job, Worker, WorkerHung
 from foqs.client.methods import DEQUEUE
 from tests.client.peer import LATER, eventually
 from tests.client.real_server import Server
@@ -97,6 +97,25 @@ def test_a_worker_exits_when_all_items_that_it_may_have_hang(client: Client, han
     with pytest.raises(WorkerHung, match="all 2 handlers that per_worker allows hang: each is over time_limit_ms"):
         worker.join(LATER * 1_000)
     assert handlers.most == 2
+
+
+def test_hung_handlers_of_acked_items_leave_their_places(client: Client, handlers: Handlers) -> None:
+    """The worker has handlers and places left, and goes on."""
+    limit(client, 1)
+    fill(client, 4)
+
+    def ack_and_hang(item: Item, job: Job) -> None:
+        job.ack()
+        handlers(item)
+
+    options: dict[str, Any] = {"ack_policy": "manual", "time_limit_ms": 100, "on_hang": "exit"}
+    worker = Worker(client, "jobs", ack_and_hang, concurrency=5, **options)
+    worker.start()
+    eventually(lambda: worker.counts.hung == 4)
+    handlers.gate.release(4)
+    eventually(lambda: handlers.done == 4)
+    worker.stop()
+    assert worker.join(LATER * 1_000)
 
 
 def test_each_process_has_its_own_items(

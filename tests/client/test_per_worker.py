@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
@@ -42,19 +41,22 @@ def handlers() -> Iterator[Handlers]:
 
 
 @pytest.fixture
-def work(handlers: Handlers) -> Iterator[Callable[..., Worker]]:
+def work(client: Client, handlers: Handlers) -> Iterator[Callable[..., Worker]]:
     """`work(client, topics, ...)` starts a worker that is stopped after the test."""
-    with ExitStack() as stack:
+    workers: list[Worker] = []
 
-        def start(client: Client, topics: Any = "jobs", **options: Any) -> Worker:
-            worker = Worker(client, topics, handlers, **{"concurrency": 5, **options})
-            worker.start()
-            stack.callback(worker.join, LATER * 1_000)
-            stack.callback(worker.stop, 1_000)
-            stack.callback(handlers.gate.release, 1_000)
-            return worker
+    def start(client: Client, topics: Any = "jobs", **options: Any) -> Worker:
+        workers.append(Worker(client, topics, handlers, **{"concurrency": 5, **options}))
+        workers[-1].start()
+        return workers[-1]
 
-        yield start
+    yield start
+    handlers.gate.release(1_000)
+    for worker in workers:
+        worker.stop(1_000)
+    fill(client, 20)  # a worker that stops waits for the end of its long poll
+    for worker in workers:
+        assert worker.join(LATER * 1_000)
 
 
 def limit(client: Client, most: int | None) -> None:

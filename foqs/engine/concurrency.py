@@ -109,6 +109,13 @@ class Concurrency:
                     self._agenda.settle_soon(other)
         return max(1, -(-items * ready // max(1, flow.ready)))
 
+    def keep(self, flow: Parked, at_ms: int) -> None:
+        """The flow waits for a token, and keeps the slots that it has a claim on: it gave up its token for them."""
+        for lane in flow.lanes:
+            for gate in lane.slots.gates if lane.slots is not None else ():
+                if gate.claims(flow) and gate.keep(lane.topic.key, flow, flow.waits_ms, at_ms):
+                    self._agenda.settle_soon(gate)
+
     def full_gate(self, flow: Parked, at_ms: int) -> Gate | None:
         """Return where the flow's first item would wait, as far as this host knows."""
         heads = [lane for lane in flow.lanes if lane.window is not None and lane.window.entries]

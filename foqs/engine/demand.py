@@ -11,6 +11,8 @@ from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
 from foqs.policies.layers import Policies
 from foqs.throttles.gate import Gate
+from foqs.throttles.shard_slots import ShardSlots
+from foqs.throttles.throttle_key import ThrottleKey
 
 Parked = Flow[Any]
 AnyGate = Gate[TopicKey, Parked]
@@ -19,6 +21,8 @@ RECENT_MS = 2_000
 """A topic is wanted for so long after a dequeue of it found a flow that waits."""
 _CALLS = 100
 """Consumers of a topic that are looked at for how many items they want."""
+_SILENT = 3
+"""So many questions in a row are lost because their coordinator is away, and not by chance."""
 _GATES = 100
 """Gates of a topic that are looked at for an empty reply."""
 
@@ -61,10 +65,18 @@ class Demand:
         lacked = self.lacked.get(topic)
         return lacked is not None and self._monotonic_ms() - lacked[0] < RECENT_MS
 
-    def waits(self, gate: AnyGate, topic: TopicKey, flow: Parked) -> bool:
-        """Return True if the flow waits at another gate than this one of its own, and consumers want its items."""
-        waits = flow.parked is not None and flow.parked is not gate and flow.ready > 0
-        return waits and self.of(topic) and gate in gates_of(flow)
+    def waits(self, gate: AnyGate, topic: TopicKey, flow: Parked, kept_ms: int) -> bool:
+        """Return True if the flow, a keeper of this gate since `kept_ms`, waits at another gate, and consumers want it.
+
+        A lease may live for hours, and a coordinator be away: a token is kept for a slot for one interval, and nothing
+        for a gate without answers."""
+        at = flow.parked
+        if at is None or at is gate or at.unanswered >= _SILENT or not flow.ready:
+            return False
+        kept_long = isinstance(gate, ThrottleKey) and self._monotonic_ms() - kept_ms >= gate.interval_ms
+        if kept_long and isinstance(at, ShardSlots):
+            return False
+        return self.of(topic) and gate in gates_of(flow)
 
     def wanted(self, topic: TopicKey) -> int:
         """Return how many items of the topic consumers want."""

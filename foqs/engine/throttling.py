@@ -123,6 +123,8 @@ class Throttling:
         if isinstance(gate, ShardSlots):
             items = self.concurrency.before_parking(flow, gate, items, at_ms)
             asks_now = asks_now and gate.counted
+        elif flow.rules.limited:
+            self.concurrency.keep(flow, at_ms)
         if not asks_now or isinstance(gate, ShardSlots):
             self._let_go(gate, at_ms)
         self.demand.parked(topic, gate, wanted, at_ms)

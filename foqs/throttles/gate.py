@@ -7,8 +7,9 @@ of wanted topics are parked, there are no more units than claims.
 
 A flow that needs units of several keys would lose its claims on the first ones each time it waits for a later one. So
 one claim a gate has no such end: the keeper's, which is the flow that has waited longest of those that wait at a later
-gate. All flows wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper. At
-the later gate every second unit is for flows that keep one, so that they keep it for a short time.
+gate. All flows wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper.
+The exception has an end: a slot is kept for a token, and a token for a slot for one interval of its key. At the later
+gate every second unit is for flows that keep one, so that they keep it for a short time.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Gate(Generic[T, F]):
     """`active`: the topics whose flows are parked here, those in which a flow wakes next first. `asleep`: topics that
     no consumer asked for when units could be had; one flow of each is awake to find out when one asks.
 
-    `due_ms`: when the coordinator may have units. `behind`: throttle keys with tokens here, and the flows that need
-    those and are parked on this gate."""
+    `due_ms`: when the coordinator may have units. `unanswered`: questions in a row without an answer. `behind`:
+    throttle keys with tokens here, and the flows that need those and are parked on this gate."""
 
     __slots__ = (
         "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "due_ms", "slot",
-        "throttle", "timer_ms",
+        "throttle", "timer_ms", "unanswered",
     )  # fmt: skip
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
@@ -50,9 +51,10 @@ class Gate(Generic[T, F]):
         self.asleep: dict[T, Parking[F]] = {}
         self.behind: dict[Any, list[F]] = {}
         self.due_ms = 0
+        self.unanswered = 0
         self.timer_ms = 0  # when its due time is looked at; 0 if it is not
         self._awake: dict[F, int] = {}
-        self._keeper: tuple[F, T, int] | None = None  # the flow, its topic, since when it waits
+        self._keeper: tuple[F, T, int, int] | None = None  # the flow, its topic, since when it waits and keeps
         self._keeping: dict[F, T] = {}  # parked here, and keeper of other gates; some entries are out of date
         self._others_turn = False
 
@@ -147,7 +149,7 @@ class Gate(Generic[T, F]):
         if not self.has_room(flow, now_ms):
             return False
         self._awake.pop(flow, None)
-        self._keeper = (flow, topic, since_ms)
+        self._keeper = (flow, topic, since_ms, now_ms)
         return keeper is not None
 
     def keeps(self, flow: F) -> bool:
@@ -160,10 +162,12 @@ class Gate(Generic[T, F]):
             self._keeper = None
             self._awake[flow] = now_ms
 
-    def end_keep(self, waits: Callable[[Gate[T, F], T, F], bool]) -> None:
-        """Forget the keeper unless it still waits at a later gate, for consumers that want its items."""
-        if self._keeper is not None and not waits(self, self._keeper[1], self._keeper[0]):
-            self._keeper = None
+    def end_keep(self, waits: Callable[[Gate[T, F], T, F, int], bool]) -> None:
+        """Forget the keeper unless it still waits at another gate, for consumers that want its items."""
+        if self._keeper is not None:
+            flow, topic, _, kept_ms = self._keeper
+            if not waits(self, topic, flow, kept_ms):
+                self._keeper = None
 
     def settled(self, flow: F) -> None:
         """A flow took the unit that it had a claim on, or has no use for it."""

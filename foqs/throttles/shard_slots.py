@@ -145,6 +145,7 @@ class ShardSlots(Gate[T, F]):
             return
         self._open = None
         self._counting = grant is not None and grant.granted < ask.wanted and grant.retry_after_ms <= COUNTING_MS
+        self.unanswered = self.unanswered + 1 if grant is None else 0
         if grant is None or not 0 <= grant.granted <= ask.wanted:
             self.due_ms = now_ms + UNANSWERED_MS
             return

@@ -96,6 +96,7 @@ class ThrottleKey(Gate[T, F]):
         if not self.allowance.waits_for(ask):
             return
         self.allowance.answered(ask.number, grant, now_ms)
+        self.unanswered = self.unanswered + 1 if grant is None else 0
         if grant is None:
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
@@ -111,6 +112,11 @@ class ThrottleKey(Gate[T, F]):
             report_ms = self.used_ms + min(LONGEST_PAUSE_MS, self._fill_ms // _REPORT_SHARE)
             at_ms = report_ms if at_ms is None else min(at_ms, report_ms)
         return at_ms
+
+    @property
+    def interval_ms(self) -> float:
+        """The time between two tokens."""
+        return 1_000 / (self.throttle.per_second or 1)
 
     @property
     def _fill_ms(self) -> int:

@@ -315,6 +315,33 @@ def test_items_with_two_keys_do_not_starve(entries: dict[str, str]) -> None:
         assert longest_ms <= 3_000, (keys, longest_ms, times)
 
 
+def test_a_long_lease_holds_up_no_rate_of_another_key() -> None:
+    """The only token is kept for one interval. Then the flow keeps the slot instead, until the next token comes."""
+    host = Limited({"throttle.a": '{"per_second": 4, "burst": 1}', "throttle.b": '{"concurrency": 1}'})
+    host.put(200, "a")
+    host.put(5, "a", "b")
+    both: list[int] = []
+    alone = 0
+    lease: list[tuple[int, Any]] = []
+    call = host.dequeue(1, wait_ms=5_000)
+    for now in range(0, 30_000, 10):
+        if call.answers:
+            for item in call.answer.items:
+                if "b" in item.throttle_keys:
+                    both.append(now)
+                    lease.append((now + 8_000, item))
+                else:
+                    alone += 1
+                    host.ack(item)
+            call = host.dequeue(1, wait_ms=5_000)
+        if lease and lease[0][0] <= now:
+            host.ack(lease.pop()[1])
+        host.pass_ms(10)
+    assert len(both) == 4
+    assert max(after - before for before, after in pairwise(both)) <= 9_000
+    assert alone >= 0.8 * 4 * 30
+
+
 def test_shards_take_turns_at_a_limit() -> None:
     """A shard whose own items wait gives its freed slot back where those of another shard have waited longer."""
     host = Limited({"throttle.a": '{"concurrency": 1}'})

@@ -8,8 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from foqs.dedup import digest_of, slot_of
+from foqs.quota import THROTTLE
 from foqs.throttles.agenda import AT_ONCE
-from tests.peers.throttled_hosts import TRIP_MS, Cluster, worst
+from tests.peers.throttled_hosts import NS, TRIP_MS, Cluster, worst
 
 API = {"throttle.api": '{"per_second": 10, "burst": 20}'}
 
@@ -108,6 +110,22 @@ def longest_wait(hosts: int, sets: Sequence[tuple[str, ...]], rates: dict[str, t
         longest_ms = max(after - before for before, after in pairwise([begun_ms, *times, cluster.now]))
         worst_wait = max(worst_wait, longest_ms * min(rates[key][0] for key in keys) / 1_000)
     return worst_wait
+
+
+def test_a_key_whose_coordinator_is_away_holds_up_no_other_key() -> None:
+    """No token is kept for one that cannot come."""
+    cluster = Cluster(3, dict.fromkeys(("throttle.a", "throttle.b"), '{"per_second": 4, "burst": 1}'))
+    shards = {key: cluster.shard_of(slot_of(digest_of(NS, THROTTLE + key))) for key in "ab"}
+    assert shards["a"] != shards["b"]
+    away = cluster.owners[shards["b"]][0]
+    flows = [(host.put("one", "a"), host.put("both", "a", "b")) for host in cluster.hosts if host is not away]
+    cluster.run(5_000)
+    assert all(both.delivered for _, both in flows)
+    cluster.dead.add(away)
+    cluster.run(1_500)
+    begun_ms = cluster.now
+    cluster.run(20_000)
+    assert len([at for at in cluster.deliveries("a") if at > begun_ms]) >= 0.9 * 4 * 20
 
 
 def test_a_fast_key_reaches_hosts_that_ask_over_the_network() -> None:

@@ -146,7 +146,7 @@ def test_tokens_are_asked_for_what_consumers_want() -> None:
     assert rig.key.need(lambda topic: 9) == 4  # the burst
 
 
-def waits(gate: Gate[str, str], topic: str, flow: str) -> bool:
+def waits(gate: Gate[str, str], topic: str, flow: str, kept_ms: int) -> bool:
     return True
 
 
@@ -176,7 +176,7 @@ def test_a_keeper_that_waits_no_more_keeps_nothing() -> None:
     rig.arrive(1)
     assert rig.wakes() == ["a1"]
     rig.key.keep("a", "a1", 1, rig.now)
-    rig.key.end_keep(lambda gate, topic, flow: flow != "a1")
+    rig.key.end_keep(lambda gate, topic, flow, kept_ms: flow != "a1")
     assert rig.wakes() == ["a2"]
 
 

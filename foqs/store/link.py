@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Database:
         self.url = _usable(url)
         self._look_only = look_only
         self.is_file = self.url.get_backend_name() == "sqlite"
-        self._unknown: Collection[str] = ()  # variables that the server does not have
+        self._left: Mapping[str, str | None] = {}  # variables that are not set, and their values; None: there is none
         self.engine = self._make_engine(self.url, connect_timeout_s, io_timeout_s)
         self.seam_errors = Seam(self.engine.dialect.loaded_dbapi, _place(self.url))
 
@@ -146,11 +146,15 @@ class Database:
 
     def _set_variables(self, cursor: Any) -> None:
         try:
-            _run(cursor, session.set_up(self._unknown))
+            _run(cursor, session.set_up(self._left.keys()))
+            # Another server may have the name by now, where these have other values.
+            found = _shown(cursor, self._left) if self._left else {}
+            if all(found.get(name) == value for name, value in self._left.items()):
+                return
         except self.seam_errors.error as error:
             if not self.seam_errors.is_of_variable(error):
                 raise
-            self._unknown = _set_one_by_one(cursor, self.seam_errors)
+        self._left = _set_one_by_one(cursor, self.seam_errors)
 
 
 def _run(cursor: Any, packet: str) -> None:
@@ -160,18 +164,24 @@ def _run(cursor: Any, packet: str) -> None:
         pass
 
 
-def _set_one_by_one(cursor: Any, errors: Seam) -> list[str]:
-    """Set what can be set, and return the variables that this server does not have.
+def _shown(cursor: Any, names: Collection[str] = ()) -> dict[str, str]:
+    """Return the values of those of the variables that the server has; of all without names."""
+    listed = ", ".join([f"'{name}'" for name in names])
+    cursor.execute(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({listed})" if names else "SHOW SESSION VARIABLES")
+    return {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+
+
+def _set_one_by_one(cursor: Any, errors: Seam) -> dict[str, str | None]:
+    """Set what can be set, and return the other variables with their values; None: this server does not have it.
 
     Raises ShardRefused for a variable that keeps another value, and the driver's errors.
     """
     for statement in session.FIRST:
         _run(cursor, statement)
-    cursor.execute("SHOW SESSION VARIABLES")
-    there = {str(name).lower(): str(value) for name, value in cursor.fetchall()}
-    unknown = session.lacking(there)
+    there = _shown(cursor)
+    left = {name: there.get(name) for name in session.lacking(there)}
     for one in session.VARIABLES:
-        if one.name in unknown:
+        if one.name in left:
             continue
         try:
             _run(cursor, f"SET SESSION {one.assignment}")
@@ -182,8 +192,8 @@ def _set_one_by_one(cursor: Any, errors: Seam) -> list[str]:
                 why = f"the server's {one.name} is {there[one.name]!r}, and foqs may not set it: {one.why}"
                 mend = f"an administrator runs: SET GLOBAL {one.assignment}, and in the server's configuration"
                 raise ShardRefused(why, mend=mend) from error
-            unknown.append(one.name)
-    return unknown
+            left[one.name] = there[one.name]
+    return left
 
 
 def place_of(url: str) -> tuple[str, str] | None:

@@ -302,7 +302,7 @@ def test_a_variable_that_a_server_does_not_have_is_left_out(plain_url: str, monk
     for _ in range(2):
         with closing(Link(database)) as link:
             assert wrong(variables(link.connection)) == {}
-        asked.append(set_up(database._unknown))
+        asked.append(set_up(database._left))
     assert "foqs_no_such" not in asked[0]
     assert "max_statement_time" in asked[0] or "max_execution_time" in asked[0]
 
@@ -324,6 +324,30 @@ def test_a_variable_that_the_account_may_not_set(plain_url: str, monkeypatch: py
         with pytest.raises(ShardRefused, match=f"binlog_format is '{value}', and foqs may not set it") as error:
             store.open("owner", take_over=False)
         assert f"SET GLOBAL binlog_format = '{wanted}'" in error.value.mend
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("plain_url", [KINDS[0]], indirect=True)
+def test_a_name_that_leads_to_a_server_with_other_values(
+    plain_url: str, mariadb: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one server does not have, or has right, is looked at again for each connection."""
+    (before,) = mariadb.query("SELECT @@GLOBAL.binlog_format")[0]
+    one = Variable("binlog_format", f"'{before}'", "writes would be replicated in another way")
+    monkeypatch.setattr(session, "VARIABLES", (*VARIABLES, one))
+    database = Database(plain_url)
+    Link(database).close()
+    assert database._left["binlog_format"] == before
+    mariadb.query(f"SET GLOBAL binlog_format = '{'ROW' if before != 'ROW' else 'MIXED'}'")
+    try:
+        with pytest.raises(ShardRefused, match="binlog_format"):
+            Link(database)
+    finally:
+        mariadb.query(f"SET GLOBAL binlog_format = '{before}'")
+    database._left = {"max_join_size": None}  # as if the server of before had no such variable
+    with closing(Link(database)) as link:
+        assert wrong(variables(link.connection)) == {}
+        assert "max_join_size" not in database._left
 
 
 def test_a_sqlite_library_with_other_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from foqs.checks import shown
 from foqs.errors import Invalid
 
 NUMBER_BITS = 48
@@ -17,6 +18,8 @@ MAX_SHARD = (1 << 15) - 1
 MIN_I64, MAX_I64 = -(1 << 63), (1 << 63) - 1
 _SHOWN_BITS = 256
 _SPELLED = re.compile(r"(0x)?([0-9a-f]+)", re.IGNORECASE | re.ASCII)
+_MOST_DIGITS = 19
+"""Of MAX_I64. Python refuses to read thousands of digits, with an error of its own."""
 
 
 def make_id(shard: int, number: int) -> int:
@@ -48,11 +51,14 @@ def parse_id(given: object, what: str = "an item id") -> int:
         if MIN_I64 <= given <= MAX_I64:
             return given
         size = given.bit_length()
-        shown = str(given) if size <= _SHOWN_BITS else f"a number of {size} bits"
-        raise Invalid(f"{shown} is not {what}: it has more than 64 bits")
+        number = str(given) if size <= _SHOWN_BITS else f"a number of {size} bits"
+        raise Invalid(f"{number} is not {what}: it has more than 64 bits")
+    text = shown(given) if isinstance(given, str) else repr(given)
     spelled = _SPELLED.fullmatch(given.strip()) if isinstance(given, str) else None
     if spelled is not None and (spelled[1] or spelled[2].isdecimal()):
-        number = int(spelled[2], 16 if spelled[1] else 10)
-        if number <= MAX_I64:
-            return number
-    raise Invalid(f"{given!r} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
+        digits = spelled[2].lstrip("0") or "0"
+        read = int(digits, 16 if spelled[1] else 10) if len(digits) <= _MOST_DIGITS else MAX_I64 + 1
+        if read <= MAX_I64:
+            return read
+        raise Invalid(f"{text} is not {what}: the largest one is {MAX_I64}")
+    raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")

@@ -59,6 +59,13 @@ def test_what_spells_no_id_is_named_in_the_error(given: Any) -> None:
         parse_id(given)
 
 
+@pytest.mark.parametrize("given", ["9" * 20, "9" * 5_000, "0x8000000000000000", "0x" + "f" * 5_000, str(1 << 63)])
+def test_a_number_that_is_too_large_is_no_spelling_mistake(given: str) -> None:
+    with pytest.raises(Invalid, match=r"^.{1,50} is not a lease: the largest one is 9223372036854775807$"):
+        parse_id(given, "a lease")
+    assert parse_id("0" * 5_000 + "7") == 7
+
+
 def test_ids_are_printed_in_decimal_everywhere() -> None:
     """No module formats one in hexadecimal: a search for an id finds it in all logs, errors and files."""
     root = Path(__file__).parent.parent / "foqs"

@@ -44,6 +44,8 @@ def delete(
     numbers: Iterable[tuple[int, int | Invalid]]
     if ids == ["-"]:
         numbers = entries_of_lines("ids", id_of_line)
+    elif "-" in ids:
+        fail("- reads the ids from stdin: give it alone, or ids", 2)
     else:
         try:
             numbers = [(0, item_id) for item_id in dict.fromkeys(map(parse_id, ids))]

@@ -147,8 +147,10 @@ def _integer(given: dict[str, Any], name: str) -> int | None:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         given = json.loads(line)
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"not JSON: {error}") from None
+    except ValueError:  # of int()
+        raise Invalid("it holds a number with thousands of digits, which foqs does not read") from None
     except RecursionError:
         raise Invalid("not JSON that can be read: it is nested too deeply") from None
     if not isinstance(given, dict):

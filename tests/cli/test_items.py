@@ -253,6 +253,7 @@ def test_items_are_deleted_by_id(client: Client, run: Run) -> None:
     assert [(line["id"], line["error"]) for line in lines(done)] == [(str(ids["ready"]), "NOT_FOUND")]
     assert done.stderr == "foqs: 1 of 2 items were not deleted\n"
     assert "'x'" in run("delete", "x", status=2).stderr
+    assert "give it alone" in run("delete", "-", ids["ready"], status=2).stderr
 
 
 def test_ids_to_delete_come_from_stdin(client: Client, run: Run) -> None:

@@ -72,6 +72,15 @@ def test_a_line_that_is_not_a_lease(line):
         lease_of_line(line, 4)
 
 
+@pytest.mark.parametrize("number", ["9" * 5_000, '"' + "9" * 5_000 + '"'])
+def test_a_number_that_python_does_not_read_is_the_error_of_its_line(number):
+    line = f'{{"id": {number}, "lease": 1}}'.encode()
+    for read in (lease_of_line, id_of_line):
+        with pytest.raises(Invalid, match=r"^line 4.*(thousands of digits|the largest one)") as caught:
+            read(line, 4)
+        assert "sys." not in caught.value.message
+
+
 def test_a_lease_is_read_in_hexadecimal_too():
     assert lease_of_line(b'{"id": "0x1000000000001", "lease": "0xff"}', 1) == Lease(281474976710657, 255)
 

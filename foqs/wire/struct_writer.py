@@ -15,7 +15,9 @@ _Protocol: Any = TCyBinaryProtocol  # thriftpy2 has no types for its Cython half
 _BITS = {"BYTE": 8, "I08": 8, "I16": 16, "I32": 32, "I64": 64}
 _SHOWN_BITS = 256
 _WANTED = {
-    "STRING": "it must be text (valid Unicode), or bytes where it is binary",
+    "STRING": "it must be text",
+    "BINARY": "it must be bytes",
+    "LIST<STRING>": "it must be a list of texts",
     "MAP<STRING, STRING>": "it must be a mapping of texts to texts",
 }
 
@@ -41,7 +43,12 @@ def _misfit(field: str, kind: str, value: object) -> str:
     """
     bits = _BITS.get(kind)
     if bits is None:
-        return f"{field} is of type {type(value).__name__} or holds what cannot be encoded: {_WANTED.get(kind, kind)}"
+        if kind == "STRING" and isinstance(value, str):
+            return f"{field} is not valid Unicode"
+        kinds = dict if kind.startswith("MAP") else list | tuple if kind.startswith("LIST") else ()
+        fits = isinstance(value, kinds)
+        given = "holds a wrong value" if fits else f"is of type {type(value).__name__}"
+        return f"{field} {given}: {_WANTED.get(kind, f'it must be {kind}')}"
     if isinstance(value, int):
         given = f"is {value}" if value.bit_length() <= _SHOWN_BITS else f"has {value.bit_length()} bits"
     else:

@@ -26,9 +26,11 @@ def kinds(annotation: Any) -> set[Any]:
     return {annotation}
 
 
+REQUIRED_KEYS = ("zookeeper.hosts", "tls.cert_file", "tls.key_file")
 KEYS = list(fields.keys(Config))
 NUMBERS = [key for key in KEYS if kinds(key.field.annotation) & {int, float}]
 FLAGS = [key for key in KEYS if bool in kinds(key.field.annotation)]
+TEXTS = [key for key in KEYS if kinds(key.field.annotation) & {str, Path} and key.name not in REQUIRED_KEYS]
 WRONG_NUMBERS = ["true", "false", '"many"', '""', "nan", "inf", "-1", "1e30", "[]", str(10**30), str(-(10**30)), "{}"]
 REQUIRED = {"zookeeper": 'hosts = "h:1"\n', "tls": 'cert_file = "c"\nkey_file = "k"\n'}
 
@@ -100,3 +102,21 @@ def test_a_limit_of_0_is_none(path: Path) -> None:
     assert json.loads(config.model_dump_json())["quotas"]["namespaces"]["a"]["stored_items"] == 5
     namespace = config.quotas.namespaces["a"].quota()
     assert namespace is not None and (namespace.per_second, namespace.stored_items) == (None, 5)
+
+
+@pytest.mark.parametrize("key", TEXTS, ids=lambda key: key.name)
+def test_a_text_that_is_empty_is_refused(key: Key, path: Path) -> None:
+    """Such as that of an empty variable: a host of "" would listen on all addresses."""
+    (error,) = [one for one in errors(path, key, '""') if key.name.rpartition(".")[2] in one]
+    assert error.endswith("it is empty: give a value, or leave the key out")
+
+
+@pytest.mark.parametrize(
+    "given", ["queue", ":99", "q:0", "q:65536", "::1", "http://q:99", "user@q:99", "[::1]", "q:1,r:1"]
+)
+def test_an_address_that_no_client_can_use_is_refused(given: str, path: Path) -> None:
+    path.write_text(f'[server]\nadvertise = "{given}"\n')
+    with pytest.raises(NotValid) as caught:
+        load(path)
+    (error,) = caught.value.errors
+    assert error.startswith("server.advertise: not host:port")

@@ -80,6 +80,16 @@ class Section(BaseModel):
             raise ValueError(NO_BOOL)
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_empty_text(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse a text or a path without a character, as from an empty variable: an empty host means all addresses, an
+        empty path this folder."""
+        empty = isinstance(value, str) and not value.strip()
+        if empty and {str, Path}.intersection(map(_plain, _parts(_field(cls, info).annotation))):
+            raise ValueError("it is empty: give a value, or leave the key out")
+        return value
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         fields = type(self).model_fields
         for name, value in super().__repr_args__():

@@ -29,6 +29,10 @@ _HOST_PORT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
 _ROOT = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
+def _is_host_port(text: str) -> bool:
+    return _HOST_PORT.fullmatch(text) is not None and int(text.rpartition(":")[2]) in range(1, 65_536)
+
+
 class ServerSection(Section):
     """The address and the name of this host."""
 
@@ -57,6 +61,13 @@ class ServerSection(Section):
     grace_ms: Live[int] = Field(default=10_000, ge=0, le=LONGEST_MS)
     """After SIGTERM the host has this long to finish requests; 0: it ends at once. In a cluster it first has the same
     time again to hand over its shards."""
+
+    @field_validator("advertise")
+    @classmethod
+    def _host_port(cls, advertise: str | None) -> str | None:
+        if advertise is not None and not _is_host_port(advertise):
+            raise ValueError("not host:port, with a port from 1 to 65535 (an IPv6 address in brackets)")
+        return advertise
 
     @property
     def open_files(self) -> int:
@@ -265,7 +276,7 @@ class ZookeeperSection(Section):
     @classmethod
     def _host_ports(cls, hosts: str) -> str:
         parts = [part.strip() for part in hosts.split(",")]
-        if not all(_HOST_PORT.fullmatch(part) and int(part.rpartition(":")[2]) in range(1, 65_536) for part in parts):
+        if not all(map(_is_host_port, parts)):
             raise ValueError("not host:port, or several of them separated by commas")
         return ",".join(parts)
 

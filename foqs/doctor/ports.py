@@ -119,16 +119,14 @@ def _lives(host: str, port: int, timeout_s: float) -> str:
 
 
 def _here(host: str) -> str:
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 async def _advertised(config: Config, timeout_s: float) -> list[Check]:
     """Check the advertised address of a host of a cluster, or one that is set: clients and hosts must reach it."""
     if config.zookeeper is None and config.server.advertise is None:
         return []
-    name, given = advertised(config), config.server.advertise
-    if given is not None and not given.rpartition(":")[2].isdecimal():
-        return [_check(Verdict.WRONG, "server.advertise", f"{given} is not host:port", "set it to host:port")]
+    name = advertised(config)
     try:
         addresses = await apart(partial(_resolve, name), timeout_s)
     except (OSError, UnicodeError) as error:

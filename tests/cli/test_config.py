@@ -41,7 +41,7 @@ def test_show_prints_each_value_and_its_source(write: Callable[[str], Path], mon
         f"""
         [server]
         port = 1
-        advertise = "q\\"\\\\\\u007f\\u00fc:1"
+        id = "q\\"\\\\\\u007f\\u00fc:1"
         [limits]
         payload_bytes = 5
         [quotas.namespaces."a b"]

@@ -104,7 +104,7 @@ def check_counts(topics: object, count: object) -> None:
     if isinstance(topics, str) and topics:
         check_int("count", count, 1, I32_MAX)
         return
-    check_topics("topics", topics)
+    check_topics("topics", list(topics) if isinstance(topics, Mapping) else topics)
     if isinstance(topics, Mapping):
         for topic, wanted in topics.items():
             check_int(f"count of {topic!r}", wanted, 1, I32_MAX)
@@ -141,7 +141,9 @@ def check_tls(name: str, value: object) -> None:
 
 
 def check_topics(name: str, topics: object) -> None:
-    """Check one topic or several."""
+    """Check one topic or several. A mapping is refused: the function would ignore its values."""
+    if isinstance(topics, Mapping):
+        refuse(name, topics, "it must be a list of texts, one for each topic")
     check_distinct(name, (topics,) if isinstance(topics, str) else topics, "topic")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from foqs.limits import Limits
-from foqs.spark.options import Options, addresses
+from foqs.spark.options import Options
 
 _LIMITS = Limits()
 
@@ -46,11 +46,6 @@ class ConsumeOptions(Options):
     connections: int = Field(default=4, ge=1, le=64)
     wait_ms: int = Field(default=500, ge=0, le=60_000)
     timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
-
-    @field_validator("endpoints")
-    @classmethod
-    def _addresses(cls, given: str) -> str:
-        return addresses(given)
 
     @field_validator("namespace")
     @classmethod

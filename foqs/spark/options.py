@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
 from foqs.client.connection import parse_addresses
+from foqs.client.tls import Tls
 from foqs.errors import Invalid
 
 _OF_SPARK = frozenset(
@@ -46,6 +47,21 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, allow_inf_nan=False)
 
+    @field_validator("endpoints", "tls", "token", check_fields=False)
+    @classmethod
+    def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
+        """Refuse what no client takes, before tasks begin."""
+        try:
+            if given is not None and info.field_name == "endpoints":
+                parse_addresses(given)
+            elif given is not None and info.field_name == "tls":
+                Tls.parse(given)
+        except Invalid as error:
+            raise ValueError(error.message.removeprefix("tls: ")) from None
+        if given == "":
+            raise ValueError("it is empty: give a value, or leave the option out")
+        return given
+
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Validate the options. Raises Invalid, which names every option that is unknown, missing or wrong."""
@@ -65,19 +81,11 @@ class Options(BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
 
-def addresses(given: str) -> str:
-    """Return addresses as given. Raises ValueError, as pydantic's validators do."""
-    try:
-        parse_addresses(given)
-    except Invalid as error:
-        raise ValueError(error.message) from None
-    return given
-
-
 def _said(error: Any) -> str:
     name = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
         return f"option {name} is missing"
     if error["type"] == "extra_forbidden":
         return f"option {name} is unknown"
-    return f"option {name}: {error['msg']}" if name else str(error["msg"])
+    said: str = error["msg"].removeprefix("Value error, ")
+    return f"option {name}: {said}" if name else said

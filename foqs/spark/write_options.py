@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from foqs.checks import LONGEST_MS
-from foqs.spark.options import Options, addresses
+from foqs.spark.options import Options
 
 MiB = 1 << 20
 _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
@@ -34,11 +34,6 @@ class WriteOptions(Options):
     on_invalid: Literal["fail", "collect"] = "fail"
     invalid_path: str | None = None
     metrics_path: str | None = None
-
-    @field_validator("endpoints")
-    @classmethod
-    def _addresses(cls, given: str) -> str:
-        return addresses(given)
 
     @field_validator("job_id")
     @classmethod

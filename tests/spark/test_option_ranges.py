@@ -49,6 +49,15 @@ def test_addresses_are_checked(kind: type[Options]) -> None:
         assert "option endpoints: " in refusal(kind, endpoints=value), value
 
 
+@pytest.mark.parametrize("kind", [WriteOptions, ConsumeOptions])
+def test_what_no_client_takes_is_refused_before_tasks_begin(kind: type[Options]) -> None:
+    assert refusal(kind, token="") == "option token: it is empty: give a value, or leave the option out"
+    for value in ("", "off", "on,", "file=x"):
+        assert refusal(kind, tls=value).startswith("option tls: neither `on` nor a list of ca_file=..."), value
+    for value in ("on", "ca_file=x"):
+        assert kind.parse({**GIVEN[kind], "tls": value, "token": "t"})
+
+
 def test_topics_are_given_once() -> None:
     for value in ("", ",", "a,b,a"):
         assert "option topic: " in refusal(ConsumeOptions, topic=value), value

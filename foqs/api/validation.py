@@ -365,7 +365,7 @@ class Intake:
             return self._now_ms + int(delay_ms) if delay_ms else 0
         moment(at_ms, "deliver_after_ms", self._now_ms)
         if at_ms - self._now_ms > most:
-            raise Invalid(f"deliver_after_ms is more than {most} ms ahead")
+            raise Invalid(f"deliver_after_ms is {at_ms}, more than {most} ms ahead")
         return int(at_ms) if at_ms > self._now_ms else 0
 
     def _expires_at_ms(self, spec: Any) -> int:
@@ -375,10 +375,11 @@ class Intake:
             return self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, most, 0)
         if spec.ttl_ms is not None:
             raise Invalid("both expires_at_ms and ttl_ms are given")
-        if at_ms < self._now_ms // 100:  # it may be a time in seconds
+        moment(at_ms, "expires_at_ms", self._now_ms)
+        if at_ms < self._now_ms // 100:  # 0 would remove the item at once
             raise Invalid(f"expires_at_ms is {at_ms}: it must be Unix epoch milliseconds")
         if at_ms - self._now_ms > most:
-            raise Invalid(f"expires_at_ms is more than {most} ms ahead")
+            raise Invalid(f"expires_at_ms is {at_ms}, more than {most} ms ahead")
         return max(int(at_ms), self._now_ms + 1)  # scans of TTLs look for no earlier time
 
 

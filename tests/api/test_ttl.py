@@ -49,9 +49,11 @@ def test_a_ttl_may_be_given_by_its_end(wire: Wire, topic: str) -> None:
     ("fields", "problem"),
     [
         ({"expires_at_ms": HOUR_MS, "ttl_ms": 5}, "both expires_at_ms and ttl_ms"),
-        ({"expires_at_ms": 1_795_000_000}, "expires_at_ms is 1795000000: it must be Unix epoch milliseconds"),
-        ({"expires_at_ms": -1}, "expires_at_ms is -1"),
-        ({"expires_at_ms": (1 << 63) - 1}, "expires_at_ms is more than"),
+        ({"expires_at_ms": 1_795_000_000}, "expires_at_ms is 1795000000, which is in January 1970: give Unix epoch"),
+        ({"expires_at_ms": -1}, "expires_at_ms is -1: it must be Unix epoch milliseconds"),
+        ({"expires_at_ms": 0}, "expires_at_ms is 0: it must be Unix epoch milliseconds"),
+        ({"expires_at_ms": 1_795_000_000_000_000}, "after the year 5000: give Unix epoch milliseconds (not micro"),
+        ({"expires_at_ms": 10**14}, "expires_at_ms is 100000000000000, more than"),
     ],
 )
 def test_an_end_of_a_ttl_that_is_none(wire: Wire, topic: str, fields: dict[str, int], problem: str) -> None:

@@ -53,7 +53,7 @@ BYTES = ["text", 5, True, ["x"], Unreadable()]
 MANY = ["text", b"bytes", 5, None, Unreadable()]
 ITEMS = [None, 5, "5", Unreadable()]
 IDS = [True, 1.5, "x", b"5", None, Unreadable()]
-TOPICS = [[], (), iter(["a"]), ["a", "a"], ["a", ""], [b"a"], b"a", 5, None, "", {"a": 1}, Unreadable()]
+TOPICS = [[], (), iter(["a"]), ["a", "a"], ["a", ""], [b"a"], b"a", 5, None, "", Unreadable()]
 CAUSES = ["failed", 99, 0, True, [], Unreadable()]
 OBJECTS = ["x", 5, {}, Unreadable()]
 
@@ -147,6 +147,7 @@ OTHERS: dict[str, list[Any]] = {
     "Producer.max_bytes": [None],
     "Worker.lease_ms": [None],
     "Worker.grace_ms": [None],
+    "Worker.topics": [{"a": 1}],
     "Client.redrive.count": [*INTEGERS, None],
     "Client.enqueue.topic": WRONG_NAMES,
     "Producer.enqueue.topic": WRONG_NAMES,

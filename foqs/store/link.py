@@ -132,6 +132,8 @@ class Database:
         except ModuleNotFoundError:
             driver = url.get_driver_name()
             raise ShardRefused(f"the driver {driver} is not installed: pip install {_PACKAGES[driver]}") from None
+        except ValueError:  # its text may have the value
+            raise ShardRefused("the shard's URL has an option whose value the driver does not accept") from None
         # Before the statements of SQLAlchemy's own, which a server's settings could make fail.
         event.listen(engine, "connect", self._set_up, insert=True)
         return engine
@@ -236,13 +238,9 @@ def _usable(url: str) -> URL:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
         if backend == "sqlite":
-            if not parsed.database or parsed.database == ":memory:":
-                raise ShardRefused("a SQLite shard needs a file: a database in memory is lost with the process")
             return parsed
         if "+" not in parsed.drivername:
             parsed = parsed.set(drivername=f"{backend}+pymysql")
-        if not parsed.database:
-            raise ShardRefused("the shard's URL names no database")
         return parsed.update_query_dict({"client_flag": str(_MULTI_STATEMENTS), "charset": "utf8mb4"})
     except (ArgumentError, ValueError):
         # Their text may hold the URL with its password.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foqs.checks import LONGEST_MS
+from foqs.checks import LONGEST_MS, check_text
 from foqs.cli.connection import BATCH_ITEMS, Connection
 from foqs.cli.consume import say_why_empty
 from foqs.cli.errors import fail
@@ -62,6 +62,8 @@ def move(
     If a repeated command finds that an earlier copy is gone from TO (acked, or expired), the item stays in FROM and is
     counted; --delete-consumed removes it.
     """
+    for argument, topic in (("FROM", source), ("TO", target)):
+        check_text(argument, topic)
     if source == target:
         fail("FROM and TO are the same topic", 2)
     with connection.client() as client:

@@ -95,6 +95,8 @@ def test_the_first_items_of_the_lane_move(client: Client) -> None:
 def test_a_topic_does_not_move_to_itself(client: Client) -> None:
     client.enqueue("t", b"x")
     assert run(client, "t", "t", status=2) == "foqs: FROM and TO are the same topic\n"
+    for topics, argument in (("", "u"), "FROM"), (("t", ""), "TO"):
+        assert run(client, *topics, status=1) == f"foqs: {argument} is empty: it must be text that is not empty\n"
 
 
 def test_items_that_are_refused_stay_and_keep_their_attempts(client: Client) -> None:

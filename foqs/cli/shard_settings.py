@@ -16,6 +16,7 @@ from foqs.cli.kept import copies_of, remove_copies
 from foqs.cli.operators import ClusterOptions, YesOption, look
 from foqs.cli.shards import DATABASES, app, shard_urls
 from foqs.errors import FoqsError, Invalid
+from foqs.ids import MAX_SHARD
 from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ def register(_parent: typer.Typer) -> None:
 def settings(
     cluster: ClusterOptions,
     shard: Annotated[
-        int | None, typer.Argument(metavar="ID", help="The command looks at this shard. Default: at all shards.")
+        int | None,
+        typer.Argument(
+            metavar="ID", min=1, max=MAX_SHARD, help="The command looks at this shard. Default: at all shards."
+        ),
     ] = None,
     ns: Annotated[
         str | None, typer.Option(help="The command looks at this namespace. Default: at all namespaces.")

@@ -73,7 +73,7 @@ def test_a_line_that_is_not_a_lease(line):
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, '"' + "9" * 5_000 + '"'])
-def test_a_number_that_python_does_not_read_is_the_error_of_its_line(number):
+def test_a_number_of_too_many_digits(number):
     line = f'{{"id": {number}, "lease": 1}}'.encode()
     for read in (lease_of_line, id_of_line):
         with pytest.raises(Invalid, match=r"^line 4.*(thousands of digits|the largest one)") as caught:

@@ -1,4 +1,4 @@
-"""The error of a struct that cannot be encoded names the field, what is wrong with its value, and what it must be."""
+"""The error of a struct that cannot be encoded names the field, the fault of its value, and the wanted value."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from foqs.wire.struct_writer import encode_struct
         ({"priority": 1 << 300}, "priority has 301 bits: it must be an integer from -2147483648 to 2147483647"),
     ],
 )
-def test_an_error_says_once_what_is_wrong(fields: dict[str, Any], problem: str) -> None:
+def test_an_error_names_the_field_and_the_fault(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(Unencodable) as caught:
         encode_struct(idl.ItemSpec(**fields))
     assert caught.value.message == problem

@@ -145,7 +145,8 @@ def test_a_hanging_database_holds_up_its_own_shards_only(
 
 @pytest.mark.timeout(300)
 def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
-    """It serves the shards whose database answers, and each other shard once its database answers."""
+    """It serves the shards whose database answers, and each other shard once its database answers. A first start waits
+    for all shards, as each may have settings."""
     small = ServerSettings(buffer_pool_bytes=64 << 20)
     servers = [new_server(kind, small), new_server(kind, small)]
     shards = make_shards(servers, 1, "start")
@@ -153,6 +154,8 @@ def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer,
     settings = {"store": {"io_timeout_ms": timeout_ms, "connect_timeout_ms": timeout_ms}}
     host = HostProcess("host", shards, tmp_path, settings)
     log = Log(tmp_path / "start.jsonl")
+    with host:
+        host.wait_for("shard.serving", times=2)
     servers[1].pause()
     began = monotonic()
     try:
@@ -160,9 +163,9 @@ def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer,
             took_s = monotonic() - began
             wire = Wire(host.port, NAMESPACE, timeout_ms=TIMEOUT_MS)
             single(wire, log)
-            assert host.said("shard.serving") == 1
+            assert host.said("shard.serving") == 3
             servers[1].resume()
-            host.wait_for("shard.serving", times=2)
+            host.wait_for("shard.serving", times=4)
     finally:
         servers[1].resume()
     print(f"{kind}: listening after {took_s:.1f} s")

@@ -172,8 +172,8 @@ class Throttles:
                         broken(12, f"{key}: {left[0]} is left, and {given[key]} of {count} items were delivered")
 
     def look(self, member: Member) -> None:
-        """Where nothing fails, no flow stays parked while each of its keys has a token and a consumer waits. (The token
-        may be kept for a flow of another topic, which had a consumer just before.)"""
+        """Where nothing fails, no flow stays parked while each of its keys has a token and a consumer waits, beside the
+        token of a keeper. (It may be claimed for a flow of another topic, which had a consumer just before.)"""
         host, found = member.engine, {}
         at_ms = host.throttling.monotonic_ms()
         for topic, waiting in host.waiting.items() if self._sim.profile.prompt and not host.long_work else ():
@@ -181,11 +181,10 @@ class Throttles:
                 if isinstance(flow.parked, ShardSlots):
                     continue
                 keys = flow.rules.keys
-                claims = [other for key in keys for other in (*key._awake, *(key._keeper or ())[:1])]
-                kept = [other for other in claims if other.lanes]
+                kept = [other for key in keys for other in key._awake if other.lanes]
                 if any(other.lanes[0].topic.key not in host.waiting for other in kept):
                     continue
-                if all(key.allowance.held(at_ms) for key in keys):
+                if all(key.allowance.held(at_ms) > key.kept for key in keys):
                     self._sim.ledger.checks["idle tokens"] += 1
                     state = (self._sim.versions, waiting[0], *[key.used_ms for key in keys])
                     before = self._idle.get(flow, (state, at_ms))

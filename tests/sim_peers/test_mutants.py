@@ -42,7 +42,7 @@ TROUBLES = {
 KNOWN = {
     "an_old_answer_forgets_a_ready_topic": 19,
     "a_topic_is_forgotten_after_a_lost_answer": 28,
-    "committed_leases_of_a_paused_topic_are_delivered": 316,
+    "committed_leases_of_a_paused_topic_are_delivered": 358,
     "a_coordinator_begins_with_tokens": 28,
     "a_token_returns_after_the_next_question": 9,
     "keys_are_asked_for_in_any_order": 8,

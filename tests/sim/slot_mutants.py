@@ -14,7 +14,8 @@ from tests.sim.mutants import Patch, mutant
 @mutant
 def a_new_coordinator_lends_before_it_counted(patch: Patch) -> None:
     def begin(slots: Slots, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
-        original(slots, limit, timeout_ms, (), now_ms)
+        original(slots, limit, timeout_ms, shards, now_ms)
+        slots.unknown.clear()
 
     original = Slots.__init__
     patch.setattr(Slots, "__init__", begin)

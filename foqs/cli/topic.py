@@ -138,7 +138,7 @@ def stats(topic: Topic, *, connection: Connection) -> None:
 @piped
 def tenants(
     topic: Topic,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="At most so many tenants are listed.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="List at most this many tenants.")] = 100,
     as_json: JsonOption = False,
     *,
     connection: Connection,

@@ -1,4 +1,4 @@
-"""How many items of each topic this process holds and asks for, for topics that give each process only so many
+"""How many items of each topic this process holds and asks for, for topics with a limit for each process
 (`per_worker`): over all its workers, and all its clients of one service and namespace.
 
 A dequeue reports the items that the process holds and those that its other requests may bring, so all its requests
@@ -22,7 +22,7 @@ from foqs.client.forks import renew_after_fork
 
 _MOST = 0x7FFF_FFFF
 _REMEMBERED = 100_000
-"""Items of calls that report what they hold: the end of their leases is noticed while they are among so many."""
+"""Number of items of calls with a report whose ends of leases are noticed, the last ones."""
 
 
 _numbers = count(1)

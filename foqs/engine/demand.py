@@ -22,7 +22,7 @@ RECENT_MS = 2_000
 _CALLS = 100
 """Consumers of a topic that are looked at for how many items they want."""
 _SILENT = 3
-"""So many questions in a row are lost because their coordinator is away, and not by chance."""
+"""This many lost questions in a row mean that the coordinator is away, and no chance."""
 _GATES = 100
 """Gates of a topic that are looked at for an empty reply."""
 

@@ -19,7 +19,7 @@ class Hung:
         self._reports: dict[tuple[TopicKey, str], tuple[int, int]] = {}  # the oldest first: (handlers, time)
 
     def report(self, key: TopicKey, worker: str, handlers: int, now_ms: int) -> None:
-        """The worker has so many handlers that hang with items of the topic."""
+        """Note how many handlers of the worker hang with items of the topic."""
         self._reports.pop((key, worker), None)
         self._forget(now_ms, MOST_REPORTS - 1)
         if handlers > 0:

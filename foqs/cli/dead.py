@@ -107,8 +107,8 @@ def redrive_dead(
 
     They are ready again at once, with attempt 0, under their ids. Items that a consumer has leased stay, and so do
     items without a failure, which a producer enqueued in the topic. Items of a topic that is closed or full stay, too:
-    the command names the topic and exits with 1. If the command is interrupted, repeat it: items that have returned are
-    not in the topic any more.
+    the command names the topic and exits with 1. If the command is interrupted, repeat it: items that returned
+    have left the topic.
     """
     with connection.client() as client:
         total = Total()

@@ -205,7 +205,7 @@ class Worker(Local):
                 thread.start()
                 self._handlers.append(thread)
             threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
-        except BaseException:  # a process may have so many threads only
+        except BaseException:  # the process has no more threads
             self._stopping.set()
             self._wind_up()
             raise

@@ -1,4 +1,4 @@
-"""Topics that give each worker only so many items at a time (`per_worker` of a policy): how many a worker holds, and
+"""Topics with a limit of items for each worker (`per_worker` of a policy): how many a worker holds, and
 which consumers wait until it holds fewer.
 
 A worker may report how many items of a topic its process holds, over all hosts. Its report counts until its call is

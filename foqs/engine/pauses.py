@@ -1,4 +1,4 @@
-"""Another version of a namespace's settings: topics that are not paused any more go on, throttles change, and workers
+"""Another version of a namespace's settings: resumed topics deliver again, throttles change, and workers
 may hold more or fewer items."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 PAST = 32
-"""So many versions have their marks in a copy. An older copy is known by the mark of the first version alone."""
+"""Versions whose marks a copy has. A copy knows an older version by the mark of the first version alone."""
 
 
 class History(NamedTuple):

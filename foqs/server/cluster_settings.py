@@ -23,12 +23,12 @@ log = structlog.get_logger("foqs.host")
 
 _AGAIN_MS = 1_000
 COPIES_MS = 100
-"""PutSettings waits so long for the copies of a version, at most: a database that hangs delays it no further."""
+"""The longest wait of PutSettings for the copies of a version: a database that hangs delays it no further."""
 
 
 class ClusterSettings:
     """A `SettingsStore` on that of the cluster, `store`. `workers()` are those of the open shards; `later` calls back
-    after so many milliseconds."""
+    after a number of milliseconds."""
 
     def __init__(
         self,

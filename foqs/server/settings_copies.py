@@ -77,7 +77,7 @@ def settle(
 
 class SettingsCopies:
     """`known()` returns the settings of this host by namespace; `workers()` those of the served shards; `later` calls
-    back after so many milliseconds. `stored(ns)` is called when one more shard has the copy of a namespace."""
+    back after a number of milliseconds. `stored(ns)` is called when one more shard has the copy of a namespace."""
 
     def __init__(
         self,

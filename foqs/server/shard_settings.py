@@ -44,8 +44,8 @@ class _Confirming:
 
 
 class ShardSettings:
-    """A `SettingsStore`, in `shards`. `workers()` are those of the open ones; `later` calls back after so many
-    milliseconds. The host acts on a stored change before `done` is called."""
+    """A `SettingsStore`, in `shards`. `workers()` are those of the open ones; `later` calls back after a number
+    of milliseconds. The host acts on a stored change before `done` is called."""
 
     def __init__(
         self,

@@ -257,7 +257,10 @@ struct EnqueueResponse {
 
 struct TopicCount {
   1: string topic,
-  /** At most this many items, 1 to 10,000 over the whole request. 0 with `hung`, then of all topics: a report only. */
+  /**
+   * At most this many items, 1 to 10,000. The counts of a request without `most` are at most 10,000 together. 0 with `hung`,
+   * then of all topics: a report only.
+   */
   2: i32 count,
   /**
    * Items of the topic that the worker process holds, over all hosts, for topics with the policy per_worker. A process with
@@ -275,7 +278,7 @@ struct TopicCount {
 
 struct DequeueRequest {
   1: string ns,
-  /** Topics, the first ones emptied first; 1 to 1,000 of them, none twice. */
+  /** Topics, 1 to 1,000 of them, none twice. Without `most` the first ones are emptied first. */
   2: list<TopicCount> wants,
   /** Duration of the leases, 100 ms to 12 h. Default: each item's own, else the server's. */
   3: optional i64 lease_ms,
@@ -295,6 +298,11 @@ struct DequeueRequest {
    * ExtendItem.begun = false. Default: it begins all.
    */
   8: optional i32 begins,
+  /**
+   * At most this many items over all topics of `wants`, 1 to 10,000. The topics with ready items on the host that answers share
+   * it evenly; where it is too small for that, chance decides which of them get an item. Default: the sum of the counts.
+   */
+  9: optional i32 most,
   15: optional RequestContext context,
 }
 
@@ -377,7 +385,10 @@ struct Item {
 }
 
 struct DequeueResponse {
-  /** Leased items: topics in the order of `wants`, each in lane order (priority, deliver_after_ms, id). */
+  /**
+   * Leased items, each topic's in lane order (priority, deliver_after_ms, id). Without `most`, topics are in the order of
+   * `wants`.
+   */
   1: list<Item> items,
   /**
    * Ids of AT_MOST_ONCE items selected for this reply whose leases may or may not have been committed. Each is
@@ -522,6 +533,8 @@ struct AckAndDequeueRequest {
   8: optional i32 begins,
   /** As DequeueRequest.ledger. */
   9: optional bool ledger,
+  /** As DequeueRequest.most. */
+  10: optional i32 most,
   15: optional RequestContext context,
 }
 

@@ -150,7 +150,7 @@ class AckDequeue:
             dequeue.reply(idl.DequeueResponse([]))
             return
         # A host to which the dequeue is forwarded fills a frame of its own, without the outcomes.
-        items = sum([count for _, count in waiting.wants])
+        items = waiting.most or sum([count for _, count in waiting.wants])
         bodies_bytes = waiting.max_bytes - items * (waiting.item_overhead_bytes + MOST_TENANCY_BYTES)
         if bodies_bytes < largest_bytes:
             waiting.elsewhere = None

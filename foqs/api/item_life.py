@@ -183,7 +183,8 @@ class ItemLife:
         request, limits = call.request, self.limits
         ns = validation.name(request.ns, "ns", limits)
         wants = validation.counted(request.wants, "wants", limits.request_topics)
-        keys, names_bytes = validation.topics(ns, wants, limits)
+        total = request.most
+        keys, names_bytes = validation.topics(ns, wants, limits, total)
         lease_ms = validation.within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         timeout_ms = validation.timeout_ms(request, limits)
@@ -228,7 +229,7 @@ class ItemLife:
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants
+            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants, total
         )  # fmt: skip
         call.on_lost = lambda: self._engine.cancel(waiting)
         if wait_ms:

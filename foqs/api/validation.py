@@ -83,8 +83,11 @@ def moment(at_ms: int | None, what: str, now_ms: int) -> int | None:
     return at_ms
 
 
-def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[TopicKey, int]], int]:
-    """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take."""
+def topics(
+    ns: str, wants: Sequence[Any], limits: Limits, most: int | None = None
+) -> tuple[list[tuple[TopicKey, int]], int]:
+    """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take. `most`
+    bounds the items of all topics together."""
     found: dict[TopicKey, int] = {}
     longest_bytes = 0
     for want in wants:
@@ -99,8 +102,13 @@ def topics(ns: str, wants: Sequence[Any], limits: Limits) -> tuple[list[tuple[To
         raise Invalid("a topic stands in wants more than once")
     counts = found.values()
     within(min(counts), "count", 1, limits.request_items, 1)
-    within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
-    return list(found.items()), len(ns.encode()) + longest_bytes
+    names_bytes = len(ns.encode()) + longest_bytes
+    if most is None:
+        within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
+        return list(found.items()), names_bytes
+    within(max(counts), "count", 1, limits.request_items, 1)
+    within(most, "most", 1, limits.request_items, 1)
+    return [(key, min(count, most)) for key, count in found.items()], names_bytes
 
 
 def hung(ns: str, wants: Sequence[Any], limits: Limits) -> list[tuple[TopicKey, int]]:

@@ -69,15 +69,16 @@ class AckDequeue:
         """Whether hosts are believed to know the call."""
         return self._clock() >= self._old_until
 
-    def part(self, acks: Sequence[Leased], topics: Collection[str]) -> Part:
+    def part(self, acks: Sequence[Leased], topics: Collection[str], *, first: bool = True) -> Part:
         """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
-        more than a request holds, because two parts would answer one lease differently."""
+        more than a request holds, because two parts would answer one lease differently. `first`: see `Topics.having`.
+        """
         if len(acks) > _MOST:
             return Part((), ())
         routes = self._router.routes
         if routes.alone:
             return Part(self._router.order(), range(len(acks)))
-        having = self._topics.having(topics)
+        having = self._topics.having(topics, first=first)
         now = self._clock()
         stay = self._stay
         if stay is None or now >= self._stay_until or (having and stay not in having):
@@ -91,7 +92,7 @@ class AckDequeue:
     def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
         lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
-        holding: Share | None = None,
+        holding: Share | None = None, most: int | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
         as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
@@ -100,7 +101,7 @@ class AckDequeue:
         places = None if holding is None else self._places.ask(wants, holding, wait=False, acked=acked)
         request = idl.AckAndDequeueRequest(
             ns=self._namespace, acks=entries, wants=topic_counts(wants, places), lease_ms=lease_ms,
-            max_bytes=max_bytes, worker=worker, begins=begins,
+            max_bytes=max_bytes, worker=worker, begins=begins, most=most_of(wants, most),
         )  # fmt: skip
         self._router.begin()
         response = None
@@ -126,6 +127,11 @@ def topic_counts(counts: Mapping[str, int], asked: Ask | None) -> list[Any]:
     if asked is None:
         return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
     return [idl.TopicCount(topic, count, asked.holding[topic]) for topic, count in asked.counts.items()]
+
+
+def most_of(counts: Mapping[str, int], most: int | None) -> int | None:
+    """Return the bound on the items of all topics for a request, None if there is none or the counts say as much."""
+    return most if most and len(counts) > 1 else None
 
 
 def leased_items(response: Any) -> Items:

@@ -11,7 +11,7 @@ from weakref import finalize
 
 from foqs import second_answer
 from foqs.client import entries, methods
-from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, topic_counts
+from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, most_of, topic_counts
 from foqs.client.caller import Caller, OnRetry
 from foqs.client.connection import parse_addresses
 from foqs.client.credential import read_token
@@ -200,6 +200,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         wait_ms: int = 0,
         lease_ms: int | None = None,
         max_bytes: int | None = None,
+        most: int | None = None,
         worker: str | None = None,
         begins: int | None = None,
         holding: Mapping[str, int] | Share | None = None,
@@ -207,7 +208,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         timeout_ms: int | None = None,
     ) -> Items:
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
-        first.
+        first. With `most`, up to so many of all topics together, shared evenly by those that have items.
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
         for example "paused". `wait_ms` 0: at once. `lease_ms`: how long the leases last; default each item's own, else
@@ -217,9 +218,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         with the policy `per_worker`; acks, nacks, releases and deletes by this client count while the call waits.
         Default: each host counts the leases of `worker`. `ledger`: the items come with their `Ledger`.
         """
-        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger, most)
         max_bytes = max_bytes or None
-        counts = counts_of(topics, count)
+        counts = counts_of(topics, count, most)
+        total = most_of(counts, most)
         wait_until = monotonic() + wait_ms / 1000
         deadline = wait_until + self._requests.timeout_s(timeout_ms)
 
@@ -231,14 +233,14 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         def ask(request_id: str, asked: Ask | None) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request: Any = None
-            if worker is None and begins is None and asked is None and not ledger:
+            if worker is None and begins is None and asked is None and not (ledger or total):
                 request = dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
                 wants = topic_counts(counts, asked)
                 request = idl.DequeueRequest(
-                    self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins
+                    self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins, total
                 )
-            among = () if self._router.routes.alone else self._topics.having(counts)
+            among = () if self._router.routes.alone else self._topics.having(counts, first=total is None)
             to = self._router.order(among)
             return self._caller.ask(
                 methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id,
@@ -257,6 +259,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         wait_ms: int = 0,
         lease_ms: int | None = None,
         max_bytes: int | None = None,
+        most: int | None = None,
         timeout_ms: int | None = None,
     ) -> Taken:
         """`ack_many` and then `dequeue`, in one request where the host takes both.
@@ -271,22 +274,24 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         repeated, because the leases of these run: give it to `ack_many`.
         """
         check_many("done", done)
-        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most)
         max_bytes = max_bytes or None
-        given, counts = Entries(done, entries.ack), counts_of(topics, count)
+        given, counts = Entries(done, entries.ack), counts_of(topics, count, most)
         acks = given.good
         wait_until = monotonic() + wait_ms / 1000
         deadline = monotonic() + self._requests.timeout_s(timeout_ms)
-        dequeue = partial(self.dequeue, counts, lease_ms=lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms)
+        options = {"lease_ms": lease_ms, "max_bytes": max_bytes, "most": most}
+        dequeue = partial(self.dequeue, counts, **options, timeout_ms=timeout_ms)
 
         def ask(part: Part) -> Taken:
-            one = partial(self.combined.ask, part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes)
+            one = partial(self.combined.ask, part, acks, counts, deadline, **options)
             return one() if self.tracing is None else self.tracing.dequeue(counts, one)
 
         def wait() -> Items:
             return dequeue(wait_ms=max(0, int((wait_until - monotonic()) * 1000)))
 
-        part = self.combined.part(acks, counts) if acks and self.combined.known else Part((), ())
+        first = most_of(counts, most) is None
+        part = self.combined.part(acks, counts, first=first) if acks and self.combined.known else Part((), ())
         taken = ack_then_dequeue(acks, part, ask, partial(self.ack_many, timeout_ms=timeout_ms), wait)
         return taken._replace(outcomes=given.outcomes(taken.outcomes))
 

@@ -349,8 +349,12 @@ class ServerInfo(NamedTuple):
     now_ms: int
 
 
-def counts_of(topics: str | Sequence[str] | Mapping[str, int], count: int) -> Mapping[str, int]:
-    """Return how many items of each topic are wanted; `count` of each where `topics` does not say."""
+def counts_of(
+    topics: str | Sequence[str] | Mapping[str, int], count: int, most: int | None = None
+) -> Mapping[str, int]:
+    """Return how many items of each topic are wanted; `count` of each where `topics` does not say. `most`: of all of
+    them together; 0 or None is no limit."""
     if isinstance(topics, str):
-        return {topics: count}
-    return topics if isinstance(topics, Mapping) else dict.fromkeys(topics, count)
+        return {topics: min(count, most) if most else count}
+    counts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, count)
+    return {topic: min(wanted, most) for topic, wanted in counts.items()} if most else counts

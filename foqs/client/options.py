@@ -114,7 +114,7 @@ def check_counts(topics: object, count: object) -> None:
 
 def check_dequeue(
     topics: object, count: object, wait_ms: object, lease_ms: object, max_bytes: object, worker: object = None,
-    begins: object = None, holding: object = None, ledger: object = False,
+    begins: object = None, holding: object = None, ledger: object = False, most: object = None,
 ) -> None:  # fmt: skip
     """Check the arguments of a dequeue. Those of the usual call, of a text and two numbers, cost a few comparisons."""
     usual = type(topics) is str and topics and type(count) is int and type(wait_ms) is int
@@ -133,6 +133,8 @@ def check_dequeue(
         _check_holding(holding)
     if ledger is not False:
         check_bool("ledger", ledger)
+    if most is not None:
+        check_int("most", most, 0, I32_MAX, zero=_NO_LIMIT)
 
 
 def check_tls(name: str, value: object) -> None:

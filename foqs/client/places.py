@@ -165,7 +165,7 @@ class Places:
                 limit = self._limits.get(topic)
                 asks = _asks(linked, topic)
                 taken = self._taken(linked, topic, ask) - leaving[topic]
-                holding = taken + sum(one.reserved(topic, limit) for one in asks)
+                holding = taken + (sum([one.reserved(topic, limit) for one in asks]) if asks else 0)
                 if limit is not None and holding >= limit:  # behind those that wait as well
                     holding = taken + sum(one.reserved(topic, limit) or one.counts[topic] for one in asks)
                 elif limit is not None:
@@ -269,7 +269,8 @@ class Places:
 
     def _taken(self, linked: Sequence[Places], topic: str, ask: Ask) -> int:
         """Return how many items the process holds, as far as its workers or the caller of `ask` know."""
-        return max(sum(places._held[topic] for places in linked), ask.given.get(topic, 0))
+        held = self._held.get(topic, 0) if len(linked) < 2 else sum([places._held.get(topic, 0) for places in linked])
+        return max(held, ask.given.get(topic, 0)) if ask.given else held
 
     def _linked(self) -> Sequence[Places]:
         """Return the places of all clients of the same service and namespace. Clients that do not know all addresses of
@@ -295,10 +296,11 @@ def _waker() -> Waker | None:
         return None
 
 
-def _asks(linked: Sequence[Places], topic: str) -> list[Ask]:
+def _asks(linked: Sequence[Places], topic: str) -> Sequence[Ask]:
     """Return the requests for items of the topic, the oldest first."""
-    asks = [ask for places in linked for ask in places._asks.get(topic, ())]
-    return asks if len(linked) < 2 else sorted(asks, key=lambda ask: ask.number)
+    if len(linked) < 2:
+        return linked[0]._asks.get(topic, ())
+    return sorted([ask for places in linked for ask in places._asks.get(topic, ())], key=lambda ask: ask.number)
 
 
 class _Process:

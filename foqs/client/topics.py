@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
@@ -50,12 +51,18 @@ class Topics:
     def close(self) -> None:
         self._closed.set()
 
-    def having(self, topics: Iterable[str]) -> frozenset[Address]:
-        """Hosts that had items of the first of `topics` that any host had items of; empty when that is not known."""
+    def having(self, topics: Iterable[str], *, first: bool = True) -> frozenset[Address]:
+        """Hosts that had items of the first of `topics` that any host had items of; empty when that is not known. Without
+        `first`, of a random one of such topics: no topic is served last."""
         self._wanted = True
         if not self._running:
             self._begin()
-        return next((hosts for topic in topics if (hosts := self._having.get(topic))), frozenset())
+        having = self._having
+        found = (hosts for topic in topics if (hosts := having.get(topic)))
+        if first:
+            return next(found, frozenset())
+        some = list(found) if having else ()
+        return random.choice(some) if some else frozenset()
 
     def _begin(self) -> None:
         with self._change:

@@ -35,6 +35,7 @@ from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.client.stop_signals import stop_signals
 from foqs.client.work import Work
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
+from foqs.limits import Limits
 from foqs.travel import Local
 
 log = SafeLog()
@@ -107,7 +108,9 @@ class Worker(Local):
     `on_hang="exit"` without `time_limit_ms`, and for a handler that it cannot call, when it is made or (of a class)
     when it starts.
 
-    With several topics a fetch asks for a share of each, so that no more comes than may be held.
+    One request names all topics, and bounds their items together, so that no more comes than may be held. The topics
+    that have items share the worker: none waits until another one is empty. With more than 1,000 topics, requests name
+    1,000 of them in turn.
     """
 
     instead = "make a Worker there"
@@ -335,7 +338,9 @@ class Worker(Local):
     def _take(self, room: int, acks: list[Ending], begins: int | None) -> list[Item]:
         """Ask for items for `room`, and for those that take the place of `acks`, which go with the request. The first
         `begins` items are begun at once, by default all."""
-        asked = self._client.combined.part([ending.held for ending in acks], self._topics) if acks else None
+        asked = None
+        if acks:
+            asked = self._client.combined.part([ending.held for ending in acks], self._topics, first=False)
         if asked is not None and len(asked.asked) < len(acks):
             along = set(asked.asked)
             self._settler.send_back([ending for at, ending in enumerate(acks) if at not in along])
@@ -343,13 +348,15 @@ class Worker(Local):
         if count <= 0:
             return []
         self._turn += 1
-        wants = shares(self._topics, count, self._turn)
+        topics = topics_of_turn(self._topics, self._turn)
+        wants = dict.fromkeys(topics, count)
         if asked is not None and asked.asked:
             return self._ack_and_dequeue(asked, acks, wants, begins)
         return self._client.dequeue(
             wants,
-            # Other threads must not wait for a long poll that leaves them out.
-            wait_ms=self._wait_ms if len(wants) == len(self._topics) else min(self._wait_ms, _SHORT_WAIT_MS),
+            most=count,
+            # The other topics must not wait for a long poll that leaves them out.
+            wait_ms=self._wait_ms if len(topics) == len(self._topics) else min(self._wait_ms, _SHORT_WAIT_MS),
             lease_ms=self._leases.lease_ms,
             worker=self.name,
             begins=begins,
@@ -364,7 +371,7 @@ class Worker(Local):
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
         ask = partial(
             self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
-            begins=begins, holding=self._leases.share,
+            begins=begins, holding=self._leases.share, most=next(iter(wants.values())),
         )  # fmt: skip
         try:
             taken = ask() if tracing is None else tracing.dequeue(wants, ask)
@@ -417,12 +424,13 @@ class Worker(Local):
             self._busy.discard(held)
 
 
-def shares(topics: Sequence[str], count: int, turn: int) -> dict[str, int]:
-    """`count` split over the topics, in their order; the remainder goes to other topics at every turn.
+def topics_of_turn(topics: Sequence[str], turn: int, most: int = Limits().request_topics) -> Sequence[str]:
+    """The topics that one request names: all of them, or others at every turn where that is more than `most`.
 
-    >>> shares(["a", "b", "c"], 5, 0)
-    {'a': 2, 'b': 2, 'c': 1}
+    >>> topics_of_turn(["a", "b", "c"], 1, most=2)
+    ['c', 'a']
     """
-    share, over = divmod(count, len(topics))
-    wants = {t: share + ((n - turn) % len(topics) < over) for n, t in enumerate(topics)}
-    return {topic: n for topic, n in wants.items() if n}
+    if len(topics) <= most:
+        return topics
+    first = turn * most % len(topics)
+    return [*topics[first : first + most], *topics[: max(0, first + most - len(topics))]]

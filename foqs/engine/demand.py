@@ -84,7 +84,7 @@ class Demand:
             return 0
         waiting = self._waiting.get(topic)
         if waiting is not None:
-            return sum([max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
+            return sum([call.most or max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
         return self.lacked[topic][1]
 
     def gates(self, topic: TopicKey) -> Sequence[AnyGate]:

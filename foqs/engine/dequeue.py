@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from foqs.engine import batch_build, sources
 from foqs.engine.fair_dequeue import Round
@@ -33,12 +33,15 @@ _CONFIRM_IDLE_MS = 5_000
 """An owner that writes nothing confirms its ownership this often: nothing else shows that it lost the shard."""
 
 
-def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
-    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
+def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], now_ms: int) -> None:
+    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order. If the call has a
+    bound on all its topics, they share it."""
     room_bytes = call.max_bytes
     able: sources.Able = {}
     topics, changes = state.topics, state.policies.changes
     limited = (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None
+    if call.most is not None:
+        wants = _shared(state, call, _with_room(state, call, wants) if limited else wants, call.most)
     for key, count in wants:
         if room_bytes <= 0:
             return
@@ -70,6 +73,75 @@ def fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]],
             call.lacks = call.lacks or bool(lacking)
             sources.ask_pages(state, (*paged, *lacking))
             sources.wait_for_lacking(state, key, bool(lacking), now_ms, found=last is not None, held=bool(lanes))
+
+
+def _with_room(
+    state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]]
+) -> Iterator[tuple[TopicKey, int]]:
+    """Yield the topics of which the consumer may have more items, with no larger counts than it may have."""
+    for key, count in wants:
+        if room := state.holdings.room(key, call):
+            yield key, min(count, room)
+
+
+def _shared(
+    state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], most: int
+) -> Iterator[tuple[TopicKey, int]]:
+    """Yield the topics that may have items, with the number of items to lease of each: `most` together. What a topic
+    cannot give of its share is left to the others. Chance decides who gets what cannot be shared evenly."""
+    topics, found, pausing = state.topics, call.found, state.policies.pausing
+    ready: list[tuple[TopicKey, int, int]] = []
+    others: list[tuple[TopicKey, int]] = []
+    for key, count in wants:
+        topic = topics.get(key)
+        items = 0 if topic is None else topic.ready if topic.turns is None else topic.turns.unparked
+        if items and not (pausing and state.policies.paused(key)):
+            ready.append((key, count, min(count, items)))
+        elif (topic is not None and topic.turns is not None) or state.held_up or state.skipping:
+            others.append((key, count))
+    if len(ready) > 1:
+        first = state.rng.randrange(len(ready))
+        ready = ready[first:] + ready[:first]
+    left, more = most, []
+    for (key, count, items), share in zip(ready, even_shares([one[2] for one in ready], most), strict=True):
+        if share:
+            before = len(found)
+            yield key, share
+            left -= len(found) - before
+        if items > share and (not share or len(found) - before == share):
+            more.append((key, count - share))
+    if left and len(more) > 1:
+        state.rng.shuffle(more)
+    for key, count in (*more, *others):
+        if not left:
+            return
+        before = len(found)
+        yield key, min(count, left)
+        left -= len(found) - before
+
+
+def even_shares(wanted: Sequence[int], most: int) -> list[int]:
+    """Return what each gets of `most`: no more than it wants, and no less than another that gets more. The first ones
+    get the rest of the division.
+
+    >>> even_shares([9, 1, 9], 6)
+    [3, 1, 2]
+    """
+    if sum(wanted) <= most:
+        return list(wanted)
+    left, level = most, 0
+    for at, most_wanted in enumerate(sorted(wanted)):
+        level = left // (len(wanted) - at)
+        if most_wanted > level:
+            break
+        left -= most_wanted
+    rest = most - sum([min(one, level) for one in wanted])
+    shares = []
+    for one in wanted:
+        extra = one > level and rest > 0
+        rest -= extra
+        shares.append(min(one, level) + extra)
+    return shares
 
 
 def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:

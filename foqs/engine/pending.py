@@ -218,6 +218,7 @@ class DequeueCall:
         "limits",
         "limits_then",
         "max_bytes",
+        "most",
         "places",
         "ready_at",
         "refused",
@@ -240,10 +241,13 @@ class DequeueCall:
         worker: str = "",
         begins: int | None = None,
         asked: Sequence[Any] = (),
+        most: int | None = None,
     ) -> None:
         """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone. The consumer has this
-        name, and begins the first `begins` items at once, by default all. `asked`: the TopicCounts of the request."""
+        name, and begins the first `begins` items at once, by default all. `asked`: the TopicCounts of the request.
+        `most` bounds the items of all topics together, and each count of `wants` is within it; None: no such bound."""
         self.wants = wants
+        self.most = most if most is not None and len(wants) > 1 else None
         self.bodies_bytes = bodies_bytes  # left
         self.lease_ms = lease_ms  # 0: each item's own
         self.max_bytes = max_bytes

@@ -177,16 +177,14 @@ class Forwarder:
             items = [] if response is None else self._deliverable(address, response, request)
             if waiting.done:  # its consumer has disconnected
                 self._give_back(address, items, request)
-                for key, _ in waiting.wants:  # that consumer was sent there in place of the next one
-                    self.fetch(key)
+                self._fetch_all(waiting)  # that consumer was sent there in place of the next one
                 return
             if items or (response is not None and response.doubtful):
                 waiting.done = True
                 call.on_lost = None
                 if not call.reply(response):
                     self._give_back(address, items, request)
-                for key, _ in waiting.wants:
-                    self.fetch(key)
+                self._fetch_all(waiting)
                 return
             waiting.hint = self._hint(response)
             # The host has items for other consumers, and publishes their topics again when this one may have some.
@@ -207,13 +205,14 @@ class Forwarder:
                 now_ms = self._now_ms()
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
-        asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
+        known, may_ask = self.watch.having, self._may_ask
+        asked = dict.fromkeys(k for k, _ in waiting.wants if address in known(*k) and may_ask(address, k, waiting))
         wants = [want for want in request.wants if (request.ns, want.topic) in asked]
         if waiting.limits is not None:
             wants = [self._limited(want, (request.ns, want.topic), waiting) for want in wants]
         part = idl.DequeueRequest(
             request.ns, wants, request.lease_ms, max_bytes=request.max_bytes, worker=request.worker,
-            begins=request.begins, ledger=request.ledger,
+            begins=request.begins, ledger=request.ledger, most=request.most,
         )  # fmt: skip
         waiting.away = True
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
@@ -226,7 +225,7 @@ class Forwarder:
         for waiting in sorted(found, key=lambda call: (address, key) in call.refused):
             if waiting.refused:
                 waiting.refused -= {(address, key)}
-            if waiting.elsewhere is not None and self._known_to_have(waiting) is not None:
+            if waiting.elsewhere is not None and self._askable(key, waiting):
                 self.engine.stop_waiting(waiting)
                 waiting.elsewhere(waiting)
                 ready -= 1
@@ -235,15 +234,33 @@ class Forwarder:
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _known_to_have(self, waiting: DequeueCall) -> str | None:
-        """Return a random one of the living hosts that have the first topic that any of them has."""
-        others = self.exchange.other_hosts()
+    def _fetch_all(self, waiting: DequeueCall) -> None:
+        """`fetch` for each topic of `waiting` that another host is known to have."""
         for key, _ in waiting.wants:
-            having = [address for address in self.watch.having(*key) if address in others]
-            addresses = [address for address in having if self._may_ask(address, key, waiting)]
-            if addresses:
-                return self.engine.rng.choice(addresses)
-        return None
+            if self.watch.having(*key):
+                self.fetch(key)
+
+    def _known_to_have(self, waiting: DequeueCall) -> str | None:
+        """Return a random one of the living hosts that have the first topic that any of them has. If the topics of the
+        consumer share a bound, take a random topic in place of the first one: none is served last."""
+        found: list[list[str]] = []
+        for key, _ in waiting.wants:
+            if addresses := self._askable(key, waiting):
+                found.append(addresses)
+                if waiting.most is None:
+                    break
+        if not found:
+            return None
+        choice = self.engine.rng.choice
+        return choice(found[0] if len(found) == 1 else choice(found))
+
+    def _askable(self, key: TopicKey, waiting: DequeueCall) -> list[str]:
+        """Return the living hosts that are known to have the topic, and may deliver its items to the consumer."""
+        having = self.watch.having(*key)
+        if not having:
+            return []
+        others = self.exchange.other_hosts()
+        return [address for address in having if address in others and self._may_ask(address, key, waiting)]
 
     def _limited(self, want: Any, key: TopicKey, waiting: DequeueCall) -> Any:
         """Return the TopicCount for another host: it wants no more than the consumer may get, and reports the items of

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from foqs.client.client import Client
 from foqs.client.items import Item
 from foqs.client.leases import EXTEND_AFTER
-from foqs.client.worker import shares
+from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.spark.consume_state import split
 
@@ -124,8 +124,8 @@ class Leaser:
         asked = []
         for count in wants:
             self._turn += 1
-            topics = shares(self._settings.topics, count, self._turn)
-            asked.append(self._threads.submit(self._dequeue, topics, max_bytes, wait_ms, timeout_ms))
+            wants = dict.fromkeys(topics_of_turn(self._settings.topics, self._turn), count)
+            asked.append(self._threads.submit(self._dequeue, wants, count, max_bytes, wait_ms, timeout_ms))
         answers: list[list[Item]] = []
         error = None
         for future in asked:
@@ -137,10 +137,13 @@ class Leaser:
                 error = failed
         return answers, error
 
-    def _dequeue(self, topics: dict[str, int], max_bytes: int, wait_ms: int, timeout_ms: int | None) -> list[Item]:
+    def _dequeue(
+        self, wants: dict[str, int], count: int, max_bytes: int, wait_ms: int, timeout_ms: int | None
+    ) -> list[Item]:
         return self._client.dequeue(
-            topics, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes, timeout_ms=timeout_ms
-        )
+            wants, most=count, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes,
+            timeout_ms=timeout_ms,
+        )  # fmt: skip
 
 
 def _split(count: int, parts: int) -> list[int]:

@@ -38,6 +38,7 @@ _HOLDING = field_head(I32, 3)
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
+_MOST, _SECOND_MOST = field_head(I32, 9), field_head(I32, 10)
 
 _first_text = Struct(">6sI").unpack_from
 _first_list = Struct(">7sI").unpack_from
@@ -237,7 +238,7 @@ def dequeue_request(frame: bytes, start: int, most: int) -> Any:
             return None
         request = _DequeueRequest()
         request.ns = frame[ns_at:at].decode()
-        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS, _WORKER))
+        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS, _WORKER, _MOST))
     except _MISFITS:
         return None
 
@@ -258,15 +259,17 @@ def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> Any:
         request = _AckAndDequeueRequest()
         request.ns = frame[ns_at:acks_at].decode()
         request.acks = AckColumns(frame[at:wants_at])
-        at = _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER)
+        at = _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER, _SECOND_MOST)
         return _whole(request, frame, at)
     except _MISFITS:
         return None
 
 
-def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str], worker: bytes) -> int:
+def _wants(
+    request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str], worker: bytes, total: bytes
+) -> int:
     """Read the wants at `at` and the options behind them, and return where these end. The field with the worker's name
-    begins with the bytes `worker`. Raises an error of `_MISFITS`."""
+    begins with the bytes `worker`, and the bound on all topics with `total`. Raises an error of `_MISFITS`."""
     _, wants = _list(frame, at)
     at += 8
     if wants > most:
@@ -297,9 +300,13 @@ def _wants(request: Any, frame: bytes, at: int, most: int, options: Mapping[byte
         _, size = _text(frame, at)
         name_at, at = at + 7, at + 7 + size
         request.worker = frame[name_at:at].decode()
-    if frame.startswith(_BEGINS, at):
-        _, request.begins = _i32(frame, at)
-        at += 7
+    if frame[at] == I32:
+        if frame.startswith(_BEGINS, at):
+            _, request.begins = _i32(frame, at)
+            at += 7
+        if frame.startswith(total, at):
+            _, request.most = _i32(frame, at)
+            at += 7
     return at
 
 

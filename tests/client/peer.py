@@ -245,7 +245,10 @@ class Peer:
     def AckAndDequeue(self, request: Any) -> Any:
         outcomes = self.Ack(idl.AckRequest(items=request.acks)).outcomes
         wait_ms = 0 if outcomes else request.wait_ms
-        items = self.Dequeue(idl.DequeueRequest(wants=request.wants, lease_ms=request.lease_ms, wait_ms=wait_ms)).items
+        asked = idl.DequeueRequest(
+            wants=request.wants, lease_ms=request.lease_ms, wait_ms=wait_ms, most=request.most
+        )
+        items = self.Dequeue(asked).items
         return idl.AckAndDequeueResponse(outcomes=outcomes, items=items)
 
     def _take(self, request: Any) -> list[Any]:
@@ -253,7 +256,8 @@ class Peer:
         now = time.time()
         for want in request.wants:
             fit = [i for i in self.items.values() if i.topic == want.topic and max(i.ready_at, _ends(i)) <= now]
-            for item in sorted(fit, key=lambda i: (i.priority, i.id))[: want.count]:
+            left = want.count if request.most is None else min(want.count, request.most - len(taken))
+            for item in sorted(fit, key=lambda i: (i.priority, i.id))[:left]:
                 item.attempt += 1
                 item.lease = item.id * 1000 + item.attempt
                 item.lease_expires_at_ms = int(now * 1000) + (request.lease_ms or 30_000)

@@ -85,6 +85,7 @@ BAD: dict[str, list[Any]] = {
     "max_bytes": INTEGERS,
     "worker": [*TEXTS, "x" * 129],
     "begins": INTEGERS,
+    "most": INTEGERS,
     "holding": [5, ["a"], {"a": -1}, {"a": True}, {"a": "1"}],
     "ledger": FLAGS,
     "state": [1, "ready", True, 9],

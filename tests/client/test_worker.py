@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from foqs.client import Backoff, Delivery, Forbidden, ItemSpec, Retry, Worker
-from foqs.client.worker import shares
+from foqs.client.worker import topics_of_turn
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
@@ -354,13 +354,23 @@ def test_run_in_another_thread_leaves_signals_alone(peer, client_of):
     assert not thread.is_alive()
 
 
-def test_shares_never_exceed_the_count_and_reach_every_topic():
-    topics = ["a", "b", "c"]
+def test_the_requests_of_a_worker_of_very_many_topics_reach_every_topic():
     for count in range(1, 12):
-        turns = [shares(topics, count, turn) for turn in range(3)]
-        assert all(sum(turn.values()) == count for turn in turns)
+        topics = [str(n) for n in range(count)]
+        turns = [topics_of_turn(topics, turn, most=3) for turn in range(count)]
+        assert all(len(set(turn)) == len(turn) == min(count, 3) for turn in turns)
         assert {topic for turn in turns for topic in turn} == set(topics)
-    assert list(shares(topics, 5, 0).items()) == [("a", 2), ("b", 2), ("c", 1)]
+
+
+def test_one_request_names_all_topics_and_bounds_their_items_together(peer, client_of, work):
+    client, topics, go = client_of(peer), [f"t{n}" for n in range(40)], threading.Event()
+    client.enqueue_many([ItemSpec(topic, b"x") for topic in topics])
+    worker = work(client, lambda item: go.wait(LATER), topics=topics, concurrency=3)
+    eventually(lambda: len(worker._busy) == 3)
+    (request,) = peer.named("Dequeue")
+    assert ([want.topic for want in request.wants], request.most, request.wait_ms > 0) == (topics, 3, True)
+    go.set()
+    eventually(lambda: worker.counts.done == 40)
 
 
 def test_items_of_several_topics(peer, client_of, work):

@@ -211,6 +211,7 @@ class Laboratory:
         delivers: Callable[[], bool] = lambda: True,
         worker: str = "",
         begins: int | None = None,
+        most: int | None = None,
     ) -> list[Any]:
         """Return a list that gets the ids of each reply; `doubtful` gets the ids of its doubtful leases. `delivers`:
         whether a reply reaches the consumer."""
@@ -222,7 +223,7 @@ class Laboratory:
             return delivers()
 
         wants = [(key, count) for key in keys]
-        call = DequeueCall(wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins)
+        call = DequeueCall(wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins, most=most)
         self.engine.dequeue(call, self.now_ms, wait_ms)
         return answers
 

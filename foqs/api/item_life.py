@@ -31,6 +31,10 @@ from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
 from foqs.wire.columns import AckColumns, ids_and_leases
 
+_FAR_SHARE = 1 / 8
+"""Of the dequeues of several topics with a bound on all: those that ask other hosts first, for topics that have nothing
+ready here."""
+
 
 class Consumer(Incoming, Protocol):
     """A consumer's request. `reply` takes a DequeueResponse."""
@@ -231,6 +235,9 @@ class ItemLife:
         waiting = asked = DequeueCall(
             keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants, total
         )  # fmt: skip
+        if waiting.most is not None and elsewhere is not None:
+            # Else topics that have items on other hosts alone would wait until the other ones are empty here.
+            waiting.far = self._engine.rng.random() < _FAR_SHARE
         call.on_lost = lambda: self._engine.cancel(waiting)
         if wait_ms:
             call.on_oneway = lambda: self._engine.hurry(waiting)

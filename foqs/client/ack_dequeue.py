@@ -130,7 +130,7 @@ def topic_counts(counts: Mapping[str, int], asked: Ask | None) -> list[Any]:
 
 
 def most_of(counts: Mapping[str, int], most: int | None) -> int | None:
-    """Return the bound on the items of all topics for a request, None if there is none or the counts say as much."""
+    """Return the bound on the items of all topics for a request, None if the request needs none."""
     return most if most and len(counts) > 1 else None
 
 

@@ -32,7 +32,7 @@ from foqs.client.items import (
 )
 from foqs.client.lease_methods import LeaseMethods
 from foqs.client.looks import Looks
-from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, instance_of
+from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, instance_of, unlimited
 from foqs.client.places import Ask, Places, Share
 from foqs.client.pool import Pool
 from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
@@ -131,7 +131,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         pool = Pool(given, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
         traceparent = None if self.tracing is None else self.tracing.traceparent
         self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry)
-        self._router = Router(given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing)
+        self._router = Router(
+            given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing,
+            connections=unlimited(pool_size),
+        )  # fmt: skip
         self._requests = Requests(self._caller, self._router, namespace, timeout_ms)
         self._topics = Topics(partial(active_topics, self._caller, self._router, namespace))
         self._places = self._requests.places = Places(namespace, self._router.known)
@@ -151,7 +154,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         usual = None if self.tracing is not None else enqueue_request(self.namespace, topic, payload, **options)
         if usual is None:
             return one_of(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
-        found = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, self._router.order(), timeout_ms)
+        to = self._router.order_for_new()
+        found = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, to, timeout_ms)
         if isinstance(found, First):
             return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found))
         return id_of(found)
@@ -280,11 +284,14 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         acks = given.good
         wait_until = monotonic() + wait_ms / 1000
         deadline = monotonic() + self._requests.timeout_s(timeout_ms)
-        options = {"lease_ms": lease_ms, "max_bytes": max_bytes, "most": most}
-        dequeue = partial(self.dequeue, counts, **options, timeout_ms=timeout_ms)
+        dequeue = partial(
+            self.dequeue, counts, lease_ms=lease_ms, max_bytes=max_bytes, most=most, timeout_ms=timeout_ms
+        )
 
         def ask(part: Part) -> Taken:
-            one = partial(self.combined.ask, part, acks, counts, deadline, **options)
+            one = partial(
+                self.combined.ask, part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes, most=most
+            )
             return one() if self.tracing is None else self.tracing.dequeue(counts, one)
 
         def wait() -> Items:

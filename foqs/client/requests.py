@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from time import monotonic
 from typing import Any
 
@@ -20,6 +20,8 @@ from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.wire.remote_method import RemoteMethod
 
 _REQUEST_OVERHEAD_BYTES = 8_192
+_MANY = 100
+"""New items that are worth a moment's wait for the routing."""
 _ENDS_LEASES = (methods.ACK, methods.NACK, methods.DELETE)
 
 
@@ -126,6 +128,8 @@ class Requests:
             return done
 
         self._router.begin()
+        if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
+            self._router.wait(monotonic() + self.timeout_s(timeout_ms))
         chunks = list(requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
         if len(chunks) == 1 or method is methods.ENQUEUE:
             return [outcome for chunk in chunks for outcome in send(chunk)]
@@ -133,7 +137,7 @@ class Requests:
         return one_by_one(chunks, end_of, send)
 
     def anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
-        return (Part(self._router.order(last=set(refused.values())), asked),)
+        return self._router.spread(asked, refused)
 
 
 def one_by_one(

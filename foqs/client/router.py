@@ -14,7 +14,7 @@ from foqs.client.forks import renew_after_fork
 from foqs.client.guard import SafeLog
 from foqs.client.methods import ROUTING
 from foqs.client.places import Known
-from foqs.client.routes import OwnerOf, Part, Routes, by_owner, order, routes_of
+from foqs.client.routes import OTHERS, OwnerOf, Part, Routes, Spread, by_owner, order, pieces, routes_of
 from foqs.client.tls import Securing
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
@@ -28,6 +28,8 @@ _MARGIN_MS = 2_000
 _AGAIN = Backoff(first_ms=50, longest_ms=5_000)
 _TOGETHER_S = 0.05
 """After a change: further changes within this time are learned together."""
+_FIRST_S = 0.25
+"""The longest wait for the first answer, before many items are sent. A host that answers does so in milliseconds."""
 _OLD_S = 60.0
 """A host that does not know the question may be replaced by one that does."""
 
@@ -46,7 +48,8 @@ def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
 class Router:
     """Thread-safe. `routes` is a value that is replaced. The thread begins with `begin` and ends with `close`.
 
-    `changed(hosts)` is called from the thread, after each change. What cannot be learned is done without.
+    `changed(hosts)` is called from the thread, after each change. `connections`: the client keeps no more of them. What
+    cannot be learned is done without.
     """
 
     def __init__(
@@ -58,8 +61,10 @@ class Router:
         *,
         securing: Securing | None = None,
         enabled: bool = True,
+        connections: int = 16,
     ) -> None:
         self.routes = Routes()
+        self._connections = connections
         self._given = given
         self._token = token
         self._connect_timeout_s = connect_timeout_s
@@ -74,6 +79,8 @@ class Router:
     def _start(self) -> None:
         self._change = threading.Condition()
         self._running = False
+        self._spread = Spread(random.expovariate)
+        self._asked = not self._enabled or self.routes.version is not None  # all that are known were asked once
 
     def after_fork(self) -> None:
         """The thread is in the parent, and so is its connection, which closes its copy here."""
@@ -96,6 +103,15 @@ class Router:
                 threading.Thread(target=self._run, name="foqs-router", daemon=True).start()
                 self._running = True  # not before: where there can be no more threads, the next call tries again
 
+    def wait(self, until: float) -> None:
+        """Wait a moment for the first routing. Without it, all new items would go to a host that the user gave. `until`
+        is of the monotonic clock, in seconds."""
+        if self._asked:
+            return
+        with self._change:
+            self._change.wait_for(lambda: self._asked or self._closed, min(_FIRST_S, until - monotonic()))
+            self._asked = True
+
     def close(self) -> None:
         with self._change:
             self._closed = True
@@ -111,6 +127,27 @@ class Router:
         """As `order`, of a request about one item."""
         owner = self.routes.owner(item_id)
         return self.order(() if owner is None else (owner,))
+
+    def order_for_new(self) -> tuple[Address, ...]:
+        """As `order`, of a request with a new item that any host may store; see `foqs.client.routes.Spread`. With more
+        hosts than connections the host is a random one: in turn, none would find its connection open."""
+        routes = self.routes
+        if routes.alone or len(serving := routes.serving) > self._connections:
+            return self.order()
+        host = self._spread.next(routes, 1)
+        if host is None:
+            return self.order()
+        return tuple(dict.fromkeys((host, *sample(serving, min(OTHERS, len(serving))), *self._given)))
+
+    def spread(self, asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
+        """The indices `asked` of new items that any host may store, by the hosts to send them to."""
+        routes, last = self.routes, set(refused.values())
+        groups: dict[Address | None, list[int]] = {}
+        for piece in () if routes.alone else pieces(asked):
+            groups.setdefault(self._spread.next(routes, len(piece), last), []).extend(piece)
+        if len(groups) < 2:
+            return [Part(self.order(tuple(host for host in groups if host is not None), last), asked)]
+        return [Part(self.order(() if host is None else (host,), last), group) for host, group in groups.items()]
 
     def split(self, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
         """The indices `asked` of `ids`, by owner; see `foqs.client.routes.by_owner`."""
@@ -146,6 +183,7 @@ class Router:
                     break
             else:
                 failures += 1
+                self._first_asked()
                 self._pause(pause_s or _AGAIN.delay_ms(failures, random.random) / 1000)
 
     def _candidates(self) -> list[Address]:
@@ -166,6 +204,7 @@ class Router:
                 self._connection = connection
             # The first is answered at once: another host may see the cluster otherwise.
             self._learn(self._ask(connection, 1, None))
+            self._first_asked()
             sequence = 1
             while not self._closed:
                 sequence += 1
@@ -193,6 +232,12 @@ class Router:
         request = idl.GetRoutingRequest(version=version, wait_ms=0 if version is None else WAIT_MS, context=context)
         until = monotonic() + (request.wait_ms + _MARGIN_MS) / 1000
         return routes_of(ROUTING.decode(connection.exchange(ROUTING.encode(request, sequence), until), sequence))
+
+    def _first_asked(self) -> None:
+        if not self._asked:
+            with self._change:
+                self._asked = True
+                self._change.notify_all()
 
     def _learn(self, routes: Routes) -> None:
         if routes.version == self.routes.version or not routes.hosts:  # none: it has not heard of itself yet

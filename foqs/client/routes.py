@@ -5,9 +5,11 @@ Any host takes any request, so a wrong choice costs a hop and nothing else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from foqs.client.connection import Address, parse_addresses
@@ -21,6 +23,8 @@ Sample = Callable[[Sequence[Address], int], Sequence[Address]]
 OwnerOf = Callable[[Any], Address | None]
 """The host of an id or slot, when there is a choice and it is known."""
 
+PIECE_ITEMS = 500
+"""The fewest new items of a part of a request. Smaller requests cost more for each item."""
 OTHERS = 3
 """So many hosts are tried beside the best one, before the addresses that the user gave."""
 
@@ -63,6 +67,66 @@ class Part(NamedTuple):
 
     to: Sequence[Address]
     asked: Sequence[int]
+
+
+_Turn = tuple[float, int, int, Address]
+"""(items that a host got for each of its shards, a number that decides between equal ones, its shards, the host)."""
+
+
+class Spread:
+    """The hosts for new items, in turn: the next host has got the fewest for each of its shards. `random` returns an
+    exponentially distributed number for a rate: many clients that store one item each begin with different hosts.
+
+    Thread-safe without a lock, which a signal handler could not take: a thread takes a host out of the heap, and puts
+    it back."""
+
+    def __init__(self, random: Callable[[float], float]) -> None:
+        self._random = random
+        self._state: tuple[Routes | None, list[_Turn]] = (None, [])
+
+    def next(self, routes: Routes, items: int, last: Collection[Address] = ()) -> Address | None:
+        """Return the host for so many items, None if other threads have taken all hosts out. Hosts in `last` are taken
+        only when there is no other one."""
+        known, heap = self._state
+        if known is not routes:
+            heap = self._follow(routes, heap)
+        passed: list[_Turn] = []
+        try:
+            while (turn := heappop(heap))[3] in last:
+                passed.append(turn)
+        except IndexError:  # all are in `last`, or with other threads
+            if not passed:
+                return None
+            turn = passed.pop(0)
+        for one in passed:
+            heappush(heap, one)
+        given, number, shards, host = turn
+        heappush(heap, (given + items / shards, number, shards, host))
+        return host
+
+    def _follow(self, routes: Routes, before: list[_Turn]) -> list[_Turn]:
+        """Return the turns of the hosts that have shards now. A new host begins with the
+        account of the host that is next."""
+        given = {host: items for items, _, _, host in before}
+        shards = Counter(routes.owners.values()) or Counter(routes.hosts)
+        least = min((given[host] for host in shards if host in given), default=0.0)
+        turns = [
+            (given[host] if host in given else least + self._random(count), number, count, host)
+            for number, (host, count) in enumerate(shards.items())
+        ]
+        heapify(turns)
+        self._state = (routes, turns)
+        return turns
+
+
+def pieces(asked: Sequence[int]) -> list[Sequence[int]]:
+    """Cut new items that any host may store into pieces of about equal size, `PIECE_ITEMS` at least.
+
+    >>> [len(piece) for piece in pieces(range(1_250))]
+    [625, 625]
+    """
+    count = max(1, len(asked) // PIECE_ITEMS)
+    return [asked[len(asked) * n // count : len(asked) * (n + 1) // count] for n in range(count)]
 
 
 def routes_of(response: Any) -> Routes:

@@ -52,8 +52,8 @@ class Topics:
         self._closed.set()
 
     def having(self, topics: Iterable[str], *, first: bool = True) -> frozenset[Address]:
-        """Hosts that had items of the first of `topics` that any host had items of; empty when that is not known. Without
-        `first`, of a random one of such topics: no topic is served last."""
+        """Hosts that had items of the first of `topics` that any host had items of; empty when that is not known.
+        Without `first`, of a random one of such topics: no topic is served last."""
         self._wanted = True
         if not self._running:
             self._begin()

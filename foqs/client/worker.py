@@ -425,7 +425,7 @@ class Worker(Local):
 
 
 def topics_of_turn(topics: Sequence[str], turn: int, most: int = Limits().request_topics) -> Sequence[str]:
-    """The topics that one request names: all of them, or others at every turn where that is more than `most`.
+    """The topics that one request names: all of them, or of more than `most` another part at every turn.
 
     >>> topics_of_turn(["a", "b", "c"], 1, most=2)
     ['c', 'a']

@@ -19,7 +19,8 @@ def serve(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]]
     """Lease ready items of `wants`, topics that `call` names; return False when there are none."""
     if state.draining:
         return False
-    dequeue.fill(state, call, wants, now_ms)
+    most = call.most
+    dequeue.fill(state, call, wants if most is None else dequeue.shared(state, call, wants, most), now_ms)
     if not call.found:
         return False
     send(state, call, now_ms)

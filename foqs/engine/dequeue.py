@@ -34,14 +34,11 @@ _CONFIRM_IDLE_MS = 5_000
 
 
 def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], now_ms: int) -> None:
-    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order. If the call has a
-    bound on all its topics, they share it."""
+    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
     able: sources.Able = {}
     topics, changes = state.topics, state.policies.changes
     limited = (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None
-    if call.most is not None:
-        wants = _shared(state, call, _with_room(state, call, wants) if limited else wants, call.most)
     for key, count in wants:
         if room_bytes <= 0:
             return
@@ -84,11 +81,14 @@ def _with_room(
             yield key, min(count, room)
 
 
-def _shared(
+def shared(
     state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], most: int
 ) -> Iterator[tuple[TopicKey, int]]:
-    """Yield the topics that may have items, with the number of items to lease of each: `most` together. What a topic
-    cannot give of its share is left to the others. Chance decides who gets what cannot be shared evenly."""
+    """Yield the topics that may have items, with the number of items that `fill` leases of each: `most` together. Topics
+    with more items get the rest of a share that a topic cannot fill. Where there is too little for all, chance decides.
+    """
+    if (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None:
+        wants = _with_room(state, call, wants)
     topics, found, pausing = state.topics, call.found, state.policies.pausing
     ready: list[tuple[TopicKey, int, int]] = []
     others: list[tuple[TopicKey, int]] = []

@@ -157,6 +157,11 @@ class Engine(State):
     def dequeue(self, call: DequeueCall, now_ms: int, wait_ms: int) -> None:
         self.now_ms = now_ms
         call.lacks = False
+        if call.far:
+            sent = call.elsewhere is not None and not self.draining and call.elsewhere(call)
+            call.far = False
+            if sent:
+                return
         if delivery.serve(self, call, call.wants, now_ms):
             self.counters.window_hits += 1
             return

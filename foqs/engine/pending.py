@@ -208,6 +208,7 @@ class DequeueCall:
         "done",
         "doubtful",
         "elsewhere",
+        "far",
         "found",
         "hint",
         "hurried",
@@ -248,6 +249,7 @@ class DequeueCall:
         `most` bounds the items of all topics together, and each count of `wants` is within it; None: no such bound."""
         self.wants = wants
         self.most = most if most is not None and len(wants) > 1 else None
+        self.far = False  # is sent to another host first, for topics without a ready item here
         self.bodies_bytes = bodies_bytes  # left
         self.lease_ms = lease_ms  # 0: each item's own
         self.max_bytes = max_bytes

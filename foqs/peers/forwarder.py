@@ -257,7 +257,7 @@ class Forwarder:
     def _askable(self, key: TopicKey, waiting: DequeueCall) -> list[str]:
         """Return the living hosts that are known to have the topic, and may deliver its items to the consumer."""
         having = self.watch.having(*key)
-        if not having:
+        if not having or (waiting.far and self.engine.ready(key)):
             return []
         others = self.exchange.other_hosts()
         return [address for address in having if address in others and self._may_ask(address, key, waiting)]

@@ -124,8 +124,8 @@ class Leaser:
         asked = []
         for count in wants:
             self._turn += 1
-            wants = dict.fromkeys(topics_of_turn(self._settings.topics, self._turn), count)
-            asked.append(self._threads.submit(self._dequeue, wants, count, max_bytes, wait_ms, timeout_ms))
+            counts = dict.fromkeys(topics_of_turn(self._settings.topics, self._turn), count)
+            asked.append(self._threads.submit(self._dequeue, counts, count, max_bytes, wait_ms, timeout_ms))
         answers: list[list[Item]] = []
         error = None
         for future in asked:
@@ -138,10 +138,10 @@ class Leaser:
         return answers, error
 
     def _dequeue(
-        self, wants: dict[str, int], count: int, max_bytes: int, wait_ms: int, timeout_ms: int | None
+        self, counts: dict[str, int], most: int, max_bytes: int, wait_ms: int, timeout_ms: int | None
     ) -> list[Item]:
         return self._client.dequeue(
-            wants, most=count, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes,
+            counts, most=most, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes,
             timeout_ms=timeout_ms,
         )  # fmt: skip
 

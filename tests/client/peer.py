@@ -245,9 +245,7 @@ class Peer:
     def AckAndDequeue(self, request: Any) -> Any:
         outcomes = self.Ack(idl.AckRequest(items=request.acks)).outcomes
         wait_ms = 0 if outcomes else request.wait_ms
-        asked = idl.DequeueRequest(
-            wants=request.wants, lease_ms=request.lease_ms, wait_ms=wait_ms, most=request.most
-        )
+        asked = idl.DequeueRequest(wants=request.wants, lease_ms=request.lease_ms, wait_ms=wait_ms, most=request.most)
         items = self.Dequeue(asked).items
         return idl.AckAndDequeueResponse(outcomes=outcomes, items=items)
 

@@ -1,6 +1,8 @@
 """Which host is asked for which items: pure."""
 
 import random
+import threading
+from collections import Counter
 from itertools import permutations
 
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from foqs.client.connection import Address
 from foqs.client.router import sample
-from foqs.client.routes import OTHERS, Routes, by_owner, hosts_by_topic, order, routes_of
+from foqs.client.routes import OTHERS, PIECE_ITEMS, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
 from foqs.idl import idl
 from foqs.ids import make_id
 
@@ -101,3 +103,83 @@ def test_every_item_is_asked_for_once_and_in_order(routes, ids, data):
     for owner, group in groups.items():
         assert group == sorted(group)
         assert owner is None or all(routes.owner(ids[i]) == owner != refused.get(i) for i in group)
+
+
+# ---------------------------------------------------------------------------------------------- new items
+
+
+def owners(*counts):
+    """Hosts with so many shards each."""
+    shards = iter(range(1, 1_000))
+    return {next(shards): host for host, count in zip((A, B, C, D), counts, strict=False) for _ in range(count)}
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    batches=st.lists(st.integers(1, 700), min_size=1, max_size=200),
+    seed=st.integers(0, 99),
+)
+def test_hosts_get_new_items_by_their_shards(counts, batches, seed):
+    """Each is within a batch of its share."""
+    routes = Routes(1, owners(*counts), (A, B, C, D))
+    spread, got = Spread(random.Random(seed).expovariate), Counter()
+    for items in batches:
+        got[spread.next(routes, items)] += items
+    per_shard = [got[host] / count for host, count in zip((A, B, C, D), counts, strict=False)]
+    assert max(per_shard) - min(per_shard) <= max(batches) + 20  # and where each of them began
+
+
+def test_clients_of_one_item_each_begin_with_different_hosts():
+    routes, rng = Routes(1, owners(4, 1, 1), (A, B, C)), random.Random(1)
+    got = Counter(Spread(rng.expovariate).next(routes, 1) for _ in range(6_000))
+    assert 3_700 < got[A] < 4_300 and min(got[B], got[C]) > 800, got
+
+
+def test_a_host_that_joins_gets_its_share_and_no_more():
+    rng, got = random.Random(1), Counter()
+    spread = Spread(rng.expovariate)
+    for routes, turns in ((Routes(1, owners(1, 1), (A, B)), 5_000), (Routes(2, owners(1, 1, 1), (A, B, C)), 30)):
+        got.clear()
+        got.update(spread.next(routes, 1) for _ in range(turns))
+    assert max(got.values()) - min(got.values()) <= 12, got
+    got.update(spread.next(Routes(3, owners(0, 1, 1), (B, C)), 1) for _ in range(100))
+    assert got[A] <= 12 and abs(got[B] - got[C]) <= 12
+
+
+def test_a_host_that_refused_is_passed_over_if_there_are_more():
+    routes = Routes(1, owners(1, 1, 1), (A, B, C))
+    spread = Spread(random.Random(1).expovariate)
+    assert {spread.next(routes, 1, {A, C}) for _ in range(9)} == {B}
+    assert {spread.next(routes, 1, {A, B, C}) for _ in range(9)} <= {A, B, C}
+    assert {spread.next(routes, 1) for _ in range(5)} <= {A, C}, "they are behind"
+
+
+def test_a_host_without_shards_gets_none_unless_all_are():
+    assert {Spread(random.expovariate).next(Routes(1, owners(1, 1), (A, B, C)), 1) for _ in range(40)} == {A, B}
+    assert {Spread(random.expovariate).next(Routes(1, {}, (A, B)), 1) for _ in range(40)} == {A, B}
+
+
+def test_threads_lose_no_host():
+    routes, got = Routes(1, owners(1, 1, 1), (A, B, C)), Counter()
+    spread = Spread(random.expovariate)
+
+    def ask():
+        mine = Counter(spread.next(routes, 1) for _ in range(3_000))
+        got.update(mine)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {spread.next(routes, 1) for _ in range(30)} == {A, B, C}
+    assert got[None] < 2_400 and max(got[A], got[B], got[C]) - min(got[A], got[B], got[C]) < 2_400
+
+
+@given(st.integers(1, 20_000))
+def test_pieces_are_whole_and_large(count):
+    cut = pieces(range(count))
+    assert [at for piece in cut for at in piece] == list(range(count))
+    sizes = [len(piece) for piece in cut]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == 1 or min(sizes) >= PIECE_ITEMS

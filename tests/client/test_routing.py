@@ -8,7 +8,7 @@ import time
 import pytest
 from thriftpy2.thrift import TApplicationException
 
-from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Worker
+from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker
 from foqs.client.connection import parse_addresses
 from foqs.idl import idl
 from foqs.ids import make_id
@@ -107,6 +107,77 @@ def test_enqueues_go_to_hosts_that_have_shards(hosts, client_of):
         client.enqueue("t", b"x")
     counts = [len(peer.items) for peer in hosts]
     assert min(counts[:2]) > 5 and counts[2] == 0
+
+
+def stored(hosts):
+    return [len(peer.items) for peer in hosts]
+
+
+def test_a_call_with_many_items_goes_to_all_hosts(hosts, client_of):
+    """Also the first call of a client, which does not know the hosts yet."""
+    client = client_of(hosts[0])
+    ids = client.enqueue_many([ItemSpec("t", b"%d" % n) for n in range(20_000)])
+    assert min(stored(hosts)) >= 6_000 and sum(stored(hosts)) == 20_000
+    found = {number: item.payload for peer in hosts for number, item in peer.items.items()}
+    assert [found[number] for number in ids] == [b"%d" % n for n in range(20_000)]
+    assert min(len(request.items) for peer in hosts for request in peer.named("Enqueue")) >= 500
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100, 500])
+def test_batches_go_to_all_hosts_in_turn(batch, hosts, client_of):
+    client = knowing(client_of(hosts[0]))
+    for _ in range(30):
+        client.enqueue_many([ItemSpec("t", b"x")] * batch)
+    assert all(abs(count - 10 * batch) <= 2 * batch + 10 for count in stored(hosts)), stored(hosts)
+
+
+def test_single_items_go_to_all_hosts_in_turn(hosts, client_of):
+    client = knowing(client_of(hosts[0]))
+    for _ in range(90):
+        client.enqueue("t", b"x")
+    assert max(stored(hosts)) - min(stored(hosts)) <= 12, stored(hosts)
+
+
+def test_a_producer_feeds_all_hosts(hosts, client_of):
+    with Producer(client_of(hosts[0]), max_items=500) as producer:
+        for future in [producer.enqueue("t", b"x") for _ in range(10_000)]:
+            future.result(LATER)
+    assert min(stored(hosts)) >= 2_300, stored(hosts)
+
+
+def test_hosts_get_new_items_by_the_number_of_their_shards(hosts, client_of):
+    for peer in hosts:
+        peer.tell(hosts, {1: hosts[0], 2: hosts[1], 3: hosts[2], 4: hosts[2]})
+    client = knowing(client_of(hosts[0]), shards=4)
+    client.enqueue_many([ItemSpec("t", b"x")] * 8_000)
+    assert stored(hosts) == [pytest.approx(part, abs=600) for part in (2_000, 2_000, 4_000)]
+
+
+def test_the_living_hosts_share_the_items_of_one_that_is_gone(hosts, client_of):
+    client = knowing(client_of(hosts[0]))
+    hosts[2].close()
+    outcomes = client.enqueue_many([ItemSpec("t", b"x")] * 9_000)
+    assert all(isinstance(one, int) for one in outcomes)
+    assert sum(stored(hosts[:2])) == 9_000 and min(stored(hosts[:2])) >= 2_500
+
+
+def test_without_a_routing_only_the_first_items_wait_a_moment(peer, client_of):
+    peer.waits, peer.routing = None, None
+    peer._tell_routing = lambda connection, frame: time.sleep(LATER)
+    client, began = client_of(peer), time.monotonic()
+    for _ in range(4):
+        client.enqueue_many([ItemSpec("t", b"x")] * 200)
+    assert time.monotonic() - began < 2
+    assert len(peer.items) == 800
+
+
+def test_more_hosts_than_connections_are_not_taken_in_turn(hosts, client_of):
+    """Each request would need a new connection."""
+    client = knowing(client_of(hosts[0], pool_size=2))
+    for _ in range(300):
+        client.enqueue("t", b"x")
+    assert min(stored(hosts)) > 50
+    assert sum(peer.connections for peer in hosts) < 250
 
 
 def test_dequeues_go_to_hosts_that_have_the_topic(hosts, client_of):

@@ -354,7 +354,7 @@ def test_run_in_another_thread_leaves_signals_alone(peer, client_of):
     assert not thread.is_alive()
 
 
-def test_the_requests_of_a_worker_of_very_many_topics_reach_every_topic():
+def test_requests_of_a_worker_of_very_many_topics_reach_each():
     for count in range(1, 12):
         topics = [str(n) for n in range(count)]
         turns = [topics_of_turn(topics, turn, most=3) for turn in range(count)]
@@ -362,7 +362,7 @@ def test_the_requests_of_a_worker_of_very_many_topics_reach_every_topic():
         assert {topic for turn in turns for topic in turn} == set(topics)
 
 
-def test_one_request_names_all_topics_and_bounds_their_items_together(peer, client_of, work):
+def test_one_request_names_all_topics_and_bounds_their_sum(peer, client_of, work):
     client, topics, go = client_of(peer), [f"t{n}" for n in range(40)], threading.Event()
     client.enqueue_many([ItemSpec(topic, b"x") for topic in topics])
     worker = work(client, lambda item: go.wait(LATER), topics=topics, concurrency=3)

@@ -1,4 +1,4 @@
-"""Dequeues of several topics with a bound on all of them: who gets how much, and what wakes one that waits."""
+"""Dequeues of several topics with a bound on all of them: the share of each topic, and what ends a wait."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_topic_starves_beside_full_ones(fullest: LaneKey) -> None:
     assert min(got.values()) > 70, got
 
 
-def test_a_topic_that_cannot_give_its_share_leaves_it_to_the_others() -> None:
+def test_a_topic_that_cannot_give_its_share_leaves_it_to_more() -> None:
     """Its items are counted as ready: they have expired, or their shard may not lease them now."""
     lab = Laboratory(1)
     lab.stored(*[lab.item(ttl_ms=50) for _ in range(30)], key=KEYS[3])
@@ -83,7 +83,7 @@ def test_a_topic_that_cannot_give_its_share_leaves_it_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 99, 199])
-def test_an_item_of_any_topic_wakes_a_consumer_that_waits_for_all(at: int) -> None:
+def test_an_item_of_any_topic_wakes_a_consumer_of_all(at: int) -> None:
     lab = Laboratory(1, 2)
     answers = lab.dequeue(wait_ms=5_000, keys=KEYS, count=4, most=4)
     assert len(lab.engine.waiting) == 200

@@ -1,5 +1,6 @@
 """Consumers that the forwarder sends to hosts with ready items: in which order, how many, and after which answers."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -182,3 +183,78 @@ def test_the_last_host_says_why_there_are_no_items(host: OneHost) -> None:
     host.reply("Dequeue", nothing(version=2))
     host.wait(500)
     assert (call.answer.reason, call.answer.retry_after_ms) == (None, None)
+
+
+# ---------------------------------------------------------------------------------------------- many topics, one bound
+
+MANY = [f"t{n:03}" for n in range(200)]
+
+
+def worker(host: OneHost, *topics: str, most: int = 3, wait_ms: int = WAIT_MS) -> Call:
+    wants = [idl.TopicCount(topic, most) for topic in topics or MANY]
+    return host.call("Dequeue", ns="n", wants=wants, wait_ms=wait_ms, most=most)
+
+
+def stock(host: OneHost, topic: str, count: int) -> None:
+    host.ask("Enqueue", ns="n", items=[idl.ItemSpec(topic, b"x")] * count)
+
+
+@pytest.mark.parametrize("topic", [MANY[0], MANY[100], MANY[199]])
+def test_news_of_any_topic_sends_a_consumer_with_its_bound(host: OneHost, topic: str) -> None:
+    """The other host is asked for the topics that it is known to have."""
+    call = worker(host)
+    publish(host, topic)
+    request = host.reply("Dequeue", items(7))
+    assert ([want.topic for want in request.wants], [want.count for want in request.wants]) == ([topic], [3])
+    assert request.most == 3
+    assert [item.id for item in call.answer.items] == [7]
+
+
+def test_a_consumer_of_many_topics_is_at_one_host_at_a_time(host: OneHost) -> None:
+    """So no two hosts give it items, and its bound holds."""
+    call = worker(host)
+    publish(host, MANY[0])
+    publish(host, MANY[1], version=2)
+    stock(host, MANY[2], 5)
+    assert len(host.to("Dequeue")) == 1 and not call.answers
+    host.reply("Dequeue", items(7, 8))
+    assert [item.id for item in call.answer.items] == [7, 8]
+    assert not host.to("Dequeue")
+
+
+def test_a_consumer_without_luck_elsewhere_gets_new_items_here(host: OneHost) -> None:
+    call = worker(host)
+    publish(host, MANY[0])
+    stock(host, MANY[2], 5)
+    host.reply("Dequeue", nothing())
+    assert len(call.answer.items) == 3
+
+
+def test_a_topic_of_another_host_waits_for_no_backlog_here(host: OneHost) -> None:
+    stock(host, MANY[2], 200)
+    publish(host, MANY[2], MANY[5])
+    sent = 0
+    for n in range(100):
+        call = worker(host, wait_ms=0, most=1)
+        for question in host.to("Dequeue"):
+            assert [want.topic for want in question.request.wants if want.topic != MANY[2]] == [MANY[5]]
+            host.reply("Dequeue", items(1_000 + n))
+            sent += 1
+        assert len(call.answer.items) == 1
+    assert 3 <= sent <= 30
+
+
+def test_topics_of_other_hosts_have_their_turns() -> None:
+    """Also the last one in the request."""
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b", 3: "c"}))
+    for address, topic in (("b:1", MANY[0]), ("c:1", MANY[199])):
+        assert host.to("WatchTopics")[0].address == address
+        host.reply("WatchTopics", idl.WatchTopicsResponse(1, False, [idl.TopicNews("n", topic, 500)]))
+    asked: Counter[str] = Counter()
+    for n in range(200):
+        call = worker(host, wait_ms=0, most=1)
+        (question,) = host.to("Dequeue")
+        asked[question.address] += 1
+        host.reply("Dequeue", items(n + 1))
+        assert len(call.answer.items) == 1
+    assert min(asked["b:1"], asked["c:1"]) > 60, asked

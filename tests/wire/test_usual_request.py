@@ -66,12 +66,13 @@ usual_requests = st.one_of(
     st.builds(idl.EnqueueRequest, ns=texts, items=like_items(), context=whole_contexts),
     st.builds(
         idl.DequeueRequest, ns=texts, wants=wants, lease_ms=times, wait_ms=times, max_bytes=times,
-        worker=st.none() | texts, begins=st.none() | i32s, context=whole_contexts,
+        worker=st.none() | texts, begins=st.none() | i32s, most=st.none() | i32s, context=whole_contexts,
     ),
     st.builds(idl.AckRequest, items=whole_acks, ns=st.none() | texts, context=whole_contexts),
     st.builds(
         idl.AckAndDequeueRequest, ns=texts, acks=whole_acks, wants=wants, lease_ms=times, wait_ms=times,
-        max_bytes=times, worker=st.none() | texts, begins=st.none() | i32s, context=whole_contexts,
+        max_bytes=times, worker=st.none() | texts, begins=st.none() | i32s, most=st.none() | i32s,
+        context=whole_contexts,
     ),
 )  # fmt: skip
 unusual_requests = st.one_of(

@@ -84,9 +84,10 @@ def _with_room(
 def shared(
     state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], most: int
 ) -> Iterator[tuple[TopicKey, int]]:
-    """Yield the topics that may have items, with the number of items that `fill` leases of each: `most` together. Topics
-    with more items get the rest of a share that a topic cannot fill. Where there is too little for all, chance decides.
-    """
+    """Yield the topics that may have items, with the number of items that `fill` leases of each: `most` together.
+
+    Topics with more items get the rest of a share that a topic cannot fill. If there is too little for all of them,
+    chance decides."""
     if (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None:
         wants = _with_room(state, call, wants)
     topics, found, pausing = state.topics, call.found, state.policies.pausing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -54,6 +55,42 @@ def test_acks_go_straight_to_owners(new_cluster: NewCluster) -> None:
     # Which hosts have which topic is asked for all hosts, and a dequeue that finds nothing goes on. Through one host it
     # would be two for each request of acks.
     assert sum(host.counted("forwarded") for host in cluster.hosts.values()) < len(items) // ACKED_AT_ONCE
+
+
+def test_a_client_with_one_address_feeds_all_hosts(new_cluster: NewCluster) -> None:
+    """From its first call on, in one call or many, and by the shards of the hosts."""
+    cluster = new_cluster("a", "b", "c", shards=4)
+    with client_of(cluster, "b") as client:
+        ids = client.enqueue_many([ItemSpec("t", b"x")] * 20_000)
+    with client_of(cluster, "b") as client, Producer(client) as producer:
+        ids += [future.result(60) for future in [producer.enqueue("t", b"x") for _ in range(20_000)]]
+    for part in (ids[:20_000], ids[20_000:]):
+        owners = {number: owner.host for number, owner in cluster.registry.facts.owners.items()}
+        got = Counter(owners[shard_of(one)] for one in part if isinstance(one, int))
+        assert got == {"a": pytest.approx(10_000, rel=0.1), "b": pytest.approx(5_000, rel=0.2), "c": got["c"]}, got
+
+
+@pytest.mark.parametrize("topics", [1, 200])
+def test_a_worker_finds_an_item_of_each_topic_at_once(new_cluster: NewCluster, topics: int) -> None:
+    """On any host. Before one request named all topics, an item of one of 200 was found after 6 s."""
+    cluster = new_cluster("a", "b", "c", shards=3)
+    names, found, change = [f"t{n}" for n in range(topics)], set[bytes](), threading.Condition()
+
+    def handle(item: Item) -> None:
+        with change:
+            found.add(item.payload)
+            change.notify_all()
+
+    waits_s, rng = [], random.Random(1)
+    with client_of(cluster, "a") as client, client_of(cluster, "b") as other, Worker(client, names, handle):
+        eventually(lambda: knows(client, cluster))
+        for n in range(20):
+            payload, began = b"%d" % n, time.monotonic()
+            other.enqueue(rng.choice(names), payload)
+            with change:
+                assert change.wait_for(lambda payload=payload: payload in found, 30)
+            waits_s.append(time.monotonic() - began)
+    assert sorted(waits_s)[len(waits_s) // 2] < 1, waits_s
 
 
 def test_a_rolling_restart_of_all_hosts_fails_no_call(new_cluster: NewCluster) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.engine.dequeue import even_shares
+from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
@@ -141,3 +142,39 @@ def test_the_bound_holds_and_is_reached(seed: int) -> None:
         left.subtract(got)
         if not items:
             break
+
+
+@pytest.mark.parametrize("holding", [None, 2])
+def test_a_topic_of_which_the_worker_holds_enough_holds_up_no_other(holding: int | None) -> None:
+    host = Throttled({"topic.t0": '{"per_worker": 2}', "topic.t1": '{"paused": true}'})
+    for topic in ("t0", "t1"):
+        host.put(9, topic=topic)
+    wants = [idl.TopicCount(f"t{n}", 5, holding) for n in range(20)]
+    if holding is None:
+        first = host.call("Dequeue", ns="n", wants=wants, worker="w", most=5).answer.items
+        assert [item.topic for item in first] == ["t0"] * 2
+    call = host.call("Dequeue", ns="n", wants=wants, worker="w", most=5, wait_ms=5_000)
+    host.pass_ms(500)
+    assert not call.answers
+    host.put(1, topic="t17")
+    host.pass_ms(5)
+    assert [item.topic for item in call.answer.items] == ["t17"]
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "error"), [(0, 1, "most"), (10_001, 1, "most"), (5, 0, "count"), (5, 10_001, "count")]
+)
+def test_a_bound_out_of_range_is_refused(most: int, count: int, error: str) -> None:
+    host = Throttled({})
+    wants = [idl.TopicCount("t", 1), idl.TopicCount("u", count)]
+    for method in ("Dequeue", "AckAndDequeue"):
+        answer = host.call(method, ns="n", wants=wants, most=most).answer
+        assert isinstance(answer, Invalid) and error in answer.message
+
+
+def test_the_counts_of_a_bounded_request_may_be_large_together() -> None:
+    host = Throttled({})
+    host.put(3)
+    wants = [idl.TopicCount(topic, 10_000) for topic in ("t", "u", "v")]
+    assert len(host.ask("Dequeue", ns="n", wants=wants, most=2).items) == 2
+    assert len(host.ask("AckAndDequeue", ns="n", acks=[], wants=wants, most=1).items) == 1

@@ -205,8 +205,9 @@ class Forwarder:
                 now_ms = self._now_ms()
                 self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
 
-        known, may_ask = self.watch.having, self._may_ask
-        asked = dict.fromkeys(k for k, _ in waiting.wants if address in known(*k) and may_ask(address, k, waiting))
+        asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
+        if waiting.most is not None:  # the rest of many topics would cost time at both hosts
+            asked = {key: None for key in asked if address in self.watch.having(*key)}
         wants = [want for want in request.wants if (request.ns, want.topic) in asked]
         if waiting.limits is not None:
             wants = [self._limited(want, (request.ns, want.topic), waiting) for want in wants]

@@ -34,7 +34,10 @@ def test_a_topic_is_wanted_by_waiting_consumers_or_lately() -> None:
     assert not demand.of(ONE)
     demand.forget(now_ms)
     assert not demand.lacked
-    waiting[ONE] = [SimpleNamespace(wants=[(ONE, 2), (TWO, 3)]), SimpleNamespace(wants=[(ONE, 1)])]
+    waiting[ONE] = [
+        SimpleNamespace(wants=[(ONE, 2), (TWO, 3)], most=None),
+        SimpleNamespace(wants=[(ONE, 1)], most=None),
+    ]
     assert (demand.of(ONE), demand.wanted(ONE)) == (True, 4)
     policies.apply(Settings("n", 1, {"topic.one": '{"paused": true}'}))
     assert (demand.of(ONE), demand.wanted(ONE)) == (False, 0)

@@ -145,7 +145,7 @@ def test_the_bound_holds_and_is_reached(seed: int) -> None:
 
 
 @pytest.mark.parametrize("holding", [None, 2])
-def test_a_topic_of_which_the_worker_holds_enough_holds_up_no_other(holding: int | None) -> None:
+def test_a_topic_at_its_limit_holds_up_no_other_topic(holding: int | None) -> None:
     host = Throttled({"topic.t0": '{"per_worker": 2}', "topic.t1": '{"paused": true}'})
     for topic in ("t0", "t1"):
         host.put(9, topic=topic)

@@ -213,7 +213,7 @@ def test_a_paused_topic_asks_for_no_tokens() -> None:
     park(host, flow, take(host, flow))
     host.policies.apply(Settings(NS, 9, {**host.cluster.entries, "topic.sync": '{"paused": true}'}))
     host.throttling.changed(NS)
-    host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 5)])]
+    host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 5)], most=None)]
     host.cluster.run(3_000)
     assert flow.parked is None
     assert not host.throttling.keys  # no token is held for it, so the key is forgotten
@@ -240,7 +240,7 @@ def test_two_flows_with_crossed_claims_get_on() -> None:
     for flow, key in ((first, b), (other, a)):
         assert take(host, flow) is key
         park(host, flow, key)
-        host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 1)])]  # type: ignore[list-item]
+        host.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 1)], most=None)]  # type: ignore[list-item]
     host.cluster.run(AWAKE_MS - 1)
     assert first.delivered
 
@@ -257,7 +257,7 @@ def test_a_flow_keeps_its_token_while_the_next_is_claimed() -> None:
     for flow, dry in ((both, b), (only, a)):
         assert take(host, flow) is dry
         park(host, flow, dry)
-    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
+    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)], most=None)]  # type: ignore[list-item]
     host.cluster.run(AWAKE_MS)
     assert both.delivered and not only.delivered
 
@@ -275,7 +275,7 @@ def test_a_flow_that_no_consumer_wants_keeps_no_token() -> None:
     park(host, both, take(host, both))
     assert a.keeps(both)
     park(host, only, take(host, only))
-    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)])]  # type: ignore[list-item]
+    host.waiting[only.topic] = [SimpleNamespace(wants=[(only.topic, 1)], most=None)]  # type: ignore[list-item]
     host.cluster.run(1_000)
     assert not only.delivered
     host.cluster.run(RECENT_MS)

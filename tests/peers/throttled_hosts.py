@@ -107,7 +107,7 @@ class Host:
     def put(self, topic: str, *throttles: str, ready: int = 1_000_000) -> FakeFlow:
         flow = FakeFlow(self, topic, throttles, ready)
         self.flows.append(flow)
-        self.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 100)])]
+        self.waiting[flow.topic] = [SimpleNamespace(wants=[(flow.topic, 100)], most=None)]
         flow.wake()
         self.cluster.at(self.cluster.now, self, self.deliver)
         return flow

@@ -244,10 +244,10 @@ def test_items_that_are_gone_are_given_and_counted(service: Service, begin: Begi
 def test_topics_share_a_batch_and_one_answer_need_not_fill_it(
     service: Service, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, int]] = []
+    asked: list[tuple[dict[str, int], int]] = []
 
-    def dequeue(wants: dict[str, int], **_: Any) -> list[Item]:
-        asked.append(wants)
+    def dequeue(wants: dict[str, int], most: int, **_: Any) -> list[Item]:
+        asked.append((wants, most))
         item = Item(id=100 + len(asked), lease=1, topic="t", payload=b"x" * 40, delivery=1)
         return [item] if len(asked) < 4 else []
 
@@ -255,7 +255,7 @@ def test_topics_share_a_batch_and_one_answer_need_not_fill_it(
     consumer = begin(topic="t,u", maxBytesPerBatch="100", connections="1")
     consumer.latest(0, 5)
     assert ids(consumer.batch(0, 1)) == [101, 102, 103], "the third goes beyond the bytes"
-    assert [sum(wants.values()) for wants in asked] == [5, 4, 3]
+    assert asked == [({"t": most, "u": most}, most) for most in (5, 4, 3)]
 
 
 def test_acks_that_fail_are_repeated_and_stop_new_leases(service: Service, begin: Begin) -> None:

@@ -1,10 +1,18 @@
-"""What may leave its process by pickle or copy, and what must stay."""
+"""What may leave its process by pickle or copy, what must stay, and errors that are kept or leave their thread."""
 
 from __future__ import annotations
 
+from traceback import format_tb
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+_TRACEBACK: Any = BaseException.__dict__["__traceback__"]
+_CAUSE: Any = BaseException.__dict__["__cause__"]
+_CONTEXT: Any = BaseException.__dict__["__context__"]
+_MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
+"""Read and write past the class of an exception, which may have attributes of its own that raise."""
 
 
 class TravellingError(Exception):
@@ -37,6 +45,49 @@ class Local:
 
     def __getstate__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} cannot be copied, pickled or sent to another process: {self.instead}")
+
+
+def bare(error: E) -> E:
+    """Return `error` without its traceback, those of its causes, and its context. An error that is stored, passed to
+    another thread, or put into a variable that outlives the `except` clause goes through this function.
+
+    A traceback holds the frames from the `raise` to the `except`, those of their callers, and all their variables. If
+    one of these leads to the error, the circle lives until the garbage collector runs, which hosts let it do rarely.
+    Of an error that no caller expects, its text goes along as a note: it says where a fault is. A context may be an
+    error of the caller, which keeps its own traceback.
+    """
+    _note_traceback(error)
+    return stripped(error)
+
+
+def stripped(error: E) -> E:
+    """Return what `bare` returns, without the note: for an error whose traceback was logged."""
+    left: list[BaseException] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            BaseException.with_traceback(one, None)
+            _CONTEXT.__set__(one, None)
+            if (cause := _CAUSE.__get__(one)) is not None:
+                left.append(cause)
+            if issubclass(type(one), BaseExceptionGroup):
+                left += _MEMBERS.__get__(one)
+    return error
+
+
+def _note_traceback(error: BaseException) -> None:
+    traceback = _TRACEBACK.__get__(error)
+    if traceback is not None and not issubclass(type(error), TravellingError):
+        try:
+            BaseException.add_note(
+                error, "Traceback (most recent call last):\n" + "".join(format_tb(traceback)).rstrip()
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a class of the user may refuse the note
+            pass
 
 
 def _error(kind: type[T], args: tuple[Any, ...], attributes: dict[str, Any]) -> T:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from foqs.travel import Local, TravellingError, Value
+from foqs.travel import Local, TravellingError, Value, bare, stripped
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -87,3 +87,68 @@ def test_what_stays_says_what_to_do() -> None:
     with pytest.raises(TypeError, match="a Stays"):
         copy.copy(Stays())
     assert [vars(there) for there in everywhere(Leaves())] == [{"kept": 1}] * (len(PROTOCOLS) + 2)
+
+
+# ------------------------------------------------------------------------------------------- errors without tracebacks
+
+
+class Hostile(Exception):
+    """Its attributes raise, and it takes no new ones."""
+
+    @property
+    def __cause__(self) -> BaseException:  # type: ignore[override]
+        raise RuntimeError("no cause")
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError("no attributes")
+
+
+def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        try:
+            raise cause or KeyError("inner")
+        except Exception as inner:  # noqa: BLE001 - which of them does not matter
+            raise error from (inner if cause is not None else None)
+    except Exception as outer:  # noqa: BLE001 - as above
+        return outer
+
+
+def test_an_error_is_kept_without_any_traceback() -> None:
+    cause = ValueError("cause")
+    error = caught(Odd(count=1, names=[]), cause)
+    group = caught(ExceptionGroup("both", [error, TypeError("x")]))  # type: ignore[list-item]
+    assert bare(group) is group
+    assert [one.__traceback__ for one in (group, error, cause)] == [None] * 3
+    assert (error.__cause__, error.__context__, cause.__context__) == (cause, None, None)
+
+
+def test_an_error_of_the_caller_keeps_its_traceback() -> None:
+    """A call within an `except` clause has the error there as its context."""
+    try:
+        raise KeyError("of the caller")
+    except KeyError as own:
+        try:
+            raise Odd(count=1, names=[])
+        except Odd as error:
+            assert bare(error).__context__ is None
+        assert own.__traceback__ is not None
+
+
+def test_a_fault_keeps_its_traceback_as_text() -> None:
+    error = bare(caught(ZeroDivisionError("fault")))
+    (note,) = error.__notes__
+    assert note.startswith("Traceback (most recent call last):\n")
+    assert "in caught" in note
+    assert not hasattr(bare(caught(Odd(count=1, names=[]))), "__notes__")
+    assert not hasattr(stripped(caught(ZeroDivisionError("fault"))), "__notes__")
+    assert bare(error).__notes__ == [note]
+
+
+def test_an_error_that_raises_where_it_is_read_is_stripped() -> None:
+    error = caught(Hostile("text"))
+    assert bare(error) is error
+    assert error.__traceback__ is None

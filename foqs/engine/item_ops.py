@@ -6,6 +6,7 @@ Each returns an error, True (done, nothing to wait for), or False (a change is q
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from foqs.engine import item_end, throttling
 from foqs.engine.pending import change_of
@@ -116,35 +117,40 @@ def reject(lease: int, reason: str) -> Op:
 def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool = False) -> Op:
     """The end of a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time since
     which the item could be delivered, which only the database says."""
+    # Not a function in here: one that names itself lives until the garbage collector runs.
+    return partial(_decide_nack, lease, asked, after, by_age)
 
-    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int = 0) -> Verdict:
-        if not _holds(item, lease):
-            return StaleLease(_STALE)
-        same = change_of(item)
-        if same is not None and same.asked is not None:
-            if same.asked != asked:
-                return StaleLease("the lease is being ended by another nack")
-            same.waits.append(waits)
-            return False
-        verdict = _ends_anyway(item, waits, Cause.NACK)
-        if verdict is not None:
-            return verdict
-        if not item.attempt:
-            return StaleLease(_DEAD)
-        if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
-            _look_first(shard, item, waits, lambda found, at_ms: decide(shard, found, waits, now_ms, at_ms))
-            return False
-        if item.at_most_once:
-            change = Change(item, To.GONE, Cause.DROPPED, waits)
-        elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
-            change = Change(item, To.GONE, Cause.TTL, waits)
-        else:
-            change = after(shard, item, waits, now_ms, since_ms)
-        change.asked = asked
-        shard.put(change, now_ms)
+
+def _decide_nack(
+    lease: int, asked: tuple[object, ...], after: _After, by_age: bool,
+    shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int = 0,
+) -> Verdict:  # fmt: skip
+    if not _holds(item, lease):
+        return StaleLease(_STALE)
+    same = change_of(item)
+    if same is not None and same.asked is not None:
+        if same.asked != asked:
+            return StaleLease("the lease is being ended by another nack")
+        same.waits.append(waits)
         return False
-
-    return decide
+    verdict = _ends_anyway(item, waits, Cause.NACK)
+    if verdict is not None:
+        return verdict
+    if not item.attempt:
+        return StaleLease(_DEAD)
+    if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
+        again = partial(_decide_nack, lease, asked, after, by_age)
+        _look_first(shard, item, waits, lambda found, at_ms: again(shard, found, waits, now_ms, at_ms))
+        return False
+    if item.at_most_once:
+        change = Change(item, To.GONE, Cause.DROPPED, waits)
+    elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+        change = Change(item, To.GONE, Cause.TTL, waits)
+    else:
+        change = after(shard, item, waits, now_ms, since_ms)
+    change.asked = asked
+    shard.put(change, now_ms)
+    return False
 
 
 def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, int], Verdict]) -> None:

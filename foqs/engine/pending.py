@@ -65,6 +65,8 @@ class EnqueueCall:
         self.done = False
 
     def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        if self.done:
+            return  # too late
         outcomes = self.outcomes
         for index, item in zip(indices, items, strict=True):
             outcomes[index] = item.id
@@ -74,6 +76,8 @@ class EnqueueCall:
         self.settled(indices, [error] * len(indices))
 
     def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None:
+        if self.done:
+            return  # too late
         for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
         self._less(len(indices))
@@ -87,7 +91,8 @@ class EnqueueCall:
         self.done = True
         self.chunks, self.unsent = [], []  # they refer to this call: only the garbage collector would free the payloads
         reply, self.reply = self.reply, _answered
-        reply(self.outcomes)
+        outcomes, self.outcomes = self.outcomes, []  # the call may stay in the heap of deadlines for a while
+        reply(outcomes)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """Refuse items that were not sent as UNAVAILABLE. The outcome of the rest is unknown."""
@@ -152,7 +157,8 @@ class ItemsCall(Settles):
             self._forwarded.end()
         self._elsewhere = self._forwarded = None  # they refer to the request
         reply, self.reply = self.reply, _answered
-        reply(self.outcomes)
+        outcomes, self.outcomes = self.outcomes, []  # the call may stay in the heap of deadlines for a while
+        reply(outcomes)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """Withdraw changes that were not sent. The outcome of the rest is unknown."""

@@ -1,7 +1,8 @@
 """Deadlines of requests in memory: a heap that drops requests that ended early.
 
 Nearly every request ends long before its deadline, so entries are dropped lazily and the heap is rebuilt when most
-of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised.
+of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised. Ended ones
+may hold much, so it keeps few of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 from typing import Generic, Protocol, TypeVar
 
 NEVER_MS = 1 << 62
+_LEAST = 16
 
 
 class Ends(Protocol):
@@ -30,7 +32,7 @@ class Deadlines(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, T]] = []
         self._pushed = 0
-        self._limit = 256
+        self._limit = _LEAST
 
     def push(self, at_ms: int, what: T) -> None:
         self._pushed += 1
@@ -38,7 +40,7 @@ class Deadlines(Generic[T]):
         if len(self._heap) > self._limit:
             self._heap = [entry for entry in self._heap if not entry[2].done]
             heapq.heapify(self._heap)
-            self._limit = 2 * len(self._heap) + 256
+            self._limit = 2 * len(self._heap) + _LEAST
 
     def next_ms(self) -> int:
         heap = self._heap

@@ -39,4 +39,4 @@ def test_requests_that_end_early_leave_no_trace() -> None:
         one = Waiting()
         deadlines.push(at_ms + 30_000, one)
         one.done = True
-    assert len(deadlines) < 1_000
+    assert len(deadlines) <= 2 * len(living) + 16

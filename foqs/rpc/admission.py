@@ -3,39 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from foqs.budget import Budget
 from foqs.rpc.counters import RpcCounters
 from foqs.rpc.frames import Frame, Frames
 
+_LOOK_S = 0.1
+"""How often slow frames, and frames whose rest has arrived, are looked for while any frame waits."""
+
 
 class Admission:
-    """The owner of a frame has `admitted()`, called when a frame that waited may go on.
+    """The owner of a frame has `admitted()`, called when a frame that waited may go on, and `arrived_bytes()`: what its
+    socket has received and the host has not read. `relieve()` closes slow frames for those that wait.
 
     Invariant: the budget knows at most one waker of this object.
     """
 
-    __slots__ = ("_armed", "_counters", "_due", "_loop", "budget", "frames")
+    __slots__ = ("_armed", "_counters", "_due", "_looking", "_loop", "_relieve", "budget", "frames")
 
-    def __init__(self, budget: Budget, frames: Frames, counters: RpcCounters, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        frames: Frames,
+        counters: RpcCounters,
+        loop: asyncio.AbstractEventLoop,
+        relieve: Callable[[], None],
+    ) -> None:
         self._counters = counters
         self.budget = budget
         self.frames = frames
         self._loop = loop
+        self._relieve = relieve
         self._armed = False
         self._due = False
+        self._looking: asyncio.TimerHandle | None = None
 
-    def begin(self, owner: Any, address: str) -> Frame:
-        """Register a frame that begins to arrive, or a TLS handshake."""
-        return self.frames.begin(owner, address, self._loop.time())
+    def begin(self, owner: Any, address: str, *, known: bool) -> Frame:
+        """Register a frame that begins to arrive, or a TLS handshake. `known`: the caller has proven itself."""
+        return self.frames.begin(owner, address, self._loop.time(), known=known)
 
     def admit(self, frame: Frame, more_bytes: int) -> bool:
         """Return whether the frame may hold `more_bytes` more now; if not, its owner is called when it may."""
         if self.frames.admit(frame, more_bytes, self.budget.used_bytes, self._loop.time()):
             return True
+        if frame.small and self._claims(frame):
+            return True
         self._counters.budget_waits += 1
         self._arm()
+        if self._looking is None:
+            self._looking = self._loop.call_later(0, self._look)
         return False
 
     def end(self, frame: Frame) -> None:
@@ -69,6 +87,25 @@ class Admission:
         if not self._due and not self._loop.is_closed():
             self._due = True
             self._loop.call_soon(self._grant)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _claims(self, frame: Frame) -> bool:
+        return self.frames.claim(frame, frame.owner.arrived_bytes(), self.budget.used_bytes, self._loop.time())
+
+    def _look(self) -> None:
+        self._looking = None
+        for frame in self.frames.claimants():
+            if self._claims(frame):
+                frame.owner.admitted()
+        if self.frames.waiting:
+            self._relieve()
+            self._grant()
+        if self.frames.waiting:
+            self._looking = self._loop.call_later(_LOOK_S, self._look)
 
     def _grant(self) -> None:
         self._due = False

@@ -21,14 +21,14 @@ class Arrival:
     arrival is `waiting`, and `owner.admitted()` is called when there is room.
 
     Before `announce` it is a frame of unknown length, or a TLS handshake. A skipped frame is read to its end, so its
-    sender can read the answer, but only its head is held.
+    sender can read the answer, but only its head is held. `known`: the caller has proven itself.
     """
 
     __slots__ = ("_admission", "_chunk", "_chunks", "_filled", "_frame", "held_bytes", "known", "left_bytes", "skipped")
 
-    def __init__(self, admission: Admission, owner: Any, address: str) -> None:
+    def __init__(self, admission: Admission, owner: Any, address: str, *, known: bool) -> None:
         self._admission = admission
-        self._frame = admission.begin(owner, address)
+        self._frame = admission.begin(owner, address, known=known)
         self._chunk = bytearray()
         self._chunks = [self._chunk]
         self._filled = 0  # of the last chunk
@@ -39,6 +39,11 @@ class Arrival:
     @property
     def waiting(self) -> bool:
         return self._frame.wants_bytes > 0
+
+    @property
+    def loose_bytes(self) -> int:
+        """The bytes that are held although the frame was never admitted."""
+        return self._frame.loose_bytes
 
     @property
     def received_bytes(self) -> int:
@@ -56,6 +61,15 @@ class Arrival:
         else:
             self._admission.frames.announce(self._frame, size_bytes, len(begun))
             self._grow()
+
+    def shake(self, received_bytes: int) -> bool:
+        """Count the bytes of a TLS handshake, which are beyond those that every handshake may hold. Return False while
+        it must wait for room."""
+        frame = self._frame
+        frame.received_bytes = received_bytes
+        return frame.wants_bytes == 0 and (
+            received_bytes <= frame.held_bytes or self._admission.admit(frame, received_bytes - frame.held_bytes)
+        )
 
     def room(self, scratch: memoryview) -> memoryview:
         """Return the buffer for the next bytes. Must not be called while the arrival waits."""
@@ -78,7 +92,8 @@ class Arrival:
 
     def admitted(self) -> None:
         """Make the next chunk: the budget has room for it."""
-        self._add(self._next_bytes())
+        if self.known:
+            self._add(self._next_bytes())
 
     def content(self) -> bytes:
         """Return the whole frame, or the head of a skipped one."""

@@ -4,7 +4,8 @@ Bytes are received in one of two places. While nothing is pending they go to a b
 whole frames are cut from it at once; nearly every request takes this way. The rest (the beginning of a frame, or
 frames behind a call in progress) is copied out. As soon as the length of an unfinished frame is known, its rest is
 received into chunks, each admitted by `foqs.rpc.frames` before it is made. So the budget is charged for the bytes
-held, not for the announced length.
+held, not for the announced length. While unfinished frames have little room left, only the beginning of a frame is read
+before it is admitted: bytes that were read cannot be put back.
 
 `_settle()` sums up all that a connection holds and brings the budget and the socket's reading in line with it, at
 the end of every event. So each take has exactly one give.
@@ -22,12 +23,15 @@ from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
 from foqs.rpc.hub import ConnectionHub
 from foqs.rpc.refusals import is_oneway, not_served, too_large
-from foqs.rpc.tls import TlsTransport, names_of
+from foqs.rpc.small_frames import FREE_BYTES
+from foqs.rpc.tls import TlsTransport, names_of, unread_bytes
+from foqs.travel import bare
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
 from foqs.wire.request_decoder import UnknownCall
 
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
+_BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in
 LINGER_S = 0.25  # from GOAWAY to the close: a request in flight arrives within it
 _TURN_FRAMES = 64  # answered in a row before other connections get their turn
 
@@ -36,12 +40,14 @@ class ServedConnection(asyncio.BufferedProtocol):
     """States: idle; receiving (`_arrival`); waiting for the budget; call in progress; answer not drained; GOAWAY sent.
 
     `trusted`: frames of any length are read. False before the caller is authenticated, where the server requires that.
+    `_known`: the caller has proven itself, or had an answer where no proof is required. Its unfinished frames have
+    another share of the budget than those of strangers.
     """
 
     __slots__ = (
-        "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_output_bytes",
-        "_reading", "_server", "_taken_bytes", "_transport", "_turn_due", "certified", "counters",
-        "encoder", "host", "namespaces", "peer", "requests", "seen", "trusted",
+        "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_known",
+        "_loose_bytes", "_output_bytes", "_reading", "_server", "_taken_bytes", "_transport", "_turn_due", "certified",
+        "counters", "encoder", "host", "namespaces", "peer", "requests", "seen", "trusted",
     )  # fmt: skip
 
     def __init__(self, server: ConnectionHub[ServedConnection]) -> None:
@@ -58,7 +64,9 @@ class ServedConnection(asyncio.BufferedProtocol):
         self._call: Call | None = None
         self._behind = bytearray()  # bytes that are not cut yet
         self._arrival: Arrival | None = None  # a frame that has begun, or a TLS handshake
+        self._known = False
         self._encrypted_bytes = 0  # held by TLS
+        self._loose_bytes = 0  # counted by the hub
         self._taken_bytes = 0  # from the budget
         self._output_bytes = 0  # given to the transport, not drained
         self._answer_bytes = 0  # of the last answer
@@ -78,13 +86,14 @@ class ServedConnection(asyncio.BufferedProtocol):
             transport.abort()
             return False
         if isinstance(transport, TlsTransport):
-            self._arrival = Arrival(self._server.admission, self, self.host)
+            self._arrival = Arrival(self._server.admission, self, self.host, known=False)
         return True
 
     def connection_made(self, transport: Any) -> None:
         if isinstance(transport, TlsTransport):
             self.certified = names_of(transport.get_extra_info("peercert"))
             self.trusted = self._server.trusts(self.certified)
+            self._known = self.trusted and bool(self.certified)
             self._end_arrival()
             self._settle()
         elif not self.accepted(transport):
@@ -96,9 +105,15 @@ class ServedConnection(asyncio.BufferedProtocol):
         server = self._server
         if self._arrival is not None and self._arrival.known:
             return self._arrival.room(server.scratch)
-        if self._call is None and not self._behind and server.budget.used_bytes <= server.room_bytes:
+        if (
+            self._call is None
+            and not self._behind
+            and not server.frames.unfinished
+            and server.loose_bytes < server.frames.loose_share_bytes
+            and server.budget.used_bytes <= server.room_bytes
+        ):
             return server.scratch
-        return server.scratch[: max(1, self._behind_limit() - len(self._behind))]
+        return server.scratch[: max(1, self._unread_limit() - len(self._behind))]
 
     def buffer_updated(self, size: int) -> None:
         server = self._server
@@ -170,6 +185,7 @@ class ServedConnection(asyncio.BufferedProtocol):
     def answer(self, call: Call, frame: bytes) -> None:
         """Send the answer to the call in progress, and go on with the frames behind it."""
         self._call = None
+        self._known = self.trusted
         self._answer_bytes = len(frame)
         call.settled(len(frame))
         if call.request_bytes > SMALL_BYTES:
@@ -187,6 +203,20 @@ class ServedConnection(asyncio.BufferedProtocol):
         assert self._arrival is not None
         self._arrival.admitted()
         self._settle()
+
+    def arrived_bytes(self) -> int:
+        """Return how many bytes have come and are not read yet; over TLS, most of them are encrypted."""
+        transport = self._transport
+        return transport.unread_bytes if isinstance(transport, TlsTransport) else unread_bytes(transport)
+
+    def shaking(self, received_bytes: int) -> None:
+        """Note how many bytes of a TLS handshake came beyond those that every handshake may hold."""
+        if received_bytes > SMALL_BYTES:
+            self.abort("oversized")
+        elif self._arrival is not None and not self._closing:
+            self._arrival.shake(received_bytes)
+            self._encrypted_bytes = received_bytes
+            self._settle()
 
     def encrypted(self, held_bytes: int) -> None:
         """Note how many received bytes TLS holds undecrypted."""
@@ -290,7 +320,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             return
         arrival = self._arrival
         if arrival is None:
-            arrival = self._arrival = Arrival(self._server.admission, self, self.host)
+            arrival = self._arrival = Arrival(self._server.admission, self, self.host, known=self._known)
         if len(behind) >= FRAME_HEAD_BYTES:
             (size,) = read_frame_size(behind)
             self._behind = bytearray()
@@ -334,7 +364,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             self.close("malformed")
             return
         except Invalid as error:
-            refusal = error
+            refusal = bare(error)
         self._call = call = Call(self, called, seqid, request, len(frame))
         if len(frame) > SMALL_BYTES:
             server.admission.started(self.host, len(frame))
@@ -354,9 +384,17 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------ bringing in line
 
-    def _behind_limit(self) -> int:
+    def _unread_limit(self) -> int:
+        """Return how many bytes may be held that belong to no call and to no frame with a known length."""
         server = self._server
-        return BEHIND_BYTES if server.budget.used_bytes <= server.room_bytes else FRAME_HEAD_BYTES
+        if server.budget.used_bytes > server.room_bytes:
+            return FRAME_HEAD_BYTES
+        others_bytes = server.loose_bytes - self._loose_bytes
+        crowded = others_bytes >= server.frames.loose_share_bytes
+        if self._call is not None or self._output_bytes:
+            return _BEHIND_LEAST_BYTES if crowded else BEHIND_BYTES
+        most_bytes = FREE_BYTES if crowded else len(server.scratch)  # a call may begin, with the rest behind it
+        return server.frames.first_bytes(self.host, most_bytes, known=self._known)
 
     def _settle(self) -> None:
         call = self._call
@@ -366,11 +404,16 @@ class ServedConnection(asyncio.BufferedProtocol):
             or self._arrival is not None
             or self._output_bytes
             or self._encrypted_bytes
+            or self._loose_bytes
             or not self._reading
         ):
-            held += len(self._behind) + self._output_bytes + self._encrypted_bytes
+            loose = len(self._behind)
+            held += loose + self._output_bytes + self._encrypted_bytes
             if self._arrival is not None:
                 held += self._arrival.held_bytes
+                loose += self._arrival.loose_bytes
+            self._server.loose_bytes += loose - self._loose_bytes
+            self._loose_bytes = loose
             self._regulate()
         change = held - self._taken_bytes
         if change:
@@ -385,7 +428,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             return
         arrival = self._arrival
         waiting = arrival is not None and arrival.waiting
-        full = (arrival is None or not arrival.known) and len(self._behind) >= self._behind_limit()
+        full = (arrival is None or not arrival.known) and len(self._behind) >= self._unread_limit()
         reading = not (full or waiting or self._output_bytes)
         if reading != self._reading:
             self._reading = reading

@@ -1,34 +1,49 @@
 """Decide which unfinished frame may hold more bytes, and which one is cut when memory is short. Pure: no clock, no I/O.
 
-A frame is charged for its bytes in memory, never for the length that it announces. Frames that hold parts could then
-fill the budget with none of them able to finish. Three rules exclude that:
+The budget is charged for a frame's bytes in memory, never for the length that it announces. Frames that hold parts
+could then fill it with none of them able to finish. These rules exclude that:
 
+- Small frames have shares of their own (`foqs.rpc.small_frames`): one for callers that have proven themselves, and a
+  small one for strangers and TLS handshakes. A small frame gets its whole length, or waits with almost nothing. One
+  whose rest has arrived in the socket waits for no share.
 - The oldest large frame (the senior) may always grow: the other large frames leave the room of one largest frame free
-  for it. Small frames have a senior of their own.
-- Large frames leave a share of the budget to small frames, so acks and small calls never wait for large ones.
+  for it. Addresses take turns at it.
+- Large frames leave the shares of small ones free, so acks and small calls never wait for large ones.
 - Large frames hold at most a quarter of the budget together, and those of one address an eighth (or one frame), their
   requests in progress included. A frame that reaches a bound waits; its connection is not read and its deadline stands
   still.
+- Bytes of frames that were not admitted yet have a share too: `loose_bytes`, counted by the connections.
 
-A frame that arrives too slowly is cut only while another frame waits for its room. Costs: O(1) for a frame that finds
-room; a scan of the waiting frames when room is made.
+A frame that arrives too slowly, counted from its first byte, is cut as soon as another frame waits for its room. Costs:
+O(1) for a frame that finds room; a scan of the waiting frames when room is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
+from foqs.rpc.small_frames import FREE_BYTES, SmallShare
 from foqs.wire.protocol import SMALL_BYTES
 
 PATIENCE_S: Final = 1.0
-"""How long a frame waits before slow frames are cut for it, and how long a pace is measured before it counts."""
+"""The time that every frame has, and how long a pace is measured before it counts."""
 MIN_BYTES_PER_S: Final = 64 * 1024
-"""A frame that arrives at this pace, or faster, is slow only if it misses its deadline at that pace."""
+"""A frame that arrives at this pace from its first byte on, or faster, is slow only if it misses its deadline."""
 _WORTH_BYTES: Final = 1024
 """Cutting a frame that holds less frees nothing that matters."""
+_CLAIM_S: Final = 0.25
+"""A frame whose rest had arrived is whole within this time. Under TLS the rest may turn out shorter: such a frame is
+cut."""
+_CLAIMS_PER_LOOK: Final = 1_000
 
-_SMALL_SHARE = 16
+_KNOWN_SHARE = 16
+_KNOWN_LEAST_BYTES = 8 * SMALL_BYTES
+_KNOWN_MOST = 8
+_STRANGERS_SHARE = 32
+_LOOSE_SHARE = 32
+_CLAIMS_SHARE = 64
 _LARGE_SHARE = 4
 _ADDRESS_SHARE = 8
 
@@ -36,28 +51,42 @@ _ADDRESS_SHARE = 8
 class Frame:
     """A frame that has begun to arrive, or a TLS handshake.
 
-    `size_bytes` is 0 until the length is known. `held_bytes` are in memory, `received_bytes` came. `wants_bytes` is
-    what a waiting frame asks for, else 0.
+    `known`: its caller has proven itself. `size_bytes` is 0 until the length is known. `held_bytes` are in memory,
+    `received_bytes` came. `wants_bytes` is what a waiting frame asks for, else 0. `admitted`: it got room before.
     """
 
     __slots__ = (
-        "address", "began_s", "held_bytes", "owner", "pace", "received_bytes", "refusal", "seen_bytes", "seen_s",
-        "size_bytes", "waits_since_s", "wants_bytes",
+        "address", "admitted", "began_s", "charged_bytes", "claimed_s", "held_bytes", "known", "owner", "pace",
+        "received_bytes", "refusal", "seen_bytes", "seen_s", "size_bytes", "waits_since_s", "wants_bytes",
     )  # fmt: skip
 
-    def __init__(self, owner: Any, address: str, now_s: float) -> None:
+    def __init__(self, owner: Any, address: str, now_s: float, *, known: bool) -> None:
         self.owner = owner
         self.address = address
+        self.known = known
         self.size_bytes = 0
         self.held_bytes = 0
+        self.charged_bytes = 0  # to its share
         self.received_bytes = 0
         self.wants_bytes = 0
         self.refusal = ""  # why it waits
+        self.admitted = False
+        self.claimed_s: float | None = None  # when its rest had arrived, so it waited for no share
         self.began_s = now_s
         self.waits_since_s = now_s
         self.seen_s = now_s  # when its pace was measured last, at `seen_bytes`
         self.seen_bytes = 0
         self.pace: float | None = None  # bytes a second, None until measured
+
+    @property
+    def small(self) -> bool:
+        """True also for a handshake, and for a frame of unknown length."""
+        return self.size_bytes <= SMALL_BYTES
+
+    @property
+    def loose_bytes(self) -> int:
+        """The bytes that it holds although it was never admitted."""
+        return 0 if self.admitted or not self.size_bytes else self.held_bytes
 
     def __repr__(self) -> str:
         return f"Frame({self.address}, {self.held_bytes}/{self.size_bytes} bytes, wants {self.wants_bytes})"
@@ -73,68 +102,125 @@ class Frames:
         """`limit_bytes` of the budget, `frame_bytes` of the largest frame. Raises ValueError when it does not fit."""
         self.limit_bytes = limit_bytes
         self.frame_bytes = frame_bytes
-        self.small_share_bytes = max(limit_bytes // _SMALL_SHARE, SMALL_BYTES)
+        # A small budget has room for some frames of known callers, too.
+        known_bytes = max(self._share(_KNOWN_SHARE), min(_KNOWN_LEAST_BYTES, limit_bytes // _KNOWN_MOST))
+        strangers_bytes = self._share(_STRANGERS_SHARE)
+        self.small_share_bytes = known_bytes + strangers_bytes
         """What large frames leave to small ones."""
+        self.loose_share_bytes = self._share(_LOOSE_SHARE)
+        """What frames may hold before they are admitted, and behind calls in progress."""
         if frame_bytes + self.small_share_bytes > limit_bytes:
             raise ValueError(
                 f"a byte budget of {limit_bytes} does not hold one frame of {frame_bytes} bytes and a share of "
                 f"{self.small_share_bytes} bytes for small frames"
             )
+        self._shares: dict[bool, SmallShare[Frame]] = {
+            True: SmallShare(known_bytes), False: SmallShare(strangers_bytes)
+        }  # by `known`  # fmt: skip
+        self._claims_bytes = self._share(_CLAIMS_SHARE)
+        self._claimed_bytes = 0
+        self._promised_bytes = 0  # to small frames that are admitted, beyond what they hold
         self._large_bytes = limit_bytes // _LARGE_SHARE
         self._address_bytes = max(limit_bytes // _ADDRESS_SHARE, frame_bytes)
-        self._all: dict[Frame, None] = {}  # in the order of their beginning, as are the two below
-        self._small: dict[Frame, None] = {}
+        self.unfinished: dict[Frame, None] = {}  # in the order of their beginning, as is the one below
         self._large: dict[Frame, None] = {}
         self._senior: Frame | None = None  # of the large frames
+        self._turn = 0
+        self._turns: dict[str, tuple[int, int]] = {}  # by address: its large frames, and its last turn as the senior
         self._large_held_bytes = 0
         self._held_by: dict[str, int] = {}  # of large frames, unfinished and in progress, by address
         self._in_progress: dict[str, int] = {}  # of large frames that are complete and not answered, by address
         self._waiting: dict[Frame, None] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.unfinished)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def begin(self, owner: Any, address: str, now_s: float) -> Frame:
+    def first_bytes(self, address: str, most_bytes: int, *, known: bool) -> int:
+        """Return how much may be read of a frame that is not known yet: `most_bytes`, or `FREE_BYTES` where a frame
+        might find no room: bytes that were read cannot be put back."""
+        share = self._shares[known]
+        if share.roomy or not share.refusal(address, SMALL_BYTES):
+            if not known:
+                return most_bytes
+            held_bytes = self._held_by.get(address, 0) + SMALL_BYTES
+            if held_bytes <= self._address_bytes and self._large_held_bytes + SMALL_BYTES <= self._large_bytes:
+                return most_bytes
+        return FREE_BYTES
+
+    def begin(self, owner: Any, address: str, now_s: float, *, known: bool) -> Frame:
         """A frame of unknown length, or a handshake, begins."""
-        frame = Frame(owner, address, now_s)
-        self._all[frame] = None
+        frame = Frame(owner, address, now_s, known=known)
+        self.unfinished[frame] = None
         return frame
 
     def announce(self, frame: Frame, size_bytes: int, held_bytes: int) -> None:
         """The length is known; `held_bytes` came with it."""
         frame.size_bytes = size_bytes
         frame.held_bytes = frame.received_bytes = frame.seen_bytes = held_bytes
-        if size_bytes <= SMALL_BYTES:
-            self._small[frame] = None
-        else:
+        if not frame.small:
             self._large[frame] = None
+            count, turn = self._turns.get(frame.address, (0, 0))
+            self._turns[frame.address] = count + 1, turn
             self._hold(frame, held_bytes)
 
     def admit(self, frame: Frame, more_bytes: int, used_bytes: int, now_s: float) -> bool:
-        """Whether the frame may hold so many more bytes now. If not it waits until `grants` yields it."""
+        """Return True if the frame may hold `more_bytes` more now. If not, it waits for `grants` or `claim`. A frame
+        without a length is a handshake."""
         refusal = self._refusal(frame, more_bytes, used_bytes)
         if refusal:
             frame.wants_bytes, frame.refusal, frame.waits_since_s = more_bytes, refusal, now_s
             self._waiting[frame] = None
+            if frame.small:
+                self._shares[frame.known].wait(frame.address, frame)
             return False
         self._grow(frame, more_bytes)
         return True
 
+    def claim(self, frame: Frame, arrived_bytes: int, used_bytes: int, now_s: float) -> bool:
+        """Return True if a waiting small frame is admitted because its rest is among the `arrived_bytes` in its socket:
+        it waits for no share then."""
+        left_bytes = frame.size_bytes - frame.received_bytes
+        if not frame.size_bytes or arrived_bytes < left_bytes or frame.refusal == "budget":
+            return False
+        if self._claimed_bytes + frame.size_bytes > self._claims_bytes or not self._budget_has(frame, used_bytes):
+            return False
+        frame.claimed_s = now_s
+        self._claimed_bytes += frame.size_bytes
+        self._go_on(frame, now_s)
+        return True
+
+    def claimants(self) -> list[Frame]:
+        """Return some of the waiting small frames: the caller asks `claim` for each of them."""
+        found = [frame for frame in islice(self._waiting, _CLAIMS_PER_LOOK) if frame.small]
+        if len(self._waiting) > _CLAIMS_PER_LOOK:  # the rest next; the order of grants is kept elsewhere
+            for frame in list(islice(self._waiting, _CLAIMS_PER_LOOK)):
+                self._waiting[frame] = self._waiting.pop(frame)
+        return found
+
     def end(self, frame: Frame) -> None:
         """The frame is complete, or its connection is closed."""
-        del self._all[frame]
-        self._waiting.pop(frame, None)
-        if frame in self._large:
+        del self.unfinished[frame]
+        if frame in self._waiting:
+            self._wait_no_more(frame)
+        if not frame.small:
             del self._large[frame]
+            count, turn = self._turns.pop(frame.address)
+            if count > 1:
+                self._turns[frame.address] = count - 1, turn
             if frame is self._senior:
                 self._senior = None
             self._hold(frame, -frame.held_bytes)
-        else:
-            self._small.pop(frame, None)
+            return
+        if frame.charged_bytes:
+            self._shares[frame.known].take(frame.address, -frame.charged_bytes)
+        if frame.claimed_s is not None:
+            self._claimed_bytes -= frame.size_bytes
+        if frame.admitted and frame.size_bytes:
+            self._promised_bytes -= frame.size_bytes - frame.held_bytes
 
     def started(self, address: str, size_bytes: int) -> None:
         """A request of a large frame is in progress."""
@@ -149,59 +235,78 @@ class Frames:
     def grants(self, used_bytes: Callable[[], int], now_s: float) -> Iterator[Frame]:
         """Yield the waiting frames that have room now, each after its bytes are counted here. The caller charges them
         to the budget before it asks for the next one."""
-        for senior in (self._small_senior(), self._large_senior()):
-            if senior is not None and self._grant(senior, used_bytes(), now_s) == "":
-                yield senior
-        small_full = large_full = False
+        for share in self._shares.values():
+            yield from self._small_grants(share, used_bytes, now_s)
+        senior = self._large_senior()
+        if senior is not None and self._grant(senior, used_bytes(), now_s) == "":
+            yield senior
         full: set[str] = set()  # addresses
-        for frame in list(self._waiting):
-            small = frame.size_bytes <= SMALL_BYTES
-            if (small_full if small else large_full) or (frame.address in full and not small):
+        for frame in [frame for frame in self._large if frame.wants_bytes]:
+            if frame.address in full:
                 continue
             refusal = self._grant(frame, used_bytes(), now_s)
             if not refusal:
                 yield frame
             elif refusal == "address":
                 full.add(frame.address)
-            elif small:
-                small_full = True
             else:
-                large_full = True
-            if small_full and large_full:
                 return
 
     def late(self, now_s: float, timeout_s: float) -> list[Frame]:
         """Frames whose deadline is over. A frame that waits for room has none."""
-        return [frame for frame in self._all if frame.began_s + timeout_s <= now_s and not frame.wants_bytes]
+        return [frame for frame in self.unfinished if frame.began_s + timeout_s <= now_s and not frame.wants_bytes]
 
     def slow(self, now_s: float, timeout_s: float) -> list[Frame]:
-        """Frames to cut for those that have waited for `PATIENCE_S`: the slowest first, no more than needed."""
+        """Frames to cut for those that wait: of the slow ones the oldest first, no more than needed. And those whose
+        claim was wrong."""
+        cut = [
+            frame for frame in self.unfinished if frame.claimed_s is not None and frame.claimed_s + _CLAIM_S <= now_s
+        ]
         if not self._waiting:
-            return []
-        waiting = [frame for frame in self._waiting if frame.waits_since_s + PATIENCE_S <= now_s]
-        needed_bytes = sum(frame.wants_bytes for frame in waiting)
-        refusals = {frame.refusal for frame in waiting}
-        addresses = {frame.address for frame in waiting if frame.refusal == "address"}
-        seniors = (self._small_senior(), self._large_senior())
-        cut = []
-        for frame in sorted(self._slow(now_s, timeout_s), key=lambda frame: frame.pace or 0.0):
-            if needed_bytes <= 0:
-                break
-            large = frame.size_bytes > SMALL_BYTES
-            senior = frame in seniors
-            helps = "budget" in refusals or (large and (senior or "large" in refusals or frame.address in addresses))
-            if helps and (senior or frame.held_bytes >= _WORTH_BYTES):
-                needed_bytes -= frame.held_bytes
+            return cut
+        needs: dict[tuple[object, ...], int] = {}
+        for frame in self._waiting:
+            wants_bytes = frame.wants_bytes if not frame.small else frame.size_bytes or frame.wants_bytes
+            for need in self._needs(frame):
+                needs[need] = needs.get(need, 0) + wants_bytes
+        senior = self._large_senior()
+        for frame in sorted(self._slow(now_s, timeout_s), key=lambda frame: frame.began_s):
+            large = [need for need in needs if need[0] == "large"] if frame is senior else []
+            helps = [need for need in (*self._frees(frame), *large) if needs.get(need, 0) > 0]
+            if helps and frame not in cut:
+                for need in helps:
+                    needs[need] -= max(frame.charged_bytes, frame.held_bytes)
                 cut.append(frame)
         return cut
 
     # ------------------------------------------------------------------------------------- inside
 
+    def _share(self, part: int) -> int:
+        return max(self.limit_bytes // part, SMALL_BYTES)
+
+    def _needs(self, frame: Frame) -> list[tuple[object, ...]]:
+        """Return the kinds of room that a waiting frame needs. A large one may also wait for the senior's end."""
+        if frame.refusal == "budget":
+            return [("budget",)] if frame.small else [("budget",), ("large", "budget")]
+        if frame.small:
+            return [("small", frame.known, frame.address if frame.refusal == "address" else None)]
+        return [("large", frame.address if frame.refusal == "address" else None)]
+
+    def _frees(self, frame: Frame) -> list[tuple[object, ...]]:
+        """Return the kinds of room that the end of a frame frees."""
+        frees: list[tuple[object, ...]] = []
+        if frame.charged_bytes:
+            frees += [("small", frame.known, None), ("small", frame.known, frame.address)]
+        if frame.held_bytes >= _WORTH_BYTES:
+            frees.append(("budget",))
+            if not frame.small:
+                frees += [("large", None), ("large", frame.address)]
+        return frees
+
     def _refusal(self, frame: Frame, more_bytes: int, used_bytes: int) -> str:
-        """Why the frame has no room for more: "budget", "large" or "address"; empty when it has."""
-        if frame.size_bytes <= SMALL_BYTES:
-            reserve_bytes = 0 if frame is self._small_senior() else SMALL_BYTES
-            return "budget" if used_bytes + more_bytes + reserve_bytes > self.limit_bytes else ""
+        """Why the frame has no room for more: "budget", "share", "large" or "address"; empty when it has."""
+        if frame.small:
+            return self._small_refusal(frame, more_bytes, used_bytes)
         room_bytes = self.limit_bytes - self.small_share_bytes - used_bytes - more_bytes
         senior = self._large_senior()
         if frame is senior:
@@ -215,19 +320,46 @@ class Frames:
             return "large"
         return ""
 
-    def _small_senior(self) -> Frame | None:
-        return next(iter(self._small), None)
+    def _small_refusal(self, frame: Frame, more_bytes: int, used_bytes: int) -> str:
+        if frame.admitted and frame.size_bytes:
+            return ""
+        if not self._budget_has(frame, used_bytes):
+            return "budget"
+        if 0 < frame.size_bytes <= FREE_BYTES:
+            return ""
+        return self._shares[frame.known].refusal(frame.address, frame.size_bytes or more_bytes)
+
+    def _budget_has(self, frame: Frame, used_bytes: int) -> bool:
+        """Return True if the budget holds the rest of a small frame, and of those that are admitted."""
+        return used_bytes + self._promised_bytes + frame.size_bytes - frame.held_bytes <= self.limit_bytes
 
     def _large_senior(self) -> Frame | None:
-        """The oldest large frame when the senior before it ended. It stays senior to its own end, as it may hold the
-        room that is kept free for the senior. A frame whose address has too much in progress is passed over: its turn
-        would end only with those requests."""
+        """The senior among the large frames. It stays senior to its own end, as it may hold the room that is kept free
+        for the senior. The next one is the oldest frame of the address that was not the senior for the longest time:
+        many slow frames of one address cost another address one turn. A frame whose address has too much in progress is
+        passed over: its turn would end only with those requests."""
         if self._senior is None:
-            for frame in self._large:
-                if self._in_progress.get(frame.address, 0) + frame.size_bytes <= self._address_bytes:
-                    self._senior = frame
-                    break
+            may = (
+                frame
+                for frame in self._large
+                if self._in_progress.get(frame.address, 0) + frame.size_bytes <= self._address_bytes
+            )
+            self._senior = senior = min(may, key=lambda frame: self._turns[frame.address][1], default=None)
+            if senior is not None:
+                self._turn += 1
+                self._turns[senior.address] = self._turns[senior.address][0], self._turn
         return self._senior
+
+    def _small_grants(self, share: SmallShare[Frame], used_bytes: Callable[[], int], now_s: float) -> Iterator[Frame]:
+        full: set[str] = set()  # addresses
+        while (frame := share.next(full)) is not None:
+            refusal = self._grant(frame, used_bytes(), now_s)
+            if not refusal:
+                yield frame
+            elif refusal == "address":
+                full.add(frame.address)
+            else:
+                return
 
     def _grant(self, frame: Frame, used_bytes: int, now_s: float) -> str:
         """Why a waiting frame has still no room; empty when it goes on."""
@@ -237,26 +369,49 @@ class Frames:
         if refusal:
             frame.refusal = refusal
             return refusal
-        del self._waiting[frame]
-        self._grow(frame, frame.wants_bytes)
-        frame.wants_bytes = 0
-        frame.began_s += now_s - frame.waits_since_s
-        frame.seen_s, frame.seen_bytes, frame.pace = now_s, frame.received_bytes, None
+        self._go_on(frame, now_s)
         return ""
 
+    def _go_on(self, frame: Frame, now_s: float) -> None:
+        more_bytes = frame.wants_bytes
+        self._wait_no_more(frame)
+        self._grow(frame, more_bytes)
+        frame.began_s += now_s - frame.waits_since_s
+        frame.seen_s, frame.seen_bytes, frame.pace = now_s, frame.received_bytes, None
+
+    def _wait_no_more(self, frame: Frame) -> None:
+        del self._waiting[frame]
+        frame.wants_bytes = 0
+        if frame.small:
+            self._shares[frame.known].leave(frame.address, frame)
+
     def _grow(self, frame: Frame, more_bytes: int) -> None:
-        frame.held_bytes += more_bytes
-        if frame.size_bytes > SMALL_BYTES:
+        if not frame.small:
             self._hold(frame, more_bytes)
+        elif not frame.size_bytes:
+            self._charge(frame, more_bytes)
+        elif frame.admitted:
+            self._promised_bytes -= more_bytes
+        else:
+            self._promised_bytes += frame.size_bytes - frame.held_bytes - more_bytes
+            if frame.size_bytes > FREE_BYTES and frame.claimed_s is None:
+                self._charge(frame, frame.size_bytes)
+        frame.admitted = True
+        frame.held_bytes += more_bytes
+
+    def _charge(self, frame: Frame, size_bytes: int) -> None:
+        frame.charged_bytes += size_bytes
+        self._shares[frame.known].take(frame.address, size_bytes)
 
     def _hold(self, frame: Frame, more_bytes: int) -> None:
         self._large_held_bytes += more_bytes
         _add(self._held_by, frame.address, more_bytes)
 
     def _slow(self, now_s: float, timeout_s: float) -> Iterator[Frame]:
-        """Measure the pace of all frames that do not wait; yield those that are slow."""
-        for frame in self._all:
-            if frame.wants_bytes:
+        """Measure the pace of all frames that do not wait; yield those that are slow. A handshake that waits is slow as
+        any other: it waits with its bytes."""
+        for frame in self.unfinished:
+            if frame.wants_bytes and frame.size_bytes:
                 continue
             watched_s = now_s - frame.seen_s
             if watched_s >= PATIENCE_S:
@@ -264,7 +419,9 @@ class Frames:
                 frame.seen_s, frame.seen_bytes = now_s, frame.received_bytes
             left_s = max(frame.began_s + timeout_s - now_s, 0.001)
             needs = max(float(MIN_BYTES_PER_S), (frame.size_bytes - frame.received_bytes) / left_s)
-            if frame.pace is not None and frame.pace < needs:
+            old = frame.began_s + PATIENCE_S + frame.received_bytes / MIN_BYTES_PER_S <= now_s
+            # Without a pace it was admitted less than `PATIENCE_S` ago.
+            if frame.pace is not None and (old or frame.pace < needs):
                 yield frame
 
 

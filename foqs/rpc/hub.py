@@ -60,6 +60,8 @@ class ConnectionHub(Generic[C]):
         self.encoder = ReplyEncoder(limits.frame_bytes)
         self.trusts = trusts
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.loose_bytes = 0
+        """Held by connections behind calls in progress, and of frames that were not admitted yet."""
         self.draining = False
         self.now = 0.0  # loop time of the last tick
         self.loop: asyncio.AbstractEventLoop

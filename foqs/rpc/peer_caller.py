@@ -21,6 +21,7 @@ from foqs.rpc.failure_log import log_failure
 from foqs.rpc.hub import Report
 from foqs.rpc.peer import Done, Peer, PeerCall, PeerConnection, PeerShared
 from foqs.rpc.tls import TlsTransport
+from foqs.travel import bare
 from foqs.wire.errors import Malformed
 from foqs.wire.remote_method import RemoteMethod
 from foqs.wire.scan import scan_reply
@@ -91,7 +92,7 @@ class PeerCaller:
             remote = remote_method(method)
             frame = remote.encode(request, seqid, self._shared.limits.frame_bytes)
         except FoqsError as error:
-            self._loop.call_soon(done, None, error)
+            self._loop.call_soon(done, None, bare(error))
             return
         peer = self._peers.get(address) or Peer(address)
         full = len(peer.waiting) >= self._max_waiting or not self.budget.fits(len(frame))
@@ -140,7 +141,7 @@ class PeerCaller:
             error = LostReply(f"{asked.peer.address}: {malformed}")
             connection.fail("it sent no valid reply")
         except FoqsError as answer:
-            error = answer.with_traceback(None)
+            error = bare(answer)
         if ended or isinstance(error, NotSent):
             connection.fail("it sent GOAWAY")
         elif not isinstance(error, LostReply):

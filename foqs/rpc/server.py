@@ -4,9 +4,9 @@ request.
 Bounds (promise 8): `max_connections` and `max_connections_per_address` bound connections, each with one call in
 progress at most. `limits.frame_bytes` bounds a frame, which is refused before a byte of it is held. The byte budget
 bounds the input and output of all connections. `foqs.rpc.frames` decides which unfinished frames may take more of it;
-the other sockets are not read. The server closes a connection whose frame or TLS handshake is not complete, or whose
-answer is not read at all, for `frame_timeout_s`. Where callers must authenticate, a connection reads small frames only
-before its first authenticated request.
+the other sockets are not read, and slow frames are closed for those that wait. The server closes a connection whose
+frame or TLS handshake is not complete, or whose answer is not read at all, for `frame_timeout_s`. Where callers must
+authenticate, a connection reads small frames only before its first authenticated request.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         """
         if not self._listeners:
             self.loop = asyncio.get_running_loop()
-            self.admission = Admission(self.budget, self.frames, self.counters, self.loop)
+            self.admission = Admission(self.budget, self.frames, self.counters, self.loop, self._close_slow)
         listener = await self.loop.create_server(
             self._connection, host, port, backlog=_BACKLOG, start_serving=False, reuse_port=shared or None
         )
@@ -148,6 +148,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
+            self.admission.close()
         for connection in list(self._connections):
             connection.abort()
 
@@ -155,7 +156,14 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         connection = ServedConnection(self)
         if self._tls is None:
             return connection
-        return TlsTransport(self._tls, connection, self.scratch, accept=connection.accepted, held=connection.encrypted)
+        return TlsTransport(
+            self._tls,
+            connection,
+            self.scratch,
+            accept=connection.accepted,
+            held=connection.encrypted,
+            shaking=connection.shaking,
+        )
 
     # ------------------------------------------------------------------------------------------ time-outs
 
@@ -169,19 +177,24 @@ class ThriftServer(ConnectionHub[ServedConnection]):
     def _close_late(self) -> None:
         for frame in self.frames.late(self.now, self._frame_timeout_s):
             frame.owner.abort("slow frame")
-        for frame in self.frames.slow(self.now, self._frame_timeout_s):
-            self._log_cut(frame)
+        self._close_slow()
+
+    def _close_slow(self) -> None:
+        """Close slow frames for those that wait."""
+        now_s = self.loop.time()
+        for frame in self.frames.slow(now_s, self._frame_timeout_s):
+            self._log_cut(frame, now_s)
             frame.owner.abort("slow frame")
 
-    def _log_cut(self, frame: Frame) -> None:
-        left_out = self._cuts.take(self.now)
+    def _log_cut(self, frame: Frame, now_s: float) -> None:
+        left_out = self._cuts.take(now_s)
         if left_out is not None:
             log.warning(
                 "frame.cut",
                 address=frame.owner.peer,
                 frame_bytes=frame.size_bytes,
                 received_bytes=frame.received_bytes,
-                bytes_per_s=round(frame.pace or 0.0),
+                bytes_per_s=round(frame.received_bytes / max(now_s - frame.began_s, 0.001)),
                 waiting=self.frames.waiting,
                 left_out=left_out,
             )

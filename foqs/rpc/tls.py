@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from fcntl import ioctl
+from termios import FIONREAD
 from typing import Any
 
 from foqs.config.schema import TlsSection
@@ -20,7 +23,12 @@ from foqs.errors import Invalid
 _RECORD_BYTES = 16 * 1024
 _SLICE_BYTES = 4 * 1024
 """OpenSSL's buffers for input and output never shrink, so no more than a record goes through them at a time."""
+_AROUND_BYTES = {"TLSv1.3": 22}
+_AROUND_MOST_BYTES = 29
+"""How many bytes longer than its content a record is."""
 _LEAST_BYTES = 2 * 1024
+_SHAKE_BYTES = 16 * 1024
+"""What a handshake may hold: that is part of the memory that each connection with TLS takes."""
 LINGER_S = 0.25
 """From the alert of a failed handshake to the close, so the peer can read the alert."""
 
@@ -29,7 +37,8 @@ class TlsTransport(asyncio.BufferedProtocol):
     """States: handshake; open; ended (nothing more is read). `protocol` gets `connection_made` after the handshake;
     with `accept` it gets `connection_lost` also when the handshake failed, then with an ssl.SSLError.
 
-    `accept(self)` is called before the handshake, and closes a connection that it refuses. `held` gets the number of
+    `accept(self)` is called before the handshake, and closes a connection that it refuses. `shaking` gets the number of
+    its bytes beyond `_SHAKE_BYTES`, which OpenSSL may hold all. `held` gets the number of
     undecrypted bytes after each event. `shaken` gets None after the handshake, or its failure (an OSError). `scratch`
     is shared by the connections of a loop: bytes received there are copied at once.
     """
@@ -42,6 +51,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         *,
         accept: Callable[[Any], bool] | None = None,
         held: Callable[[int], None] | None = None,
+        shaking: Callable[[int], None] | None = None,
         server_hostname: str | None = None,
         shaken: asyncio.Future[None] | None = None,
     ) -> None:
@@ -50,6 +60,8 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._accept = accept
         self._held = held
+        self._shaking = shaking
+        self._shake_bytes = 0  # received in the handshake
         self._shaken = shaken
         self._encrypted = memoryview(b"")  # received, and not with OpenSSL yet
         self._received = ssl.MemoryBIO()
@@ -74,7 +86,9 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return no more room than the protocol has: the rest would be held here."""
-        if not self._open or not self._buffered:
+        if not self._open:
+            return self._scratch[:_SLICE_BYTES]
+        if not self._buffered:
             return self._scratch
         return self._scratch[: max(_LEAST_BYTES, len(self._protocol.get_buffer(-1)))]
 
@@ -84,11 +98,12 @@ class TlsTransport(asyncio.BufferedProtocol):
         new = bytes(self._scratch[:size])
         self._encrypted = memoryview(bytes(self._encrypted) + new if self._encrypted else new)
         if not self._open:
+            self._shake_bytes += size
             self._shake()
         if self._open:
             self._read()
-        elif self._held is not None:
-            self._held(self.held_bytes)
+        elif self._shaking is not None and self._shake_bytes > _SHAKE_BYTES:
+            self._shaking(self._shake_bytes - _SHAKE_BYTES)
 
     def eof_received(self) -> bool:
         return False
@@ -164,6 +179,15 @@ class TlsTransport(asyncio.BufferedProtocol):
     def held_bytes(self) -> int:
         """Bytes received and not decrypted yet."""
         return len(self._encrypted) + self._received.pending
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that have come and that the protocol does not have: decrypted, encrypted here, and in the socket. The
+        number is too high for a peer that sends short records."""
+        encrypted_bytes = self.held_bytes + unread_bytes(self._tcp)
+        around_bytes = _AROUND_BYTES.get(self._tls.version() or "", _AROUND_MOST_BYTES)
+        records = -(-encrypted_bytes // (_RECORD_BYTES + around_bytes))
+        return self._tls.pending() + encrypted_bytes - records * around_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._tcp.set_write_buffer_limits(high=high, low=low)
@@ -267,6 +291,16 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._tcp.resume_reading()
         self._tcp.write_eof()
         asyncio.get_running_loop().call_later(LINGER_S, self._tcp.close)
+
+
+def unread_bytes(transport: Any) -> int:
+    """Return how many bytes the kernel has received on a transport's socket and keeps until they are read."""
+    number = transport.get_extra_info("socket").fileno()
+    if number < 0:
+        return 0  # it is closed
+    count = array("i", [0])
+    ioctl(number, FIONREAD, count)
+    return count[0]
 
 
 def names_of(certificate: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from foqs.rpc.frames import PATIENCE_S, Frame, Frames
+from foqs.rpc.small_frames import FREE_BYTES
 from foqs.wire.protocol import SMALL_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -54,7 +55,7 @@ class Room:
     def begin(self, sender: Sender) -> None:
         self.senders.append(sender)
         sender.began_s = self.now_s
-        sender.frame = self.frames.begin(sender, sender.address, self.now_s)
+        sender.frame = self.frames.begin(sender, sender.address, self.now_s, known=True)
         self.frames.announce(sender.frame, sender.size_bytes, 0)
 
     def tick(self, step_s: float) -> None:
@@ -70,6 +71,10 @@ class Room:
                 sender.answered_at = self.now_s
                 if sender.size_bytes > SMALL_BYTES:
                     self.frames.answered(sender.address, sender.size_bytes)
+        for frame in self.frames.claimants():
+            sender = frame.owner
+            arrived = sender.stops_at - frame.received_bytes if sender.pace >= sender.size_bytes else 0
+            self.frames.claim(frame, arrived, self.used_bytes(), self.now_s)
         for _ in self.frames.grants(self.used_bytes, self.now_s):
             pass
         assert self.used_bytes() <= self.frames.limit_bytes
@@ -95,9 +100,9 @@ class Room:
 
 
 def test_a_budget_that_holds_no_frame_is_refused() -> None:
-    with pytest.raises(ValueError, match="1048576 does not hold one frame of 1048576 bytes and a share of 65536"):
+    with pytest.raises(ValueError, match="1048576 does not hold one frame of 1048576 bytes and a share of 196608"):
         Frames(MIB, MIB)
-    Frames(MIB, MIB - SMALL_BYTES)
+    Frames(MIB, MIB - 3 * SMALL_BYTES)
 
 
 def test_frames_that_fill_the_budget_half_received_finish() -> None:
@@ -156,7 +161,7 @@ def test_the_slowest_are_cut_and_no_more_than_needed() -> None:
         room.begin(Sender(f"a{number}", 12 * MIB, 12 * MIB, stops_at=2 * MIB * (number % 3)))
     for _ in range(5):
         room.tick(0.1)
-    honest = [Sender(f"b{number}", 10 * MIB, 10 * MIB) for number in range(6)]
+    honest = [Sender(f"b{number}", 10 * MIB, 10 * MIB) for number in range(2)]
     for sender in honest:
         room.begin(sender)
     for _ in range(100):
@@ -180,7 +185,7 @@ def test_nothing_is_cut_while_nothing_waits() -> None:
 
 def test_a_wait_for_room_does_not_count_for_the_deadline() -> None:
     frames = Frames(MIB, 512 * KIB)
-    frame = frames.begin("one", "a", 0.0)
+    frame = frames.begin("one", "a", 0.0, known=True)
     frames.announce(frame, 100 * KIB, 10)
     assert not frames.admit(frame, 90 * KIB, MIB, 10.0)
     assert frames.late(1_000.0, TIMEOUT_S) == []
@@ -221,3 +226,148 @@ def test_no_order_of_arrivals_stops_honest_frames(seed: int) -> None:
     assert not any(sender.cut for sender in fast)
     small = [sender for sender in fast if sender.size_bytes <= SMALL_BYTES]
     assert all(sender.ended_s - sender.began_s <= 5 * PATIENCE_S for sender in small)
+
+
+# ------------------------------------------------------------------------------------------------- small frames
+
+
+class Smalls:
+    """Small frames that begin, are granted and cut."""
+
+    def __init__(self, limit_bytes: int = 64 * MIB) -> None:
+        self.frames = Frames(limit_bytes, MIB)
+        self.now_s = 0.0
+
+    def begin(self, address: str = "a", size: int = SMALL_BYTES, *, known: bool = False, received: int = 4) -> Frame:
+        frame = self.frames.begin(address, address, self.now_s, known=known)
+        self.frames.announce(frame, size, received)
+        self.frames.admit(frame, size - received, 0, self.now_s)
+        return frame
+
+    def granted(self) -> list[Frame]:
+        return list(self.frames.grants(lambda: 0, self.now_s))
+
+    def cut(self) -> list[Frame]:
+        found = self.frames.slow(self.now_s, TIMEOUT_S)
+        for frame in found:
+            self.frames.end(frame)
+        return found
+
+
+STRANGERS = 64 * MIB // 32 // SMALL_BYTES
+"""How many frames of `SMALL_BYTES` have room."""
+
+
+def test_strangers_have_a_share_of_their_own() -> None:
+    smalls = Smalls()
+    strangers = [smalls.begin(f"a{number}") for number in range(STRANGERS + 1)]
+    assert [frame.wants_bytes > 0 for frame in strangers] == [False] * STRANGERS + [True]
+    assert smalls.begin("b", known=True).wants_bytes == 0
+    assert smalls.begin("c", FREE_BYTES).wants_bytes == 0  # it needs no room in a share
+    assert smalls.frames.first_bytes("d", SMALL_BYTES, known=False) == FREE_BYTES
+    assert smalls.frames.first_bytes("d", SMALL_BYTES, known=True) == SMALL_BYTES
+
+
+def test_an_address_takes_half_of_a_share() -> None:
+    smalls = Smalls()
+    greedy = [smalls.begin("greedy") for _ in range(STRANGERS)]
+    assert sum(frame.wants_bytes > 0 for frame in greedy) == STRANGERS // 2
+    others = [smalls.begin("other") for _ in range(STRANGERS // 2)]
+    assert not any(frame.wants_bytes for frame in others)
+    late = smalls.begin("late")
+    assert late.wants_bytes > 0
+    smalls.frames.end(greedy[0])
+    assert smalls.granted() == [late]
+
+
+def test_a_frame_whose_rest_has_arrived_waits_for_no_share() -> None:
+    smalls = Smalls()
+    for number in range(STRANGERS):
+        smalls.begin(f"a{number}")
+    frame, other = smalls.begin("whole"), smalls.begin("short")
+    assert smalls.frames.claimants() == [frame, other]
+    assert not smalls.frames.claim(other, SMALL_BYTES - 5, 0, 0.0)
+    assert smalls.frames.claim(frame, SMALL_BYTES - 4, 0, 0.0)
+    assert not frame.wants_bytes
+    smalls.now_s = 0.3  # its rest was not there: it is cut, although it is young
+    assert smalls.cut() == [frame]
+
+
+def test_claims_are_bounded_and_wait_for_the_budget() -> None:
+    smalls = Smalls()
+    for number in range(STRANGERS):
+        smalls.begin(f"a{number}")
+    waiting = [smalls.begin("liar") for _ in range(50)]
+    claimed = [frame for frame in waiting if smalls.frames.claim(frame, SMALL_BYTES, 0, 0.0)]
+    assert len(claimed) == STRANGERS // 2
+    smalls.frames.end(claimed[0])
+    assert not smalls.frames.claim(waiting[-1], SMALL_BYTES, 64 * MIB, 0.0)
+    assert smalls.frames.claim(waiting[-1], SMALL_BYTES, 0, 0.0)
+
+
+def test_old_frames_are_cut_as_soon_as_one_waits() -> None:
+    """Age counts from the first byte, however often another byte comes."""
+    smalls = Smalls()
+    trickling = []
+    for number in range(STRANGERS):
+        smalls.now_s = number / 100
+        trickling.append(smalls.begin(f"a{number}"))
+    for second in range(1, 25):
+        smalls.now_s = second
+        for frame in trickling:
+            frame.received_bytes += 1
+        assert smalls.cut() == []  # while no frame waits
+    waiting = smalls.begin("b")
+    assert smalls.cut() == trickling[:1]  # the oldest, and no more than needed
+    assert smalls.granted() == [waiting]
+
+
+def test_frames_that_wait_for_another_share_cut_nothing() -> None:
+    smalls = Smalls()
+    known = smalls.begin("k", known=True)
+    strangers = [smalls.begin(f"a{number}") for number in range(STRANGERS)]
+    smalls.now_s = 10.0
+    assert smalls.begin("b").wants_bytes
+    cut = smalls.cut()
+    assert cut
+    assert known not in cut
+    assert set(cut) <= set(strangers)
+
+
+def test_handshakes_take_room_as_they_grow() -> None:
+    smalls = Smalls()
+    shaking = []
+    for number in range(2 * STRANGERS):
+        frame = smalls.frames.begin(number, f"a{number}", 0.0, known=False)
+        smalls.frames.admit(frame, SMALL_BYTES // 2, 0, 0.0)
+        shaking.append(frame)
+    assert smalls.frames.waiting == 0
+    assert not smalls.frames.admit(shaking[-1], 1, 0, 0.0)
+    smalls.now_s = 0.9
+    assert smalls.cut() == []
+    smalls.now_s = 1.0
+    assert smalls.cut() == shaking[:1]
+    assert smalls.granted() == [shaking[-1]]
+    for frame in shaking[1:]:
+        smalls.frames.end(frame)
+    assert all(share.taken_bytes == 0 for share in smalls.frames._shares.values())
+
+
+def test_addresses_take_turns_as_the_senior() -> None:
+    frames = Frames(64 * MIB, 16 * MIB)
+
+    def begin(address: str) -> Frame:
+        frame = frames.begin(address, address, 0.0, known=True)
+        frames.announce(frame, 16 * MIB, 0)
+        return frame
+
+    crowd = [begin("crowd") for _ in range(100)]
+    assert frames.admit(crowd[0], MIB, 0, 0.0)
+    other = begin("other")
+    frames.end(crowd[0])
+    assert frames._large_senior() is other
+    frames.end(other)
+    assert frames._large_senior() is crowd[1]
+    for frame in crowd[1:]:
+        frames.end(frame)
+    assert not frames._turns

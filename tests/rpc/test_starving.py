@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ssl import SSLWantWriteError
 
 import pytest
 
 from foqs.budget import Budget
-from foqs.errors import Code
+from foqs.errors import Code, NotFound
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.rpc.tls import server_context
 from foqs.wire.protocol import SMALL_BYTES
-from tests.rpc.serving import Peer, Served, framed, message
+from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
+from tests.support.certificates import Authority
 
 pytestmark = pytest.mark.slow  # they wait for real deadlines
 Serve = Callable[..., Served]
@@ -50,7 +52,7 @@ def unfinished(served: Served, count: int) -> None:
 
 def received(served: Served, size: int) -> None:
     """Wait until the server has so many bytes of unfinished frames, without their heads."""
-    served.until(lambda: sum(frame.received_bytes for frame in served.server.frames._all) == size)
+    served.until(lambda: sum(frame.received_bytes for frame in served.server.frames.unfinished) == size)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["open", "authentication"])
@@ -166,3 +168,123 @@ def test_large_frames_pass_after_an_authenticated_call(serve: Serve) -> None:
         assert answered(peer, 1)
         peer.send(enqueue(9 * MB))
         assert peer.answer("Enqueue")[1].outcomes[0].id == 9 * MB
+
+
+# --------------------------------------------------------------------------------- many small frames without their end
+
+SMALL_BUDGET_BYTES = 16 * MB
+CROWD = 400
+"""Small frames of this number are more than the budget."""
+BEGUN = framed(bytes(SMALL_BYTES))[:-1]
+
+
+def trusting(call: object) -> None:
+    call.trust()  # type: ignore[attr-defined]
+    call.fail(NotFound("no such item", 5))  # type: ignore[attr-defined]
+
+
+def crowd(served: Served, stack: ExitStack, kind: str) -> list[Peer]:
+    """Connections that send all but the last byte of a frame, each as far as the host reads it."""
+    begun = framed(bytes(SMALL_BYTES + 1))[:-1] if kind == "large" else BEGUN
+    peers = [stack.enter_context(served.peer()) for _ in range(CROWD)]
+    for peer in peers:
+        if kind in ("proven", "large"):
+            assert answered(peer, 1)
+        if kind == "behind a call":
+            peer.send(framed(message("Dequeue", idl.DequeueRequest("n"))))
+        peer.socket.settimeout(0.0)
+        with suppress(BlockingIOError, SSLWantWriteError):
+            peer.socket.send(begun)
+        peer.socket.settimeout(PATIENCE_S)
+    if kind == "behind a call":
+        served.until(lambda: len(served.held) == CROWD)
+    else:
+        unfinished(served, CROWD)
+    return peers
+
+
+@pytest.mark.parametrize("kind", ["stranger", "open", "proven", "behind a call", "large"])
+def test_a_crowd_of_unfinished_frames_leaves_room(serve: Serve, stack: ExitStack, encryption: bool, kind: str) -> None:
+    """Neither their bytes nor their number keep a client from an answer, nor the host from its work."""
+    served = serve(
+        limits=Limits(frame_bytes=MB), budget=Budget(SMALL_BUDGET_BYTES), trusts=lambda names: kind != "stranger"
+    )
+    served.server.handlers["GetItem"] = trusting
+    client = stack.enter_context(served.peer())
+    assert answered(client)
+    crowd(served, stack, kind)
+    assert served.budget.used_bytes < SERVED_SHARE * SMALL_BUDGET_BYTES
+    assert answered(client)
+    whole = enqueue(60_000)
+    client.send(whole[:30_000])
+    client.send(whole[30_000:])
+    assert client.answer("Enqueue")[1].outcomes[0].id == 60_000
+    with served.peer() as stranger:
+        stranger.send(whole)
+        assert stranger.answer("Enqueue")[1].outcomes[0].id == 60_000
+    assert served.budget.used_bytes < SERVED_SHARE * SMALL_BUDGET_BYTES
+
+
+def test_only_strangers_wait_for_their_share(serve: Serve, stack: ExitStack) -> None:
+    served = serve(limits=Limits(frame_bytes=MB), budget=Budget(SMALL_BUDGET_BYTES), trusts=lambda names: False)
+    served.server.handlers["GetItem"] = trusting
+    served.stop_clock()  # no frame gets old, so the strangers keep their share
+    client = stack.enter_context(served.peer())
+    assert answered(client)
+    crowd(served, stack, "stranger")
+    waits = served.server.counters.budget_waits
+    assert waits > 0
+    whole = enqueue(60_000)
+    client.send(whole[:30_000])
+    unfinished(served, CROWD + 1)
+    client.send(whole[30_000:])
+    assert client.answer("Enqueue")[1].outcomes[0].id == 60_000
+    assert served.server.counters.budget_waits == waits
+    with served.peer() as stranger:
+        stranger.send(whole)  # more than is read of it before it is admitted
+        assert stranger.answer("Enqueue")[1].outcomes[0].id == 60_000
+    assert served.server.counters.closed == {}
+
+
+def test_a_frame_that_trickles_is_closed_by_its_age(serve: Serve, stack: ExitStack) -> None:
+    served = serve(limits=Limits(frame_bytes=MB), budget=Budget(SMALL_BUDGET_BYTES))
+    served.stop_clock()
+    frames = served.server.frames
+    limit = frames.small_share_bytes // SMALL_BYTES
+    first = stack.enter_context(served.peer())
+    first.send(BEGUN[:2])
+    unfinished(served, 1)
+    for number in range(3):  # age counts from the first byte
+        served.advance(0.8)
+        first.send(BEGUN[2 + number : 3 + number])
+        received(served, number - 1 if number > 1 else 0)
+    assert served.server.counters.closed == {}
+    for _ in range(limit):
+        stack.enter_context(served.peer()).send(BEGUN)
+    served.until(lambda: frames.waiting > 0 or served.server.counters.closed != {})
+    assert first.is_closed()
+    assert served.server.counters.closed == {"slow frame": 1}
+
+
+def test_handshakes_with_much_to_say_are_bounded(serve: Serve, authority: Authority, stack: ExitStack) -> None:
+    served = serve(
+        limits=Limits(frame_bytes=MB),
+        budget=Budget(SMALL_BUDGET_BYTES),
+        tls=server_context(authority.section(authority.issue("127.0.0.1"))),
+        client_tls=authority.client(),
+    )
+    hello = b"\x01" + (130_000).to_bytes(3, "big") + bytes(130_000)
+    records = [b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in (hello[:16_000], hello[16_000:32_000])]
+    for _ in range(60):
+        peer = stack.enter_context(Peer(served.address))
+        peer.send(b"".join(records))
+    served.until(lambda: served.server.frames.waiting > 0)
+    assert served.budget.used_bytes < SERVED_SHARE * SMALL_BUDGET_BYTES
+    with served.peer() as client:
+        assert answered(client)
+    with Peer(served.address) as talker:
+        for start in range(0, len(hello), 16_000):
+            part = hello[start : start + 16_000]
+            with suppress(OSError):
+                talker.send(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part)
+        assert talker.is_closed()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from foqs.travel import bare
+
 T = TypeVar("T")
 
 
@@ -20,7 +22,7 @@ def on_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         try:
             result = work()
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            made.set_exception(error)
+            made.set_exception(bare(error))
         else:
             made.set_result(result)
 

@@ -20,6 +20,7 @@ from foqs.peers import by_id
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
+from foqs.travel import bare
 from foqs.wire.columns import AckColumns, ids_and_leases
 from foqs.wire.struct_writer import encode_struct
 
@@ -163,6 +164,6 @@ class AckDequeue:
             validation.refuse_when_draining(engine.draining)
             validation.refuse_when_full(engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
         except FoqsError as error:
-            dequeue.fail(error.with_traceback(None))
+            dequeue.fail(bare(error))
         else:
             engine.dequeue(waiting, self._now_ms(), wait_ms)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from foqs.engine.item_ops import Op
 from foqs.errors import FoqsError, Invalid
+from foqs.travel import bare
 from foqs.wire.columns import AckColumns
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[in
                 raise _missing(entry)
             op = op_of(entry)
         except Invalid as error:
-            errors[at] = error.with_traceback(None)
+            errors[at] = bare(error)
             op = _never
         ids.append(entry.id or 0)
         ops.append(op)

@@ -29,6 +29,7 @@ from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots
 from foqs.throttles.slots import SlotAsk, SlotGrant
+from foqs.travel import bare
 
 T = TypeVar("T")
 
@@ -172,9 +173,12 @@ def _right(entries: Sequence[Any], read: Callable[[Any], T]) -> dict[int, T]:
         try:
             made[at] = read(entry)
         except Invalid as error:
-            first = first or error
+            first = first or bare(error)
     if first is not None and not made:
-        raise first
+        try:
+            raise first
+        finally:
+            del first  # or it would hold itself, by this frame
     return made
 
 

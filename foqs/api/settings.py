@@ -18,6 +18,7 @@ from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSe
 from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings
 from foqs.policies.store import SettingsStore
 from foqs.rpc.call import Call
+from foqs.travel import bare
 
 _HIGHEST = (1 << 63) - 1
 
@@ -133,5 +134,5 @@ def _together(error: FoqsError, change: Callable[[Settings], Settings], known: S
     except Invalid as more:
         return Invalid(f"{more.message}\n{error.message}")
     except FoqsError as conflict:
-        return conflict
+        return bare(conflict)
     return error

@@ -23,6 +23,7 @@ from foqs.policies.topic_policy import TopicPolicy
 from foqs.quota import Quota
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.shardmgr.routing import Routing
+from foqs.travel import bare
 from foqs.wire.columns import SpecColumns
 
 _MOST_HUNG = 1_000_000
@@ -193,7 +194,7 @@ class Intake:
                 self._take(index, spec)
             except FoqsError as error:
                 # Without its frames, which refer to this: the payloads would wait for the garbage collector.
-                self.errors[index] = error.with_traceback(None)
+                self.errors[index] = bare(error)
 
     @property
     def weights(self) -> dict[LaneKey, int] | None:
@@ -257,7 +258,7 @@ class Intake:
             if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
                 return self._tenant(index, self._keys[topic], spec)
         except FoqsError as error:
-            self.errors[index] = error.with_traceback(None)
+            self.errors[index] = bare(error)
             return lane
         return self._keys[topic]
 

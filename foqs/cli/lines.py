@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from foqs.cli.connection import BATCH_ITEMS, stdin_lines
 from foqs.cli.errors import fail
 from foqs.errors import FoqsError, Invalid
+from foqs.travel import bare
 
 T = TypeVar("T", bound=Hashable)
 
@@ -56,7 +57,7 @@ def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tup
             try:
                 yield number, read(line, number)
             except Invalid as error:
-                yield number, error
+                yield number, bare(error)
 
 
 def settle(

@@ -16,6 +16,7 @@ from foqs.client import Client, Delivery, Duplicate, FoqsError, Item, Items, Ite
 from foqs.client.copies import copy_key, is_there, job_of, store_copies
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
+from foqs.travel import bare
 
 BATCH_BYTES = 4 << 20
 LEASE_MS = 60_000
@@ -191,7 +192,7 @@ class Move:
             there = is_there(copy, self._client.namespace, self._target, self._client)
         except FoqsError as error:
             self.failed += 1
-            self.errors.append(error)
+            self.errors.append(bare(error))
             return False
         self.consumed += not there
         return there
@@ -205,4 +206,4 @@ class Move:
                 self.shared += 1
             else:
                 self.unsettled += 1
-                self.errors.append(error)
+                self.errors.append(bare(error))

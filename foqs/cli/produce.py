@@ -18,6 +18,7 @@ from foqs.cli.progress import reading
 from foqs.client import Duplicate, FoqsError, ItemOptions, ItemSpec, Producer
 from foqs.client.json_lines import copy_of_line, spec_of_line
 from foqs.limits import MOST_WEIGHT
+from foqs.travel import bare
 
 
 def enqueue(
@@ -135,7 +136,7 @@ def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) 
         return producer.submit(spec(line))
     except FoqsError as error:
         future: Future[int] = Future()
-        future.set_exception(error)
+        future.set_exception(bare(error))
         return future
 
 

@@ -19,6 +19,7 @@ from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.second_answer import END_ITEM, LOOK, Verdict, judge, last_word
+from foqs.travel import bare
 from foqs.wire.errors import UnknownMethod
 
 log = SafeLog()
@@ -184,7 +185,7 @@ def ack_then_dequeue(
     try:
         return Taken(outcomes, dequeue(), None)
     except FoqsError as error:
-        return Taken(outcomes, Items(), error)
+        return Taken(outcomes, Items(), bare(error))
 
 
 def _after_doubt(error: FoqsError | None) -> FoqsError | None:

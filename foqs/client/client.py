@@ -156,9 +156,11 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
             return one_of(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
         to = self._router.order_for_new()
         found = self._requests.first(methods.ENQUEUE, second_answer.ONCE, usual, to, timeout_ms)
-        if isinstance(found, First):
-            return one_of(self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found))
-        return id_of(found)
+        if not isinstance(found, First):
+            return id_of(found)
+        outcomes = self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found)
+        del found  # it may hold the error, whose traceback holds this frame
+        return one_of(outcomes)
 
     @checked()
     def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
@@ -319,7 +321,10 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         to = self._router.order_for(item.id)
         found = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
-            one_of(self._each(methods.ACK, second_answer.END_ITEM, Entries((item,), entries.ack), timeout_ms, found))
+            given = Entries((item,), entries.ack)
+            outcomes = self._each(methods.ACK, second_answer.END_ITEM, given, timeout_ms, found)
+            del found  # as in `enqueue`
+            one_of(outcomes)
         elif self._places.remembered:
             self._places.left((item.id,))
 

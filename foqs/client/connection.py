@@ -21,7 +21,6 @@ from foqs.client.tls import Securing, refused
 from foqs.client.wrong_peer import (
     PROBE_S,
     Speaks,
-    WrongPeer,
     asked_plainly,
     asked_with_tls,
     spoken,
@@ -167,8 +166,7 @@ class Connection:
                 else:
                     left = memoryview(left)[sent:] if sent < len(left) else b""
         except OSError as error:
-            if (wrong := self._wrong_peer(error, deadline)) is not None:
-                raise wrong from error
+            self._raise_wrong_peer(error, deadline)
             raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
 
     def receive(self, deadline: float, asked: Ask | None = None) -> bytes:
@@ -180,8 +178,7 @@ class Connection:
         except OSError as error:
             if refused(error):
                 raise NotSent(f"{self.address} does not take the client's certificate: {_said(error)}") from error
-            if (wrong := self._wrong_peer(error, deadline)) is not None:
-                raise wrong from error
+            self._raise_wrong_peer(error, deadline)
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
         finally:
             self._asked = None
@@ -261,10 +258,10 @@ class Connection:
         if not poll.poll(_remaining(deadline) * 1000):
             raise TimeoutError("timed out")
 
-    def _wrong_peer(self, error: OSError, deadline: float) -> WrongPeer | None:
-        """The error to raise if the first request here failed as the peer speaks another protocol."""
+    def _raise_wrong_peer(self, error: OSError, deadline: float) -> None:
+        """Raise WrongPeer if the first request here failed with `error` as the peer speaks another protocol."""
         if self.idle_since or self.authenticated:
-            return None
+            return
         found = None
         if isinstance(error, _NoFrame):
             found = spoken(error.head)
@@ -274,7 +271,8 @@ class Connection:
             for ask in (asked_with_tls, asked_plainly)[: 1 if isinstance(error, _Closed) else 2]:
                 left = min(PROBE_S, deadline - monotonic())
                 found = found or (ask(self.address, left) if left > 0 else None)
-        return None if found in (None, Speaks.PLAIN) else found.error(self.address)
+        if found not in (None, Speaks.PLAIN):
+            raise found.error(self.address) from error
 
     def abort(self) -> None:
         """Ends what another thread waits for; that one closes it."""

@@ -10,6 +10,7 @@ from foqs.client.items import ItemSpec, Nack
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import MAX_I64, MIN_I64
+from foqs.travel import bare
 
 _SHOWN_BITS = 256
 
@@ -43,7 +44,7 @@ class Entries:
 
 def _refusal(given: object, error: Exception) -> Invalid:
     if isinstance(error, Invalid):
-        return error.with_traceback(None)
+        return bare(error)
     what = f"an entry of type {type(given).__name__} cannot be read ({type(error).__name__})"
     return Invalid(f"{what}: give an object of the type that the call describes")
 

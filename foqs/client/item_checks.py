@@ -8,6 +8,7 @@ from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS, check_bytes, check_int, ch
 from foqs.client.items import Delivery, ItemSpec
 from foqs.errors import Invalid
 from foqs.limits import MOST_WEIGHT
+from foqs.travel import bare
 
 _USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
 
@@ -56,5 +57,5 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
         except AttributeError:
             faults[at] = Invalid(f"item {at} is of type {type(spec).__name__}: it must be an ItemSpec")
         except Invalid as error:
-            faults[at] = error.with_traceback(None)
+            faults[at] = bare(error)
     return faults

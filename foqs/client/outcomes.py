@@ -122,6 +122,7 @@ class ItemFuture(Local, Future[int]):
             return super().result(timeout)
         except BaseException:
             self._ended()
+            del self  # it keeps the error, whose traceback holds this frame
             raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -13,6 +13,7 @@ from foqs.client.options import unlimited
 from foqs.client.tls import Securing
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, NotSent
+from foqs.travel import bare
 
 AVOID_S = 1.0
 """An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
@@ -166,13 +167,16 @@ class Pool:
                 connection = Connection(address, min(left, self._connect_timeout_s), self._securing)
             except (NotSent, WrongPeer) as failed:
                 # The call is tried again if one of the addresses may answer later.
-                error = failed if error is None or isinstance(error, WrongPeer) else error
+                error = bare(failed) if error is None or isinstance(error, WrongPeer) else error
                 self._refused[address] = self._refused.get(address, 0) + 1
                 self.avoid(address)
             else:
                 self._refused.pop(address, None)
                 return connection
-        raise error or NotSent("timed out before a connection was tried")
+        try:
+            raise error or NotSent("timed out before a connection was tried")
+        finally:
+            del error  # or it would hold itself, by this frame
 
     def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
         """`wanted`, or all addresses, another one first each time; those that failed lately last."""

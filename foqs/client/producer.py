@@ -21,7 +21,7 @@ from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.options import checked, pause, unlimited
 from foqs.client.outcomes import ItemFuture, Unread
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
-from foqs.travel import Local
+from foqs.travel import Local, bare
 
 log = SafeLog()
 
@@ -169,7 +169,10 @@ class Producer(Local):
         if (problem := self._unread.take()) is not None:
             log.error("%s", problem)
             if raise_errors:
-                raise problem
+                try:
+                    raise problem
+                finally:
+                    del problem
         return answered
 
     def __enter__(self) -> Producer:
@@ -287,7 +290,7 @@ class Producer(Local):
             self._change.notify_all()
 
     def _failed(self, entry: _Entry, cause: BaseException) -> None:
-        error = _raisable(cause)
+        error = bare(_raisable(cause))
         if self._on_error is None:
             self._unread.failed(entry.future, error)
         guarded("the future of an item", entry.future.set_exception, error)

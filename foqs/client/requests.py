@@ -17,6 +17,7 @@ from foqs.client.routes import Part
 from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import LOOK, ONCE, Policy
+from foqs.travel import bare
 from foqs.wire.remote_method import RemoteMethod
 
 _REQUEST_OVERHEAD_BYTES = 8_192
@@ -92,7 +93,7 @@ class Requests:
             )
             outcomes: Sequence[Any] = self._caller.receive(asked).outcomes or ()
         except FoqsError as error:
-            return First(deadline, request_id, error)
+            return First(deadline, request_id, bare(error))
         if len(outcomes) == 1 and outcomes[0].error is None:
             return outcomes[0]
         return First(deadline, request_id, Answers(outcomes, asked))

@@ -18,6 +18,7 @@ from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, RequestTooLarge, item_error, named
 from foqs.limits import Limits
 from foqs.second_answer import LOOK, Policy, Verdict, judge, last_word, unknown
+from foqs.travel import bare
 from foqs.wire.errors import Unencodable
 from foqs.wire.remote_method import RemoteMethod
 from foqs.wire.struct_writer import encode_struct
@@ -54,7 +55,7 @@ class Look:
         try:
             self._response = self._ask(self._request_id)
         except FoqsError as error:
-            self.error = error
+            self.error = bare(error)
             return judge(self._policy, error, doubtful=False) not in _AGAIN
         self.error = None
         return True
@@ -62,7 +63,11 @@ class Look:
     def response(self) -> Any:
         """Return the response; raises the error of the last attempt."""
         if self.error is not None:
-            raise last_word(self._policy, self.error, doubtful=False)
+            error, self.error = self.error, None
+            try:
+                raise last_word(self._policy, error, doubtful=False)
+            finally:
+                del error  # or it would hold itself, by this frame
         return self._response
 
 
@@ -190,7 +195,7 @@ class ItemTask:
         try:
             found: Answers | FoqsError = Answers(self._caller.receive(asked).outcomes or (), asked)
         except FoqsError as error:
-            found = error
+            found = bare(error)
         self._found(part.asked, found)
 
     def _found(self, asked: Sequence[int], found: Answers | FoqsError) -> None:
@@ -203,6 +208,7 @@ class ItemTask:
             self._answered(asked, found.outcomes, found.request)
 
     def _failed_whole(self, asked: Sequence[int], error: FoqsError) -> None:
+        bare(error)
         for i in asked:
             self._failed(i, error)
 
@@ -235,11 +241,11 @@ class ItemTask:
                 encode_struct(self._request([self._items[i]]))
                 good.append(i)
             except Unencodable as own:
-                self.outcomes[i] = own
+                self.outcomes[i] = bare(own)
         if len(good) < len(asked):
             return good
         for i in asked:  # it is the namespace or the token
-            self.outcomes[i] = error
+            self.outcomes[i] = bare(error)
         return []
 
     def closed(self) -> list[Any]:
@@ -251,9 +257,12 @@ class ItemTask:
 
 def one_of(outcomes: list[T | FoqsError]) -> T:
     """Return the outcome of a call for one item, or raise it if it is an error."""
-    outcome = outcomes[0]
+    outcome = outcomes.pop(0)
     if isinstance(outcome, FoqsError):
-        raise outcome
+        try:
+            raise outcome
+        finally:
+            del outcome  # or it would hold itself, by this frame
     return outcome
 
 

@@ -17,6 +17,7 @@ from foqs.client.leases import Leases
 from foqs.client.outcome_counts import Outcomes
 from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.errors import FoqsError
+from foqs.travel import stripped
 
 log = SafeLog()
 
@@ -64,6 +65,13 @@ class Work:
         end = self._ended_by_job if self._policy is AckPolicy.MANUAL else None
         job = Job(held, self._leases.extend, self._stopping, end)
         error = self._failure(call, held, job)
+        try:
+            self._settle(held, job, error)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _settle(self, held: Held, job: Job, error: BaseException | None) -> None:
+        """Decide the outcome of work that ended, with an error or without one."""
         self._settler.check_process()
         late = held.stop_at is not None and monotonic() >= held.stop_at
         if self._policy is AckPolicy.ACK_FIRST:
@@ -121,7 +129,7 @@ class Work:
                 asked_ms, own = asked_by(error)
             except BaseException as broken:
                 log.error("what a Retry asks for %s cannot be read, so it has failed", held, exc_info=broken)
-                error, of = broken, "Retry: "
+                error, of = stripped(broken), "Retry: "
             else:
                 return Nack.of(
                     held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry", failed=asked_ms is None,

@@ -36,7 +36,7 @@ from foqs.client.stop_signals import stop_signals
 from foqs.client.work import Work
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 from foqs.limits import Limits
-from foqs.travel import Local
+from foqs.travel import Local, stripped
 
 log = SafeLog()
 
@@ -236,7 +236,7 @@ class Worker(Local):
         if self._error is not None:
             if not is_a(self._error, Exception):  # raised here, it would end the caller's thread without a message
                 raise RuntimeError(f"{kind_of(self._error)} ended a thread of the worker") from self._error
-            raise self._error
+            raise stripped(self._error)  # each `raise` adds to the traceback
         return True
 
     def run(self) -> None:
@@ -287,7 +287,7 @@ class Worker(Local):
         if self._inherited:  # a thread of the parent may have held the lock
             return
         with self._leases.change:
-            self._error = error if self._error is None else self._error
+            self._error = stripped(error) if self._error is None else self._error
         if not self._stopping.is_set():  # or it would prolong the grace
             self.stop(grace_ms)
 

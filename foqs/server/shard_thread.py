@@ -29,6 +29,7 @@ from foqs.store.protocol import (
     StoreFull,
     StoreReadOnly,
 )
+from foqs.travel import bare
 
 T = TypeVar("T")
 
@@ -259,7 +260,7 @@ class ShardThread:
             try:
                 outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
             except StoreError as error:
-                outcome = error
+                outcome = bare(error)
             except Exception as error:  # noqa: BLE001 - as in `submit`
                 outcome = StoreDown(f"internal error: {type(error).__name__}")
             self._deliver(lambda: done(outcome))
@@ -277,8 +278,7 @@ class ShardThread:
             try:
                 result = run(self._store, shard_batch, begun)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
-                fault = error
-                self._deliver(lambda: crashed(fault))
+                self._deliver(partial(crashed, bare(error)))
                 return
             self._deliver(partial(done, result))
 
@@ -292,7 +292,7 @@ class ShardThread:
             try:
                 outcome = work(self._store)
             except Exception as error:  # noqa: BLE001 - as in `submit`
-                outcome = error
+                outcome = bare(error)
             self._deliver(partial(done, outcome))
 
         self._jobs.put(job)

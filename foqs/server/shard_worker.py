@@ -20,6 +20,7 @@ from foqs.server.shard_thread import Begun, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
+from foqs.travel import bare
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class ShardWorker:
                     return
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
                 self._on_loop.close()
-                self._deliver(partial(crashed, error))
+                self._deliver(partial(crashed, bare(error)))
                 return
         self._on_loop.detach()
         self._thread.submit(shard_batch, done, crashed)

@@ -291,7 +291,10 @@ class Consumer:
             outcomes = [error for call in self._acks.pop(seq) for error in call.result()]
             refused = self._count_outcomes(outcomes)
             if refused is not None:
-                raise refused
+                try:
+                    raise refused
+                finally:
+                    del refused, outcomes
             held = self._held.pop(seq, [])
             left = [one for one, error in zip(held, outcomes, strict=True) if _later(error)]
             if left:

@@ -16,6 +16,7 @@ from foqs.client.leases import EXTEND_AFTER
 from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.spark.consume_state import split
+from foqs.travel import bare
 
 log = logging.getLogger("foqs.spark")
 
@@ -108,7 +109,10 @@ class Leaser:
 
     def _raise(self, error: FoqsError, *, must_answer: bool) -> None:
         if must_answer or not self._answered or not isinstance(error, NOW_IMPOSSIBLE):
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         log.warning("no items now: %s", error.message)
 
     def _something_ready(self) -> bool:
@@ -134,7 +138,7 @@ class Leaser:
                 self._answered = True
             except FoqsError as failed:
                 answers.append([])
-                error = failed
+                error = bare(failed)
         return answers, error
 
     def _dequeue(

@@ -29,9 +29,10 @@ from foqs.rows import (
     Scan,
     TimerRow,
 )
+from foqs.travel import TravellingError
 
 
-class StoreError(Exception):
+class StoreError(TravellingError):
     """A seam error. The transaction that raised it was not committed, unless it is `CommitUnknown`."""
 
 

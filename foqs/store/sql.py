@@ -371,10 +371,7 @@ class SqlStore:
         try:
             return ask(link)
         except self._errors.error as error:
-            translated = self._errors.translate(error)
-            if isinstance(translated, StoreBusy | RowRejected):
-                raise translated from error
-            raise self._lost(translated) from error
+            raise self._asked_in_vain(self._errors.translate(error)) from error
         except BaseException:
             self._drop()  # an answer may be left that was not read to its end
             raise
@@ -396,6 +393,10 @@ class SqlStore:
         self._drop()
         made = error if isinstance(error, StoreError) else self._errors.translate(error)
         return made if isinstance(made, StoreDown) else StoreDown(explained(made))
+
+    def _asked_in_vain(self, error: StoreError) -> StoreError:
+        """Return the error of a read. Unless it is passing, the connection is ended."""
+        return error if isinstance(error, StoreBusy | RowRejected) else self._lost(error)
 
     def _drop(self) -> None:
         if self._link is not None:

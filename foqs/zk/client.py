@@ -17,6 +17,7 @@ from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
+from foqs.travel import bare
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check
 from foqs.zk.mirror import Folder
@@ -100,7 +101,7 @@ class ZkFactStore:
         try:
             mark = await self._changes.recall(shard)
         except ZkError as error:
-            done(None, error)
+            done(None, bare(error))
         else:
             done(mark, None)
 
@@ -115,7 +116,7 @@ class ZkFactStore:
             try:
                 outcome.append(await self._changes.change_settings(ns, change, known))
             except FoqsError as error:
-                outcome.append(error)
+                outcome.append(bare(error))
 
         self._change(
             self._paths.settings(ns), work, lambda error: done(outcome[0] if error is None else refusal_of(error))
@@ -144,7 +145,7 @@ class ZkFactStore:
             async with self._lines.setdefault(line, asyncio.Lock()):
                 await work()
         except ZkError as error:
-            done(error)
+            done(bare(error))
         else:
             done(None)
 

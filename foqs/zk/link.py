@@ -20,6 +20,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
+from foqs.travel import bare
 from foqs.zk.errors import mapped
 from foqs.zk.handler import KazooLog, LoopHandler
 from foqs.zk.protocol import ZkUnavailable
@@ -128,7 +129,7 @@ class Link:
             if error is None:
                 future.set_result(value)
             else:
-                future.set_exception(mapped(error))
+                future.set_exception(bare(mapped(error)))
 
         self.ask(call, then)
         return await future
@@ -154,10 +155,10 @@ class Link:
         try:
             value = result.get_nowait()
         except ConnectionLoss as error:  # unsent requests wait for the new state of the session
-            then(None, error)
+            then(None, bare(error))
             return
         except KazooException as error:
-            then(None, error)
+            then(None, bare(error))
         else:
             self._refused = False
             then(value, None)
@@ -177,7 +178,7 @@ class Link:
     @staticmethod
     def _fail(thens: list[Then], error: Exception) -> None:
         for then in thens:
-            then(None, error)
+            then(None, bare(error))
 
     # ------------------------------------------------------------------------------------- sessions
 

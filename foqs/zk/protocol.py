@@ -15,9 +15,10 @@ from foqs.policies.store import SettingsStore
 from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
+from foqs.travel import TravellingError
 
 
-class ZkError(Exception):
+class ZkError(TravellingError):
     """A change was not made, unless the error is `ZkUnknown`."""
 
 

@@ -12,9 +12,10 @@ import pytest
 from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.rows import Batch, FailureCause, FailureRow, Found
+from foqs.server.shard_thread import ShardThread
 from foqs.server.shard_worker import LOOP_BYTES, LOOP_ROWS, ShardWorker, loop_takes
 from foqs.store.packets import query
-from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, StoreBusy, StoreDown, StoreError
+from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardStore, StoreBusy, StoreDown, StoreError
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import Plan, State, Transaction
 from tests.server.loop import WatchingLoop
@@ -278,3 +279,48 @@ def test_faults_of_ours_are_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert rig.faults == [fault] * 3
     assert rig.results == []
     assert not rig.loop.readers
+
+
+class Failing(ShardStore):
+    """Every call raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def open(self, *args: Any, **options: Any) -> Any:
+        raise self.error
+
+    def reconnect(self) -> bool:
+        raise self.error
+
+    def close(self, *, clean: bool = False) -> None:
+        pass
+
+
+def ask(store: ShardStore) -> Any:
+    return store.open("owner", take_over=False)
+
+
+def test_errors_leave_the_thread_without_a_traceback() -> None:
+    """A fault has it as a note, for the log."""
+    jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    got: list[Any] = []
+    for error, noted in ((StoreBusy("busy"), False), (ZeroDivisionError("fault"), True)):
+        thread = ShardThread(Failing(error), "failing", jobs.put)
+        thread.call(ask, got.append)
+        jobs.get(timeout=TIMEOUT_S)()
+        assert got.pop() is error
+        assert error.__traceback__ is None
+        assert hasattr(error, "__notes__") is noted
+        thread.close()
+    thread = ShardThread(Failing(error), "failing", jobs.put)
+    thread.submit(ShardBatch(reconnect=True), got.append, got.append)
+    jobs.get(timeout=TIMEOUT_S)()
+    assert got.pop() is error
+    assert error.__traceback__ is None
+    thread.close()
+    thread = ShardThread(Failing(StoreDown("away")), "failing", jobs.put)
+    thread.open("owner", take_over=False, done=got.append)
+    jobs.get(timeout=TIMEOUT_S)()
+    assert (str(got[0]), got[0].__traceback__) == ("away", None)
+    thread.close()

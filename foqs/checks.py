@@ -6,11 +6,12 @@ error shows numbers, and no text, which may be a secret. `zero` says in the erro
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Collection, Iterable
 from datetime import date, timedelta
 from math import isfinite
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from foqs.errors import Invalid
 
@@ -108,6 +109,22 @@ def check_callable(name: str, value: object, form: str, *, none: bool = False) -
     """Refuse a value that cannot be called. `form` shows the call."""
     if not callable(value) and not (value is None and none):
         refuse(name, value, f"it must be a function, called as {form}")
+    if (undone := body_not_run(value)) is not None:
+        raise Invalid(f"{name} is a {undone}, which would never run: give an ordinary function, called as {form}")
+
+
+def body_not_run(call: Any) -> str | None:
+    """Return what `call` is if a call of it would not run its body; None for other callables."""
+    import inspect  # takes 7 ms
+
+    while isinstance(call, functools.partial):
+        call = call.func
+    candidates = (call, getattr(type(call), "__call__", None))  # noqa: B004 - the function itself is looked at
+    if any(map(inspect.iscoroutinefunction, candidates)):
+        return "coroutine function (async def)"
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in candidates):
+        return "generator function"
+    return None
 
 
 def check_distinct(name: str, values: object, what: str) -> None:

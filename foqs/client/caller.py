@@ -19,6 +19,7 @@ from foqs.client.pool import Pool
 from foqs.client.request_bytes import context, context_head
 from foqs.client.request_ids import current
 from foqs.client.retry import pause_ms
+from foqs.client.returned import call_to_end
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, named
 from foqs.idl import idl
@@ -232,7 +233,7 @@ class Caller:
         now = monotonic()
         quiet, self._retried_at = now - self._retried_at < QUIET_S, now
         if not quiet and task.error is not None:
-            guarded("on_retry of the client", self._on_retry, task.error, task.deadline - now)
+            guarded("on_retry of the client", call_to_end, "on_retry", self._on_retry, task.error, task.deadline - now)
 
     def _log_retry(self, error: FoqsError, left_s: float) -> None:
         log.warning(

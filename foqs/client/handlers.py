@@ -5,21 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
-from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
+from foqs.checks import body_not_run
 from foqs.client.items import Item
 from foqs.client.job import Call, Job
+from foqs.client.returned import CALLS_IN_THREADS, check_returned
 from foqs.errors import Invalid
 
 ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
-_ADVICE = (
-    "a Worker calls handlers in threads and awaits nothing: make it an ordinary function, for example "
-    "`def handle(item): asyncio.run(work(item))`"
-)
-
-
 Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...] | dict[str, Any]
 """What a handler may return: the Worker ignores it. A type checker refuses coroutines and generators by it."""
 
@@ -44,10 +38,6 @@ Handler = (
 )
 
 
-class NotRun(Invalid):
-    """The handler returned an awaitable or a generator: the work in it was never begun."""
-
-
 def check_handler(handler: Handler) -> None:
     """Raises Invalid if a Worker cannot call `handler`. A class is checked only as far as that needs no object."""
     if not inspect.isclass(handler):
@@ -65,9 +55,10 @@ def check_handler(handler: Handler) -> None:
     _check_runs(handler.handle if hasattr(handler, "handle") else handler.__call__, _name(handler))
 
 
-def handler_call(handler: Handler) -> Call:
+def handler_call(handler: Handler, *, elsewhere: bool = False) -> Call:
     """Return `handler` as a function of item and job. A class is instantiated here, once for each thread that calls
     this. Raises Invalid if the Worker cannot call it; the call raises NotRun if the handler only returned its work.
+    With `elsewhere`, the handler may return before a thread, an event loop or a process has ended its work.
     """
     target: Any = handler() if inspect.isclass(handler) else handler
     method = getattr(target, "handle", None)
@@ -81,7 +72,7 @@ def handler_call(handler: Handler) -> Call:
         def with_job(item: Item, job: Job) -> object:
             returned = call(item, job)
             if returned is not None:
-                _check_returned(returned)
+                check_returned(returned, elsewhere=elsewhere)
             return returned
 
         return with_job
@@ -89,7 +80,7 @@ def handler_call(handler: Handler) -> Call:
     def without_job(item: Item, job: Job) -> object:
         returned = call(item)
         if returned is not None:
-            _check_returned(returned)
+            check_returned(returned, elsewhere=elsewhere)
         return returned
 
     return without_job
@@ -97,13 +88,11 @@ def handler_call(handler: Handler) -> Call:
 
 def _check_runs(call: Any, name: str) -> None:
     """Raises Invalid if calling `call` would not run its body."""
-    while isinstance(call, functools.partial):
-        call = call.func
-    candidates = (call, getattr(type(call), "__call__", None))  # noqa: B004 - the function itself is looked at
-    if any(map(inspect.iscoroutinefunction, candidates)):
-        raise Invalid(f"the handler {name} is a coroutine function (async def), which would never run; {_ADVICE}")
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in candidates):
-        raise Invalid(f"the handler {name} is a generator function, whose body would never run: remove its `yield`")
+    undone = body_not_run(call)
+    if undone is None:
+        return
+    advice = "remove its `yield`" if undone.startswith("generator") else CALLS_IN_THREADS
+    raise Invalid(f"the handler {name} is a {undone}, which would never run; {advice}")
 
 
 def _takes_job(call: Callable[..., Any], is_method: bool, name: str) -> bool:
@@ -137,20 +126,6 @@ def _names_job(call: Callable[..., Any]) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in inspect.signature(call).parameters.values() if p.kind in positional]
     return names[1:2] == ["job"]
-
-
-def _check_returned(returned: object) -> None:
-    """Raises NotRun if `returned` is work that nothing runs, and closes it."""
-    if inspect.isawaitable(returned):
-        kind, advice = "an awaitable", _ADVICE
-    elif isinstance(returned, GeneratorType | AsyncGeneratorType):
-        kind, advice = "a generator", "let the handler do the work itself, without `yield`"
-    else:
-        return
-    if inspect.iscoroutine(returned) or isinstance(returned, GeneratorType):
-        with suppress(Exception):  # it may have been begun, and fail as it ends
-            returned.close()  # or Python warns that it was never awaited
-    raise NotRun(f"the handler returned {kind} ({type(returned).__name__}) and the Worker did not run it; {advice}")
 
 
 def _name(handler: Any) -> str:

@@ -8,8 +8,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from foqs.client.guard import guarded, kind_of, text_of
+from foqs.client.returned import call_to_end
 from foqs.errors import Code, FoqsError
 from foqs.travel import Local
+
+_CALLBACK = "a callback of an item's future"
 
 
 class UnreadFailures(FoqsError):
@@ -134,7 +137,7 @@ class ItemFuture(Local, Future[int]):
 
     def add_done_callback(self, fn: Callable[[Future[int]], Any]) -> None:
         self._read()
-        super().add_done_callback(lambda future: guarded("a callback of an item's future", fn, future))
+        super().add_done_callback(lambda future: guarded(_CALLBACK, call_to_end, _CALLBACK, fn, future))
 
     def _ended(self) -> None:
         if self.done():

@@ -20,6 +20,7 @@ from foqs.client.guard import SafeLog, guarded, is_a, kind_of, run_to_end
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.options import checked, pause, unlimited
 from foqs.client.outcomes import ItemFuture, Unread
+from foqs.client.returned import call_to_end
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.travel import Local, bare
 
@@ -316,7 +317,7 @@ class Producer(Local):
         if self._on_error is None:
             return
         try:
-            self._on_error(entry.spec, error)
+            call_to_end("on_error", self._on_error, entry.spec, error)
         except BaseException as failure:  # the thread has other items to send
             with self._change:
                 first, self._on_error_failed = not self._on_error_failed, True

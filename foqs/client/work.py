@@ -9,12 +9,12 @@ from time import monotonic
 from foqs.client.ack_policy import AckPolicy, bounded, reason_of
 from foqs.client.client import Client
 from foqs.client.guard import SafeLog, guarded, is_a
-from foqs.client.handlers import NotRun
 from foqs.client.held import Held
 from foqs.client.items import Nack
 from foqs.client.job import Call, Job, Retry, asked_by
 from foqs.client.leases import Leases
 from foqs.client.outcome_counts import Outcomes
+from foqs.client.returned import NotRun
 from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.errors import FoqsError
 from foqs.travel import stripped

@@ -64,7 +64,10 @@ class Worker(Local):
 
     Returning acks the item. An exception nacks it as failed: it comes again as the retry rule of its topic's policy
     says (without one after `backoff`, by its attempt), or as `Retry` says; after the last attempt it is a dead letter.
-    An at-most-once item does not come again. A handler that returns an awaitable or a generator fails in the same way.
+    An at-most-once item does not come again. A handler fails in the same way if it returns work instead of doing it: an
+    awaitable, a Future, a generator, an asynchronous or lazy iterator, a callable, or a thread or process that has not
+    ended, also in a list, tuple, set or dict. Work that was not begun is closed or cancelled. With the ack policy
+    MANUAL a handler may return a Future, or a thread or process at work.
     See `Job` for what else a handler may do.
 
     >>> class Import:
@@ -147,6 +150,7 @@ class Worker(Local):
         self._client = client
         self._topics = [topics] if isinstance(topics, str) else list(topics)
         self._handler = handler
+        self._manual = ack_policy == AckPolicy.MANUAL
         self._concurrency = concurrency
         self._wait_ms = wait_ms
         share = client.share()
@@ -192,7 +196,7 @@ class Worker(Local):
     def start(self) -> None:
         """Begins to work, in threads. Raises Invalid for a handler that it cannot call."""
         self._check_process()
-        calls = [handler_call(self._handler) for _ in range(self._concurrency)]
+        calls = [handler_call(self._handler, elsewhere=self._manual) for _ in range(self._concurrency)]
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
         renew_after_fork(self)

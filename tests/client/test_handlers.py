@@ -9,7 +9,8 @@ import warnings
 import pytest
 
 from foqs.client import Backoff, Delivery, Invalid, ItemSpec, Retry, Worker
-from foqs.client.handlers import NotRun, handler_call
+from foqs.client.handlers import handler_call
+from foqs.client.returned import NotRun
 from tests.client.peer import eventually
 
 ITEM, JOB = object(), object()
@@ -217,7 +218,7 @@ def test_returned_work_is_an_error_and_is_closed(returning):
 def test_a_returned_future_is_an_error():
     loop = asyncio.new_event_loop()
     try:
-        with pytest.raises(NotRun, match="an awaitable"):
+        with pytest.raises(NotRun, match="does not wait for it"):
             handler_call(lambda item: loop.create_future())(ITEM, JOB)
     finally:
         loop.close()

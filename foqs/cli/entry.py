@@ -1,23 +1,30 @@
-"""The start of every command. It imports little, because Ctrl-C during these imports prints a traceback."""
+"""The start of every command. It imports little before it hears Ctrl-C, which prints a traceback until then."""
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from foqs.cli.interrupt import end, end_at_once
 
-from foqs.cli.interrupt import ends_at_once
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import typer
 
 
 def main() -> None:
-    with ends_at_once():  # the imports take about a second
-        in_json = os.environ.get("FOQS_LOG__FORMAT") == "json"
-        if in_json:
-            _log_in_json()
-        from foqs.cli.main import app
+    end_at_once()
+    try:
+        _run()
+    except KeyboardInterrupt:  # a second one, while the command reports the first
+        end()
+
+
+def _run() -> None:
+    import os
+
+    in_json = os.environ.get("FOQS_LOG__FORMAT") == "json"
+    if in_json:
+        _log_in_json()
+    from foqs.cli.main import app
+
     if in_json:
         _run_in_json(app)
     else:
@@ -26,6 +33,8 @@ def main() -> None:
 
 def _log_in_json() -> None:
     """Set up the log before the other imports, which may warn."""
+    from contextlib import suppress
+
     from foqs.cli import logs
     from foqs.errors import Invalid
 

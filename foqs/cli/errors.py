@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
 from foqs.cli import logs
+from foqs.cli.interrupt import INTERRUPTED, body_of_command
 from foqs.errors import FoqsError, Invalid
 from foqs.store.protocol import StoreError, explained
 
@@ -38,7 +39,8 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with body_of_command():
+                return command(*args, **kwargs)
         except Invalid as error:
             fail(_listed(error.message))
         except FoqsError as error:
@@ -46,7 +48,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         except StoreError as error:
             fail(explained(error))
         except KeyboardInterrupt:
-            fail("interrupted", 130)
+            fail("interrupted", INTERRUPTED)
 
     return wrapped
 

@@ -1,49 +1,93 @@
-"""Ctrl-C at the start of a command, before there is anything to clean up."""
+"""Ctrl-C in a command. Only the body of a command gets KeyboardInterrupt, which its clean-up needs.
+
+Ctrl-C ends the process at once while modules are imported, while the command line is parsed, and when the interpreter
+ends. There the exception would print a traceback, or would be lost. This module imports little, because Ctrl-C prints a
+traceback until it is loaded.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import NoReturn
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes 2 ms
+    from typing import NoReturn
 
 INTERRUPTED = 130
+_AGAIN_S = 0.01
 
 
-@contextmanager
-def ends_at_once() -> Iterator[None]:
+def end_at_once() -> None:
+    """End the process at SIGINT from now on, as `ends_at_once` does, until it ends by itself."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
+
+
+class ends_at_once:
     """End the process at SIGINT inside the block, with status 130 and one line.
 
-    KeyboardInterrupt does not serve here: the import system loses one raised in its callbacks, and the command goes on.
     If SIGINT is ignored (`nohup`, a background job), or has another handler, it stays so.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is _end:
-            signal.signal(signal.SIGINT, before)
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        end_at_once()
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not end and signal.getsignal(signal.SIGINT) is end:
+            signal.signal(signal.SIGINT, self._before)
 
 
-def _end(*_: object) -> NoReturn:
-    # Not through the log: the handler may have interrupted it while it holds its lock.
-    logs = sys.modules.get("foqs.cli.logs")
-    in_json = os.environ.get("FOQS_LOG__FORMAT") == "json" if logs is None else logs.is_json()
-    line = "foqs: interrupted"
-    if in_json:
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        line = (
-            f'{{"timestamp": "{now}", "level": "error", "event": "command.failed", "logger": "foqs.log", '
-            f'"error": "interrupted", "status": {INTERRUPTED}}}'
-        )
+class body_of_command:
+    """Raise KeyboardInterrupt at SIGINT inside the block, where `ends_at_once` holds around it."""
+
+    def __enter__(self) -> None:
+        self._hears = signal.getsignal(signal.SIGINT) is end
+        if self._hears:
+            self._hook = sys.unraisablehook
+            sys.unraisablehook = self._unraisable
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._hears:
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, end)
+        if sys.unraisablehook == self._unraisable:
+            sys.unraisablehook = self._hook
+
+    def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
+        """Send the signal again if a callback of the interpreter lost its exception, for example one of an import."""
+        if lost.exc_type is not KeyboardInterrupt:
+            self._hook(lost)
+            return
+        from threading import Timer
+
+        again = Timer(_AGAIN_S, os.kill, [os.getpid(), signal.SIGINT])
+        again.daemon = True
+        again.start()
+
+
+def end(*_: object) -> NoReturn:
+    """Report the interrupt and end the process. A handler of SIGINT."""
     try:
-        os.write(2, line.encode() + b"\n")
+        os.write(2, _report().encode() + b"\n")
+        sys.stdout.flush()  # what the command printed before it ended
     finally:
         os._exit(INTERRUPTED)
+
+
+def _report() -> str:
+    # Not through the log: the handler may have interrupted it while it holds its lock, or while it is imported.
+    form = getattr(sys.modules.get("foqs.cli.logs"), "is_json", None)
+    if not (os.environ.get("FOQS_LOG__FORMAT") == "json" if form is None else form()):
+        return "foqs: interrupted"
+    now_ns = time.time_ns()
+    now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ns // 10**9))
+    return (
+        f'{{"timestamp": "{now}.{now_ns // 1000 % 10**6:06d}Z", "level": "error", "event": "command.failed", '
+        f'"logger": "foqs.log", "error": "interrupted", "status": {INTERRUPTED}}}'
+    )

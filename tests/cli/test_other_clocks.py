@@ -162,7 +162,7 @@ def test_the_clock_of_the_server_is_asked_once() -> None:
 # The times that a trace or a line of a log has are of the machine that writes it.
 OWN_CLOCK = {
     "foqs/client/tracing.py": {"time_ns"},
-    "foqs/cli/interrupt.py": {"now"},
+    "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/kept.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},
     "foqs/spark/jobs/session.py": {"time"},  # with a note, where no database can be read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -66,7 +67,12 @@ class PythonClient:
         self._process = context.Process(target=_python_client, args=(connect, self._there), daemon=True)
 
     def __enter__(self) -> Self:
-        self._process.start()
+        # Ctrl-C goes to all processes of the terminal. This one ends the client, which would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._there.close()
         return self
 

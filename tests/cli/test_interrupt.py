@@ -1,0 +1,104 @@
+"""Ctrl-C at any moment of a command: one line, status 130, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.api.hosts import ROOT, environment
+from tests.cli.test_starting import HOOK
+
+# SIGINT arrives at a call of a function. FOQS_TEST_CALL says at which call after the start of `main`; 0 counts all.
+PROFILE = """
+import os, signal, sys
+
+wanted, count, begun = int(os.environ["FOQS_TEST_CALL"]), 0, False
+
+def called(frame, event, argument):
+    global count, begun
+    if event != "call":
+        return
+    begun = begun or frame.f_code.co_name == "_run" and frame.f_code.co_filename.endswith("/cli/entry.py")
+    count += begun
+    if begun and count == wanted:
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+
+if "foqs" in sys.orig_argv:
+    sys.setprofile(called)
+    if not wanted:
+        import atexit
+        atexit.register(lambda: print("calls", count, file=sys.stderr))
+"""
+
+
+def run(folder: Path, hook: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(hook)
+    return subprocess.run(
+        [sys.executable, "-m", "foqs", *words],
+        env=environment(PYTHONPATH=f"{folder}:{ROOT}", **variables),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("module", ["foqs.cli.main", "typer", "structlog", "foqs.cli.outlet"])
+@pytest.mark.parametrize("words", [["--help"], ["enqueue", "t", "x", "--address", "127.0.0.1:1"], ["settings", "get"]])
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, words: list[str], module: str) -> None:
+    """`foqs.cli.outlet` is imported by the module of the log, which is half made then."""
+    done = run(tmp_path, HOOK, *words, FOQS_TEST_INTERRUPT=module)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "foqs: interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--help"], ["enqueue", "t", "x", "--address", "127.0.0.1:1", "--timeout-ms", "1"]])
+def test_ctrl_c_at_any_call(tmp_path: Path, words: list[str]) -> None:
+    calls = int(run(tmp_path, PROFILE, *words, FOQS_TEST_CALL="0").stderr.split()[-1])
+    assert calls > 10_000
+    for part in (0.001, 0.03, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97, 0.99, 0.999):
+        done = run(tmp_path, PROFILE, *words, FOQS_TEST_CALL=str(int(calls * part)))
+        assert "Traceback" not in done.stderr, (part, done.stderr)
+        assert done.returncode == 130 and done.stderr.endswith("foqs: interrupted\n"), (part, done)
+
+
+COMMAND = """
+import atexit, signal, sys, time, weakref
+from foqs.cli import errors, interrupt
+
+interrupt.end_at_once()
+ctrl_c = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+
+@errors.report_errors
+def body():
+    print("begun")
+    {body}
+
+try:
+    body()
+except KeyboardInterrupt:
+    interrupt.end()
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ctrl_c()",
+        "errors.print = ctrl_c; ctrl_c()",
+        # The interpreter prints an exception of a callback, and goes on.
+        "thing = set(); found = weakref.ref(thing, ctrl_c); del thing; time.sleep(90)",
+        "atexit.register(ctrl_c)",
+    ],
+    ids=["in the body", "while it is reported", "in a callback of the interpreter", "at the end"],
+)
+def test_ctrl_c_in_a_command(body: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.replace("{body}", body)], capture_output=True, text=True, timeout=60,
+        env=dict(os.environ),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "begun\n", "foqs: interrupted\n")

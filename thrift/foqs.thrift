@@ -94,8 +94,9 @@ enum FailureCause {
 }
 
 /**
- * Why an item is not delivered now. The order of the values is the order in which reasons have to end, and in which
- * ExplainItem lists them.
+ * Why an item is not delivered now. ExplainItem lists reasons in the order in which they have to end: GONE, ENDED,
+ * SHARD_NOT_SERVED, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY, BEHIND_IN_LANE,
+ * BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
  */
 enum Reason {
   UNSPECIFIED = 0,
@@ -130,6 +131,11 @@ enum Reason {
   NO_CONSUMER = 13,
   /** Its row or its body is not in the host's memory. A dequeue that needs it reads it. */
   NOT_LOADED = 14,
+  /**
+   * The consumers that wait for the topic at the item's host, or asked there last, may have no more items: each of their
+   * workers holds `count`, as the settings entry `key` allows (per_worker). by: one of these workers.
+   */
+  PER_WORKER = 15,
 }
 
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */

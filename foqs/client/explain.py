@@ -15,7 +15,7 @@ from foqs.ids import parse_id
 
 
 class Reason(IntEnum):
-    """What keeps an item from being delivered, in the order in which reasons have to end."""
+    """What keeps an item from being delivered. The numbers are no order: see `Explanation.reasons`."""
 
     GONE = 1
     ENDED = 2
@@ -31,6 +31,7 @@ class Reason(IntEnum):
     BEHIND_IN_TURN = 12
     NO_CONSUMER = 13
     NOT_LOADED = 14
+    PER_WORKER = 15
 
 
 @dataclass(frozen=True, slots=True)

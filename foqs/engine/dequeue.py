@@ -45,6 +45,7 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
         if limited:
             count = min(count, state.holdings.room(key, call))  # noqa: PLW2901
             if not count:
+                state.holdings.note(key, call.worker, now_ms)
                 continue
         # Most of very many topics are empty, and cost no more than this.
         topic = topics.get(key)
@@ -340,5 +341,6 @@ def keep_house(state: State, now_ms: int) -> None:
     state.skipping = {key: None for key in state.skipping if key in state.waiting}
     state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
     state.explained.forget(now_ms)
+    state.holdings.forget(now_ms)
     state.topics.ledgers.forget(now_ms)
     state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

@@ -1,6 +1,6 @@
 """Why an item is not delivered yet: reasons from memory, and from the item's row as GetItem finds it.
 
-The reasons are in the order of their codes, which is the order in which they have to end.
+The reasons are in the order in which they have to end (`ORDER`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.engine.demand import AnyGate, Parked
+from foqs.engine.holdings import LATELY_MS
 from foqs.engine.inspect import count
 from foqs.engine.item_end import change_at_limit
 from foqs.engine.item_ops import given_of
@@ -29,9 +30,6 @@ from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.throttles.shard_slots import ShardSlots
 
-LATELY_MS = 10_000
-"""A topic that was asked for in this time has a consumer."""
-
 _FLOWS = 10_000
 """Parked flows that are compared with that of an item: of more of them every second, every third and so on."""
 
@@ -40,6 +38,15 @@ _HOLDERS = 10
 
 _Reason = idl.ExplainReason
 _Code = idl.Reason
+
+
+ORDER = (
+    _Code.GONE, _Code.ENDED, _Code.SHARD_NOT_SERVED, _Code.OWNER_IN_GRACE, _Code.BREAKER_OPEN, _Code.DELAYED,
+    _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY, _Code.BEHIND_IN_LANE, _Code.BEHIND_IN_TURN,
+    _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
+)  # fmt: skip
+"""The reasons in the order in which they have to end. Their numbers are those of the contract, in no order."""
+_RANKS = {code: rank for rank, code in enumerate(ORDER)}
 
 
 class Explanation(NamedTuple):
@@ -175,7 +182,12 @@ def _of_others(key: TopicKey, delayed: int, leased: int) -> list[Any]:
 
 def in_order(reasons: Iterable[Any]) -> list[Any]:
     """Return the reasons in the order in which they have to end."""
-    return sorted(reasons, key=lambda reason: reason.code)
+    return sorted(reasons, key=lambda reason: rank(reason.code))
+
+
+def rank(code: int) -> int:
+    """Return the place of a reason in `ORDER`."""
+    return _RANKS[code]
 
 
 # ------------------------------------------------------------------------------------------ reasons
@@ -278,11 +290,44 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
         asked_ms = topic.turns.used_ms
     else:
         asked_ms = max((lane.window.used_ms for lane in topic.lanes() if lane.window is not None), default=0)
-    if key in state.waiting or key in state.holdings.parked or now_ms - asked_ms < LATELY_MS:
+    if (full := _holding_enough(state, key, asked_ms, now_ms)) is not None:
+        return [full]
+    if key in state.waiting or now_ms - asked_ms < LATELY_MS:
         return []
     last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
     why = f"No consumer waits for the topic on the item's host, and {last}; {_command('dequeue', key)} takes an item."
     return [_Reason(_Code.NO_CONSUMER, why)]
+
+
+def _holding_enough(state: State, key: TopicKey, asked_ms: int, now_ms: int) -> Any | None:
+    """Explain a topic whose consumers may have no more of its items. None if a consumer waits that may have some, or
+    has asked (`asked_ms`) since one was refused."""
+    (ns, topic), holdings = key, state.holdings
+    most = state.policies.of(key).per_worker
+    if most is None:
+        return None
+    parked, waits = holdings.parked.get(key), state.waiting.get(key, ())
+    refused = holdings.full.get(key)
+    full = [call.worker for call in islice(waits, _FLOWS) if not holdings.room(key, call)]
+    if len(full) < len(waits):
+        return None
+    if parked or full:
+        worker = full[0] if parked is None else next(iter(parked)).worker
+        who = _consumers(len(full) + len(parked or ()))
+    elif refused is not None and refused[0] >= asked_ms and now_ms - refused[0] < LATELY_MS:
+        worker, who = refused[1], "The consumer that asked last for the topic on the item's host may have no more items"
+    else:
+        return None
+    entry = state.policies.namespace(ns).layers(topic)["per_worker"]
+    holds = f"worker {worker} holds" if worker else "its process holds"
+    why = f"{who}: {holds} {most:,}, as the settings entry {entry} allows. It has to end one, or another worker to ask."
+    return _Reason(_Code.PER_WORKER, why, key=entry, count=most, by=worker or None)
+
+
+def _consumers(count: int) -> str:
+    if count == 1:
+        return "The consumer that waits for the topic on the item's host may have no more items"
+    return f"The {count:,} consumers that wait for the topic on the item's host may have no more items"
 
 
 # ------------------------------------------------------------------------------------------ inside

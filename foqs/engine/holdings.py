@@ -19,6 +19,8 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.policies.layers import Policies
 
+LATELY_MS = 10_000
+"""A topic that was asked for in this time has a consumer."""
 _SWEPT = 100
 """Workers that are looked at each second for whether they hold anything."""
 _NO_LIMIT = 1 << 31
@@ -26,11 +28,13 @@ _NO_LIMIT = 1 << 31
 
 class Holdings:
     """Of one host. `shards`: those that it has. `parked`: the consumers that wait, by each topic of which they may have
-    no item now. `named`: the topics of which a worker that does not report was refused items here, by its name."""
+    no item now. `named`: the topics of which a worker that does not report was refused items here, by its name. `full`:
+    when a worker was last refused items of a topic, and its name."""
 
     def __init__(self, shards: Mapping[int, Shard], policies: Policies) -> None:
         self.parked: dict[TopicKey, dict[DequeueCall, None]] = {}
         self.named: dict[str, dict[TopicKey, None]] = {}
+        self.full: dict[TopicKey, tuple[int, str]] = {}
         self._shards = shards
         self._policies = policies
         self._held: dict[tuple[TopicKey, str], dict[int, int]] = {}  # the lease of each item
@@ -78,6 +82,18 @@ class Holdings:
         limit = None if call.limits is None else call.limits.get(key)
         if limit is not None and limit.holding is None:
             self.named.setdefault(call.worker, {})[key] = None
+
+    def note(self, key: TopicKey, worker: str, now_ms: int) -> None:
+        """Note that a consumer asked for items of the topic and may have none."""
+        self.full.pop(key, None)
+        self.full[key] = now_ms, worker  # at the end
+
+    def forget(self, now_ms: int) -> None:
+        """Forget some consumers that have not asked lately."""
+        for key, (at_ms, _) in list(islice(self.full.items(), _SWEPT)):
+            if now_ms - at_ms < LATELY_MS:
+                break
+            del self.full[key]
 
     def unpark(self, call: DequeueCall) -> None:
         """Forget a call that waits no more."""

@@ -55,7 +55,7 @@ def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[st
     answer = max(answers, key=_distance)
     shards = [f"shard {number} is not served" for number in sorted(unowned)]
     hosts = [f"host {address} did not answer" for address in missing]
-    if _distance(answer) != idl.Reason.GONE or not (shards or hosts):
+    if not answer.reasons or answer.reasons[0].code != idl.Reason.GONE or not (shards or hosts):
         return answer
     why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
     rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
@@ -63,4 +63,4 @@ def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[st
 
 
 def _distance(answer: Any) -> int:
-    return answer.reasons[0].code if answer.reasons else _NEAREST
+    return explain.rank(answer.reasons[0].code) if answer.reasons else _NEAREST

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from foqs.cli.explain import code_name, reasons_table
-from foqs.client.explain import _explanation
+from foqs.client.explain import Reason, _explanation
+from foqs.engine.explain import ORDER, in_order
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
@@ -16,6 +18,7 @@ from tests.support.one_host import OneHost, put, take
 
 pytestmark = pytest.mark.memory
 R = idl.Reason
+ROOT = Path(__file__).parent.parent.parent
 
 
 class Case(NamedTuple):
@@ -202,6 +205,21 @@ def no_consumer() -> Case:
     return Case(host, item_id, R.NO_CONSUMER, None, text, lambda: asked(host))
 
 
+def per_worker() -> Case:
+    host = OneHost(1)
+    settle(host, 1, topic_t='{"per_worker": 1}')
+    first, item_id = put(host, b"x", b"y")
+    (item,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)], worker="w:1").items
+    assert item.id == first
+    host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 2)], worker="w:1", wait_ms=60_000)
+    host.wait(1)
+    text = (
+        "The consumer that waits for the topic on the item's host may have no more items: worker w:1 holds 1, as the "
+        "settings entry topic.t allows. It has to end one, or another worker to ask."
+    )
+    return Case(host, item_id, R.PER_WORKER, None, text, lambda: settle(host, 2))
+
+
 def not_loaded() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
@@ -218,7 +236,7 @@ def not_loaded() -> Case:
 
 CASES = [
     gone, ended, not_served, in_grace, broken, delayed, leased, paused, throttled, behind_in_lane, behind_in_turn,
-    no_consumer, not_loaded,
+    per_worker, no_consumer, not_loaded,
 ]  # fmt: skip
 
 
@@ -297,3 +315,55 @@ def test_a_shadow_throttle_is_no_reason() -> None:
     assert len(call.answer.items) == 2
     (left,) = set(ids) - {item.id for item in call.answer.items}
     assert why(host, left).reasons == []
+
+
+def test_the_order_has_each_reason_of_the_contract_once() -> None:
+    assert sorted(ORDER) == sorted(set(R._VALUES_TO_NAMES) - {R.UNSPECIFIED})
+    assert {reason.name: int(reason) for reason in Reason} == {R._VALUES_TO_NAMES[code]: code for code in ORDER}
+    reasons = [idl.ExplainReason(code, "") for code in sorted(ORDER)]
+    assert [reason.code for reason in in_order(reasons)] == list(ORDER)
+    assert ORDER.index(R.PER_WORKER) < ORDER.index(R.NO_CONSUMER) < ORDER.index(R.NOT_LOADED)
+
+
+def test_the_contract_and_the_page_list_the_reasons_in_the_order() -> None:
+    names = [R._VALUES_TO_NAMES[code] for code in ORDER]
+    contract = (ROOT / "thrift" / "foqs.thrift").read_text()
+    listed = contract[: contract.index("enum Reason")].rpartition("have to end: ")[2].partition(". ")[0]
+    assert "".join(listed.replace("*", "").split()).split(",") == names
+    page = (ROOT / "docs" / "operations.md").read_text().partition("| reason | meaning |")[2].partition("\n\n")[0]
+    assert [line.split("|")[1].strip().upper() for line in page.splitlines()[2:]] == names
+
+
+def test_a_consumer_that_polls_at_its_limit_is_the_reason() -> None:
+    host = OneHost(1)
+    settle(host, 1, topic_x='{"per_worker": 2}')
+    host.settings.apply(Settings("n", 2, {"topic.*": '{"per_worker": 2}'}))
+    *_, item_id = put(host, *(b"x" for _ in range(9)))
+    assert len(take(host, 9, worker="w").items) == 2
+    assert take(host, 9, worker="w").items == []
+    behind, reason = why(host, item_id).reasons
+    assert (behind.code, reason.code, reason.by, reason.count, reason.key) == (
+        R.BEHIND_IN_LANE, R.PER_WORKER, "w", 2, "topic.*",
+    )  # fmt: skip
+    (of_topic,) = host.ask("ExplainItem", ns="n", topic="t").reasons
+    assert (of_topic.code, of_topic.text) == (R.PER_WORKER, reason.text)
+    host.wait(1)
+    take(host, 1, worker="other")
+    assert host.ask("ExplainItem", ns="n", topic="t").reasons == []
+    take(host, 1, worker="w")
+    host.wait(10_000)
+    assert [one.code for one in host.ask("ExplainItem", ns="n", topic="t").reasons] == [R.NO_CONSUMER]
+    assert not host.engine.holdings.full, "it is forgotten"
+
+
+def test_a_consumer_with_room_is_no_reason() -> None:
+    host = OneHost(1)
+    settle(host, 1, topic_t='{"per_worker": 1}', throttle_k='{"per_second": 0.001, "burst": 1}')
+    put(host, b"x", b"y", b"z", throttle_keys=["k"])
+    wants = [idl.TopicCount("t", 1)]
+    host.call("Dequeue", ns="n", wants=wants, worker="w")
+    host.wait(1)
+    for worker in ("w", "w", "free"):
+        host.call("Dequeue", ns="n", wants=wants, worker=worker, wait_ms=60_000)
+    host.wait(1)
+    assert R.PER_WORKER not in [one.code for one in host.ask("ExplainItem", ns="n", topic="t").reasons]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-from foqs.engine import aside, sources
+from foqs.engine import aside, sources, weights
 from foqs.engine.demand import AnyGate
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
@@ -65,6 +65,8 @@ class Round:
         bounds = sources.bounds_of(state, topic)
         self._attempts = bounds.attempts
         self._throttled = bool(bounds.throttles)
+        if self._turns.unweighed:
+            weights.catch_up(state, topic)
         aside.try_again(self._turns, now_ms)
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
@@ -186,9 +188,11 @@ class Round:
         queue = self._turns.alike(count // 2)
         if queue is None:
             return [], 0, 0
-        for _, _, tenant in queue:
-            if tenant.changes != self._changes:
-                self._weigh(tenant)
+        stale = [tenant for _, _, tenant in queue if tenant.changes != self._changes]
+        if [tenant for tenant in stale if self._weigh(tenant)]:
+            queue = self._turns.alike(count // 2)
+            if queue is None:
+                return [], 0, 0
         own: list[list[Entry[Item]]] = []
         places: list[sources.AtHand] = []
         for (_, _, tenant), most in zip(queue, several.shares(queue, count), strict=True):
@@ -219,8 +223,8 @@ class Round:
     def _open(self, tenant: _Tenant, taking: Taking | None) -> Taking | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
         if taking is None:
-            if tenant.changes != self._changes:
-                self._weigh(tenant)
+            if tenant.changes != self._changes and self._weigh(tenant):
+                return None  # another tenant may be the first
             taking = self._takings[tenant] = Taking()
         elif taking.upto:
             taking.finish(self._state)
@@ -353,11 +357,9 @@ class Round:
         self.asks = self._state.throttling.park(flow, gate, wanted) or self.asks
         self._found_none()
 
-    def _weigh(self, tenant: _Tenant) -> None:
-        ns, topic = self._topic.key
-        tenant.changes = self._changes
-        weight = self._state.policies.namespace(ns).weight(topic, tenant.name, tenant.given_weight)
-        tenant.weight = weight * tenant.factor
+    def _weigh(self, tenant: _Tenant) -> bool:
+        """Return True if the tenant has another place in the queue."""
+        return weights.weigh(self._state, self._topic, tenant)
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""

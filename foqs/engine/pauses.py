@@ -1,4 +1,4 @@
-"""Another version of a namespace's settings: resumed topics deliver again, throttles change, and workers
+"""Another version of a namespace's settings: resumed topics deliver again, throttles and weights change, and workers
 may hold more or fewer items."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from foqs.engine import consumers
+from foqs.engine import consumers, weights
 from foqs.engine.pending import DequeueCall
 from foqs.engine.state import State
 from foqs.policies.layers import NamespacePolicies
@@ -20,9 +20,10 @@ def apply(state: State, settings: Settings) -> None:
     """Use the settings from now on, and deliver items of resumed topics to consumers that wait, from the next turn of
     the event loop on."""
     ns, policies = settings.ns, state.policies
-    before, limiting = policies.pausing.get(ns), policies.per_worker.get(ns)
+    before, limiting, weighing = policies.pausing.get(ns), policies.per_worker.get(ns), policies.namespace(ns)
     policies.apply(settings)
     state.throttling.changed(ns)
+    weights.follow(state, ns, weighing)
     if before is not None:
         state.long_work.append(_resume(state, ns, before))
         state.wake()

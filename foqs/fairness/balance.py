@@ -28,6 +28,15 @@ _DOUBT_ITEMS = 1.0
 """Differences of less than about an item in a beat move a factor little: at low rates they are chance."""
 _WIDTH = log(4_096)
 """The largest and the smallest factor on a host differ by at most this."""
+_HELD_BEATS = 2
+"""After a change of weights, the service in so many beats is in part by the old ones: it moves no factor."""
+_HURRY, _HURRIED_BEATS, _NEWEST_BEATS = 1.6, 5, 2
+"""In so many beats after that, factors move faster by this, and in the first ones by the newest measurement alone."""
+_NARROW = log(8)
+"""By how much factors differ at most when weights change: a factor that is far from the rest would take long to
+return."""
+_REST_BEATS = 6
+"""The least time from one such change to the next: weights that change all the time must not hold all factors."""
 _FADING = 0.8
 _FADED = 0.01
 _MOST_KEPT = 4 * MOST_TENANTS
@@ -95,6 +104,9 @@ class Balance:
         self._smooth: dict[str, float] = {}
         self._waited: set[str] = set()  # the tenants that waited at the last step
         self._stepped_ms: int | None = None
+        self._weights: dict[str, float] = {}
+        self._unit: str | None = None
+        self._beats = _HELD_BEATS + _HURRIED_BEATS  # since the weights changed
 
     @property
     def quiet(self) -> bool:
@@ -127,16 +139,23 @@ class Balance:
         """Return the tenants to report on, after a step with these: those that wait or were served lately."""
         return [one for one in shares if one.waits or now_ms - self._own[one.name].changed_ms <= SILENT_MS]
 
-    def step(self, shares: Sequence[Share], item: float, now_ms: int) -> None:
+    def step(self, shares: Sequence[Share], item: float, now_ms: int, unit: str = "") -> None:
         """Change the factors. `shares`: the tenants here, at most `MOST_TENANTS`; `item`: the usual service of one
-        delivery, more than 0, in the unit of `Share.served`."""
+        delivery, more than 0, in the unit of `Share.served`, which is named `unit`."""
         elapsed_ms = 0 if self._stepped_ms is None else now_ms - self._stepped_ms
         self._stepped_ms = now_ms
         self._forget(shares, now_ms)
+        self._beats += 1
+        self._note_weights(shares, unit)
+        if self._beats <= _HELD_BEATS + _NEWEST_BEATS:
+            self._smooth.clear()
         hosts = [host for host in self._hosts.values() if host.counts(now_ms)]
         paces = {one.name: self._pace(one, hosts, now_ms) for one in shares}
         # What a tenant received before it waited says nothing: it would get all that it seemed to lack.
         waited, self._waited = self._waited, {one.name for one in shares if one.waits}
+        if self._beats < _HELD_BEATS:
+            return
+        hurries = self._beats < _HELD_BEATS + _HURRIED_BEATS
         both = self._waited & waited if hosts else ()
         compared = [one for one in shares if one.name in both and _comparable(one.name, hosts)]
         if len(compared) < 2 or not elapsed_ms:
@@ -144,10 +163,11 @@ class Balance:
         logs = self._logs
         self._fade(logs.keys() - {one.name for one in compared})
         if compared:
+            exponent = _EXPONENT * (_HURRY if hurries else 1.0)
             mean = sum([paces[one.name] / one.weight for one in compared]) / len(compared)
             for one in compared:
                 due, got = mean * one.weight * elapsed_ms, paces[one.name] * elapsed_ms
-                change = _EXPONENT * log((due + _DOUBT_ITEMS * item) / (got + _DOUBT_ITEMS * item))
+                change = exponent * log((due + _DOUBT_ITEMS * item) / (got + _DOUBT_ITEMS * item))
                 logs[one.name] = logs.get(one.name, 0.0) + change
             # Held from above, so that tenants that receive too little still compete with each other.
             lowest = max([logs[one.name] for one in compared]) - _WIDTH
@@ -157,6 +177,21 @@ class Balance:
         self.factors = {name: exp(value) for name, value in logs.items()}
 
     # ------------------------------------------------------------------------------------- inside
+
+    def _note_weights(self, shares: Sequence[Share], unit: str) -> None:
+        """After a change of weights, or of the unit, the service before it says nothing. The turns follow it at once. A
+        factor that followed it, too, would be wrong for seconds."""
+        before, self._weights = self._weights, {one.name: one.weight for one in shares}
+        others = [name for name, weight in self._weights.items() if before.get(name, weight) != weight]
+        changed = bool(others) or self._unit not in (None, unit)
+        self._unit = unit
+        if not changed or self._beats < _REST_BEATS:
+            return
+        self._beats = 0
+        if self._logs:
+            lowest = max(self._logs.values()) - _NARROW
+            self._logs = {name: max(value, lowest) for name, value in self._logs.items()}
+            self.factors = {name: exp(value) for name, value in self._logs.items()}
 
     def _pace(self, one: Share, hosts: Sequence[_Host], now_ms: int) -> float:
         """Return the service of a tenant per millisecond, on all hosts."""

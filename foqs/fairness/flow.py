@@ -48,6 +48,7 @@ class TakesTurns(Protocol):
     tallies: dict[Tenure, Tally]
     ranked: bool
     charges: dict[int, float]
+    unweighed: dict[Any, None]
 
     def enter(self, tenant: Any, *, opened: bool = False) -> None: ...
 
@@ -60,10 +61,10 @@ class TakesTurns(Protocol):
 
 class Tenant(Generic[L]):
     """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
-    stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts; a change counts
-    from the next turn. `served`: the cost of all that it was given; `counted`: of that, what metrics have. `lease_ms`:
-    the mean of its last leases, None before the first ended. `only`: its flow, None if it has or had several. (Most
-    tenants have one flow: two dicts for it would take 480 bytes.)"""
+    stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts. `served`: the
+    cost of all that it was given; `counted`: of that, what metrics have. `lease_ms`: the mean of its last leases, None
+    before the first ended. `only`: its flow, None if it has or had several. (Most tenants have one flow: two dicts for
+    it would take 480 bytes.)"""
 
     __slots__ = (
         "_flows",
@@ -151,7 +152,9 @@ class Tenant(Generic[L]):
     def weigh(self, given: int) -> None:
         """An item was stored with this weight."""
         self.given_weight = given
-        self.changes = -1
+        if self.changes >= 0:  # it may have a debt
+            self.turns.unweighed[self] = None
+            self.changes = -1
 
     def newly_served(self) -> float:
         """Return how much it was given since the last call. Service that it gave back is taken off later."""

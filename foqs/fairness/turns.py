@@ -40,11 +40,13 @@ class Turns(Generic[L]):
     that are never corrected are dropped.
     `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
+    `unweighed`: tenants whose items, or whose debt, came with another weight than they have; see `weigh`.
     `used_ms`: when a dequeue asked for the topic last. `ahead`: after so many more items the pages of the next tenants
     are looked after, for about `reach` of them; None while all were in memory. `last_cost`: of the item that was given
     last.
 
-    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip` and `place` follows."""
+    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip`, `place` and `weigh`
+    follows."""
 
     def __init__(self) -> None:
         self.tenants: dict[str, Tenant[L]] = {}
@@ -60,13 +62,14 @@ class Turns(Generic[L]):
         self.aside: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
+        self.unweighed: dict[Tenant[L], None] = {}
         self.last_cost = 1.0
         self._seq = self._first_seq = 0  # the highest and the lowest number of an entry
         self._flat: Level[Tenant[L]] = Level(0)
         self._levels: WeakValueDictionary[int, Level[Tenant[L]]] = WeakValueDictionary({0: self._flat})
         self._ranks: list[tuple[int, Level[Tenant[L]]]] = []  # a heap of the levels with entries
         self._passed: list[Tenant[L]] = []
-        self._debts: OrderedDict[str, tuple[Level[Tenant[L]], float]] = OrderedDict()
+        self._debts: OrderedDict[str, tuple[Level[Tenant[L]], float, float]] = OrderedDict()
 
     # ------------------------------------------------------------------------------------- lanes
 
@@ -74,8 +77,12 @@ class Turns(Generic[L]):
         """Add a lane, with its ready items, to its flow."""
         tenant = self.tenants.get(name)
         if tenant is None:
-            level, start = self._debts.pop(name, (self._flat, self._flat.now))
+            debt = self._debts.pop(name, None)
+            level, start, weight = debt or (self._flat, self._flat.now, 1.0)
             tenant = self.tenants[name] = Tenant(name, self, level, start)
+            if debt is not None:
+                tenant.weight = weight
+                self.unweighed[tenant] = None
         flow = tenant.flow(throttles)
         tally = self.tallies.get(lane.tenure)
         if tally is None:
@@ -108,6 +115,7 @@ class Turns(Generic[L]):
         if not tenant.flows:
             del self.tenants[tenant.name]
             self.incomplete.pop(tenant, None)
+            self.unweighed.pop(tenant, None)
             self.leave(tenant, IDLE)
             self.scale(tenant, 1.0)
             if not self.ready:
@@ -118,11 +126,11 @@ class Turns(Generic[L]):
     def _remember(self, tenant: Tenant[L]) -> None:
         debts = self._debts
         while debts:
-            level, start = next(iter(debts.values()))
+            level, start, _ = next(iter(debts.values()))
             if len(debts) < _DEBTS and start > level.now:
                 break
             debts.popitem(last=False)
-        debts[tenant.name] = (tenant.level, tenant.start)
+        debts[tenant.name] = (tenant.level, tenant.start, tenant.weight)
 
     def lanes(self) -> Iterator[L]:
         for tenant in self.tenants.values():
@@ -237,21 +245,28 @@ class Turns(Generic[L]):
             self._withdraw(tenant)
             self._queue(tenant)
 
-    def scale(self, tenant: Tenant[L], factor: float) -> None:
-        """Multiply the tenant's weight by `factor`, in place of the one before.
+    def weigh(self, tenant: Tenant[L], weight: int) -> bool:
+        """Give the tenant another weight. Return True if its start has changed."""
+        return self._reweigh(tenant, weight, tenant.factor)
 
-        The tenant's debt changes, too. Else an item that it was given at a hundredth of its weight would keep it from
-        its turns long after it has all of its weight again."""
+    def scale(self, tenant: Tenant[L], factor: float) -> bool:
+        """Multiply the tenant's weight by `factor`, in place of the one before. Return as `weigh`."""
         if factor == tenant.factor:
-            return
-        debt = (tenant.start - tenant.level.now) * tenant.factor / factor
-        tenant.weight = round(tenant.weight / tenant.factor) * factor  # weights are whole numbers
-        tenant.factor = factor
-        if debt > 0:
-            tenant.start = tenant.level.now + debt
-            if tenant.seq and not tenant.newcomer:
-                self._withdraw(tenant)
-                self._queue(tenant)
+            return False
+        return self._reweigh(tenant, round(tenant.weight / tenant.factor), factor)  # weights are whole numbers
+
+    def _reweigh(self, tenant: Tenant[L], weight: float, factor: float) -> bool:
+        """The tenant's debt or credit stays the same number of items. Else an item that it was given at a hundredth of
+        its weight would keep it from its turns long after it has all of its weight again."""
+        before, tenant.weight, tenant.factor = tenant.weight, weight * factor, factor
+        now = tenant.level.now
+        if tenant.weight == before or tenant.start == now:
+            return False
+        tenant.start = now + (tenant.start - now) * before / tenant.weight
+        if tenant.seq and not tenant.newcomer:
+            self._withdraw(tenant)
+            self._queue(tenant)
+        return True
 
     def enter(self, tenant: Tenant[L], *, opened: bool = False) -> None:
         """The tenant has items to deliver. A tenant that is passed over stays so.

@@ -15,12 +15,15 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
+from foqs.engine import weights
 from foqs.engine.engine import Engine
+from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
 from foqs.fairness.flow import ASIDE, PASSED, QUEUED, Tenant
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.turns import Turns
+from foqs.fairness.topics import Topic
+from foqs.fairness.turns import ITEMS, Turns
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.peers.elsewhere import Elsewhere
@@ -42,6 +45,7 @@ _OLDER_MS = 60_000
 _WAITS = frozenset({QUEUED, PASSED, ASIDE})
 
 _Tenant = Tenant[Lane[Item]]
+_Topic = Topic[Lane[Item]]
 _Turns = Turns[Lane[Item]]
 
 
@@ -50,17 +54,18 @@ def _heaviest(tenant: _Tenant) -> tuple[float, str]:
 
 
 class _Shared:
-    """A topic. `tenants`: those that are reported, and whose weights are scaled. `usual_cost` of an item."""
+    """A topic. `tenants`: those that are reported, and whose weights are scaled. `usual_cost` of an item, in `unit`."""
 
-    __slots__ = ("balance", "chosen_ms", "tenants", "usual_cost")
+    __slots__ = ("balance", "chosen_ms", "tenants", "unit", "usual_cost")
 
     def __init__(self) -> None:
         self.balance = Balance()
         self.usual_cost = 1.0
+        self.unit = ITEMS
         self.tenants: list[_Tenant] = []
         self.chosen_ms = 0
 
-    def choose(self, turns: _Turns, now_ms: int) -> None:
+    def choose(self, topic: _Topic, turns: _Turns, now_ms: int) -> None:
         """Choose the same tenants as other hosts, the heaviest, where there are too many."""
         if len(turns.tenants) > MOST_TENANTS and self.tenants and now_ms - self.chosen_ms < SILENT_MS:
             self.tenants = [one for one in self.tenants if turns.tenants.get(one.name) is one]
@@ -70,25 +75,32 @@ class _Shared:
         if len(self.tenants) > MOST_TENANTS:
             self.tenants = nsmallest(MOST_TENANTS, self.tenants, key=_heaviest)
         for tenant in set(before).difference(self.tenants):
-            turns.scale(tenant, 1.0)
+            weights.scale(topic, tenant, 1.0)
 
-    def step(self, turns: _Turns, now_ms: int) -> list[Share]:
+    def step(self, state: State, topic: _Topic, now_ms: int) -> list[Share]:
         """Scale the weights, and return the tenants to report on."""
-        self.choose(turns, now_ms)
+        turns = topic.turns
+        assert turns is not None, "its tenants take turns"
+        self.choose(topic, turns, now_ms)
+        for tenant in self.tenants:
+            if tenant.changes != state.policies.changes:
+                weights.weigh(state, topic, tenant)
         shares = [
             Share(one.name, one.weight / one.factor, max(0, round(one.served * _UNIT)), one.away in _WAITS)
             for one in self.tenants
         ]
+        if turns.unit != self.unit:
+            self.unit, self.usual_cost = turns.unit, turns.last_cost
         self.usual_cost += (turns.last_cost - self.usual_cost) / _SAMPLES
-        self.balance.step(shares, max(1.0, self.usual_cost * _UNIT), now_ms)
+        self.balance.step(shares, max(1.0, self.usual_cost * _UNIT), now_ms, turns.unit)
         factors = self.balance.factors
         for tenant in self.tenants:
-            turns.scale(tenant, factors.get(tenant.name, 1.0))
+            weights.scale(topic, tenant, factors.get(tenant.name, 1.0))
         return self.balance.report(shares, now_ms)
 
-    def end(self, turns: _Turns) -> None:
+    def end(self, topic: _Topic) -> None:
         for tenant in self.tenants:
-            turns.scale(tenant, 1.0)
+            weights.scale(topic, tenant, 1.0)
 
 
 class ShareExchange:
@@ -165,17 +177,16 @@ class ShareExchange:
         topic, shared = engine.topics.in_turns.get(key), self._shared.get(key)
         if topic is None:
             return []
-        turns: _Turns = topic.turns  # type: ignore[assignment]
-        several = len(turns.tenants) > 1 and bool(addresses)
+        several = topic.turns is not None and len(topic.turns.tenants) > 1 and bool(addresses)
         needed = several or (shared is not None and not shared.balance.quiet)
         if not needed or not engine.policies.of(key).fair.balance:
             if shared is not None:
-                shared.end(turns)
+                shared.end(topic)
                 del self._shared[key]
             return []
         if shared is None:
             shared = self._shared[key] = _Shared()
-        shares = shared.step(turns, now_ms)
+        shares = shared.step(engine, topic, now_ms)
         return shares if several or shared.balance.contested(now_ms) else []
 
     def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey], now_ms: int) -> None:

@@ -135,6 +135,10 @@ class NamespacePolicies:
         none), or 1."""
         return self.of(topic).fair.weights.closest(fairness_key) or self._weights.closest(fairness_key) or given or 1
 
+    def has_weights_of(self, topic: str, other: NamespacePolicies) -> bool:
+        """Return True if `other` gives the tenants of the topic the same weights."""
+        return self._weights == other._weights and self.of(topic).fair.weights == other.of(topic).fair.weights
+
     def _layers(self, topic: str) -> dict[str, tuple[str, PolicyEntry]]:
         found = dict.fromkeys(PolicyEntry.model_fields, (BUILT_IN, BUILT_IN_ENTRY))
         for key, entry in self._topics.fitting(topic):

@@ -118,6 +118,12 @@ class Gate(Generic[T, F]):
             self.active[topic] = parking
         parking.add(flow, start, since_ms, items, now_ms)
 
+    def moved(self, topic: T, flow: F, start: float, since_ms: int) -> None:
+        """The tenant of a flow that is parked here has another virtual start."""
+        parking = self.active.get(topic) or self.asleep.get(topic)
+        if parking is not None:
+            parking.moved(flow, start, since_ms)
+
     def remove(self, topic: T, flow: F) -> None:
         """Forget a parked or woken flow."""
         self.settled(flow)

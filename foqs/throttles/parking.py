@@ -33,16 +33,29 @@ class Parking(Generic[F]):
         self.items += items
         heappush(self._heap, (start, since_ms, self._seq, flow))
 
+    def moved(self, flow: F, start: float, since_ms: int) -> None:
+        """The tenant of the flow has another virtual start. `since_ms`: as for `add`."""
+        entry = self._parked.get(flow)
+        if entry is None:
+            return
+        self._seq += 1
+        self._parked[flow] = (self._seq, *entry[1:])
+        heappush(self._heap, (start, since_ms, self._seq, flow))
+        self._drop_stale()
+
     def remove(self, flow: F) -> bool:
         """Remove the flow; return whether it was here."""
         entry = self._parked.pop(flow, None)
         if entry is None:
             return False
         self.items -= entry[1]
+        self._drop_stale()
+        return True
+
+    def _drop_stale(self) -> None:
         if len(self._heap) > 2 * len(self._parked) + _STALE:
             self._heap = [one for one in self._heap if self._parked.get(one[3], (0,))[0] == one[2]]
             heapify(self._heap)
-        return True
 
     def pop(self) -> F | None:
         """Remove the fairest flow and return it; None if there is none."""

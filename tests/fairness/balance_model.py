@@ -79,6 +79,13 @@ class Host:
             weight = self.weights[tenant] * self.factors.get(str(tenant), 1.0)
             heapreplace(self.heap, (start + 1 / weight, self._turn, tenant))
 
+    def weigh(self, weights: Sequence[int]) -> None:
+        """The tenants have other weights from now on: their debts have another length."""
+        now = self.heap[0][0] if self.heap else 0.0
+        before, self.weights = self.weights, {tenant: weights[tenant] for tenant in self.weights}
+        self.heap = [(now + (at - now) * before[who] / self.weights[who], turn, who) for at, turn, who in self.heap]
+        heapify(self.heap)
+
     def push_back(self, service: Mapping[int, int]) -> None:
         """The naive way: count deliveries of other hosts as turns that the tenants had here."""
         heap = [(start + service.get(who, 0) / self.weights[who], turn, who) for start, turn, who in self.heap]
@@ -138,10 +145,12 @@ def run(
     lost: float,
     rng: random.Random,
     later: Mapping[int, int] | None = None,
+    weights: Mapping[int, Sequence[int]] | None = None,
 ) -> list[list[int]]:
     """Return how many items of each tenant all hosts had delivered after each half second. The hosts' beats are not
     at the same time. A message is lost with the probability `lost`, but not four in a row: hosts still hear each
-    other. Tenants of `later` have items after so many milliseconds, the rest from the start."""
+    other. Tenants of `later` have items after so many milliseconds, the rest from the start. `weights`: those of all
+    tenants from a time in ms on."""
     hosts = [Host(case, number, later or {}) for number in range(len(case.capacities))]
     ways: list[Way] = [way(host) for host in hosts]
     phases = [rng.randrange(_BEAT_TICKS) for _ in hosts]
@@ -151,6 +160,8 @@ def run(
         if tick % _BEAT_TICKS == 0:
             counts.append([sum(host.delivered.get(who, 0) for host in hosts) for who in range(len(case.weights))])
         for host in hosts:
+            if weights and tick * TICK_MS in weights:
+                host.weigh(weights[tick * TICK_MS])
             host.begin(tick * TICK_MS)
             host.deliver()
         for number, phase in enumerate(phases):

@@ -71,6 +71,49 @@ def test_a_tenant_on_one_host_gets_its_due() -> None:
     assert error(_ONE_HOST_ONLY, Alone, 1) == pytest.approx(2 / 3, abs=0.02)
 
 
+_EVERYWHERE = frozenset({0, 1, 2})
+CHANGED = {
+    "each host has all": (Case((400, 400, 400), (1, 1, 1), (_EVERYWHERE,) * 3), (1, 2, 6), 0.0),
+    "one has most of a tenant": (_ONE_HOST_ONLY, (4, 2, 1), 2.0),
+    "a factor was at its bound": (Case((300, 300, 300), (1, 1, 1), _ONE_HOST_ONLY.placement), (1, 2, 4), 2.5),
+}
+_CHANGED_S = 20
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("lost", [0.0, LOST])
+def test_shares_follow_a_change_of_weights(name: str, lost: float) -> None:
+    """The service before the change says nothing: shares were up to 90 % off for 5 s."""
+    case, weights, settled_s = CHANGED[name]
+    counts = run(case, Balanced, 40, lost, random.Random(1), weights={_CHANGED_S * 1_000: weights})
+    rates = due(Case(case.capacities, weights, case.placement))
+    begin = int(2 * (_CHANGED_S + settled_s))
+    for now, then in pairwise(counts[begin : begin + 20]):
+        for who, rate in rates.items():
+            assert (then[who] - now[who]) * 2 == pytest.approx(rate, rel=0.12, abs=4), (now, then)
+
+
+def test_ever_changing_weights_do_not_stop_the_balance() -> None:
+    case = Case((300, 300, 300), (2, 2, 4), _ONE_HOST_ONLY.placement)
+    weights = {at * 500: (2, 2, 4 + at % 2) for at in range(1, 60)}
+    counts = run(case, Balanced, 30, 0.0, random.Random(1), weights=weights)
+    gains = [after - before for before, after in zip(counts[20], counts[-1], strict=True)]
+    assert gains[0] / sum(gains) == pytest.approx(2 / 8.5, rel=0.15), "a third of the host's due without the balance"
+
+
+def test_another_unit_of_service_moves_no_factor() -> None:
+    """Hosts change to bytes at different moments, and a's items are large."""
+    balance = Balance()
+    served = {"a": 0, "b": 0}
+    for beat in range(1, 20):
+        now_ms, unit = beat * BEAT_MS, "bytes" if beat >= 12 else "items"
+        for name, cost in (("a", 50 if beat >= 12 else 1), ("b", 50 if beat >= 13 else 1)):
+            served[name] += 100 * ITEM * cost
+        balance.heard("other", list(served.items()), now_ms)
+        balance.step([Share(name, 1, count, True) for name, count in served.items()], ITEM, now_ms, unit)
+        assert balance.factors.get("a", 1.0) == pytest.approx(1, abs=0.02), beat
+
+
 @settings(max_examples=examples(0.5), derandomize=True)
 @given(cases(), st.integers(0, 1_000))
 def test_every_tenant_gets_its_due(case: Case, seed: int) -> None:

@@ -60,3 +60,39 @@ def test_service_is_counted_in_the_unit_of_the_costs(rig: Rig) -> None:
     rig.turns.correct(b, -2.5)
     assert b.served == before + 4.5
     assert rig.turns.last_cost == 7
+
+
+def test_a_debt_stays_a_number_of_items(rig: Rig) -> None:
+    a, b = rig.tenant("a"), rig.tenant("b")
+    rig.turns.weigh(a, 1_000)
+    while rig.pick() != "b":
+        pass
+    assert "b" not in rig.picks(100)
+    rig.turns.weigh(b, 1_000)
+    assert rig.picks(20).count("b") == pytest.approx(10, abs=1)
+    rig.turns.weigh(b, 1)
+    assert rig.picks(100).count("b") <= 1
+
+
+def test_a_tenant_that_returns_owes_items_by_its_new_weight(rig: Rig) -> None:
+    rig.turns.weigh(rig.tenant("a"), 1_000)
+    while rig.pick() != "b":
+        pass
+    rig.part("b")
+    rig.join("b", 100)
+    b = rig.tenant("b")
+    assert b.start > b.level.now
+    assert list(rig.turns.unweighed) == [b]
+    rig.turns.weigh(b, 1_000)
+    assert rig.picks(20).count("b") == pytest.approx(10, abs=1)
+    rig.part("b")
+    assert not rig.turns.unweighed
+
+
+def test_a_given_weight_is_noted_once_the_tenant_was_weighed(rig: Rig) -> None:
+    b = rig.tenant("b")
+    b.weigh(5)
+    assert not rig.turns.unweighed
+    b.changes = 0
+    b.weigh(6)
+    assert list(rig.turns.unweighed) == [b]

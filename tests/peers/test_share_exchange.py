@@ -111,6 +111,28 @@ def factors(host: OneHost) -> dict[str, float]:
     return {one.name: one.factor for one in host.engine.topics[KEY].turns.tenants.values()}
 
 
+@pytest.mark.parametrize("entries", [{"weight.x": "8"}, {"topic.t": '{"fair": {"weights": {"x": 8}}}'}])
+def test_shares_of_three_hosts_follow_a_change_of_weights(entries: dict[str, str]) -> None:
+    """Also where the entry is removed again."""
+    trio = Trio({"x": "abc", "y": "abc", "z": "abc"})
+    trio.run(6)
+    for version, found, x in ((1, entries, 8), (2, {}, 1)):
+        for host in trio.hosts.values():
+            host.engine.apply_settings(Settings("n", version, found))
+        for _ in range(6):
+            part = shares(trio.run(1))
+            assert part == pytest.approx({"x": x / (x + 6), "y": 2 / (x + 6), "z": 4 / (x + 6)}, abs=0.02)
+
+
+def test_shares_follow_another_unit() -> None:
+    trio = Trio({"x": "abc", "y": "abc", "z": "abc"})
+    trio.run(4)
+    for host in trio.hosts.values():
+        host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"fair": {"unit": "bytes"}}'}))
+    for _ in range(4):
+        assert shares(trio.run(1)) == pytest.approx({"x": 1 / 7, "y": 2 / 7, "z": 4 / 7}, abs=0.02)
+
+
 def test_weights_return_when_the_policy_forbids_the_balance() -> None:
     trio = Trio({"x": "a", "y": "abc", "z": "abc"})
     trio.run(4)

@@ -251,3 +251,18 @@ def test_no_wake_is_lost(seed: int) -> None:
             if ended in awake:
                 awake.remove(ended)
         assert calm_ms < 60_000, left
+
+
+def test_a_flow_whose_tenant_moved_has_another_place() -> None:
+    parking: Parking[str] = Parking()
+    for start, flow in enumerate("abc"):
+        parking.add(flow, start, 0, 1, 5 + start)
+    parking.moved("c", -1, 0)
+    parking.moved("other", -2, 0)
+    assert (len(parking), parking.items, parking.since_ms()) == (3, 3, 5)
+    assert [parking.pop() for _ in range(4)] == ["c", "a", "b", None]
+    parking.add("d", 0, 0, 1, 0)
+    for start in range(1_000):
+        parking.moved("d", start, 0)
+    assert len(parking._heap) <= 100
+    assert parking.pop() == "d"

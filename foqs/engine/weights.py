@@ -1,0 +1,80 @@
+"""The weights of tenants: from the settings and from their items, as soon as they change.
+
+A tenant that waits for its turn was charged by its old weight. With a new one its debt has another length, so that a
+change counts for all turns and tokens from then on, and not when the tenant has its next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from foqs.engine import turns
+from foqs.engine.state import State
+from foqs.fairness.flow import Tenant
+from foqs.fairness.topics import Topic
+from foqs.item import Item
+from foqs.policies.layers import NamespacePolicies
+from foqs.prefetch.lane import Lane
+
+_SLICE = 1_000
+"""Tenants that are weighed in one turn of the event loop."""
+
+
+def weigh(state: State, topic: Topic[Lane[Item]], tenant: Tenant[Lane[Item]]) -> bool:
+    """Give a tenant its present weight, in its turns and where its flows are parked. Return True if its start has
+    changed."""
+    assert topic.turns is not None, "the topic's tenants take turns"
+    ns, name = topic.key
+    topic.turns.unweighed.pop(tenant, None)
+    tenant.changes = state.policies.changes
+    weight = state.policies.namespace(ns).weight(name, tenant.name, tenant.given_weight)
+    return topic.turns.weigh(tenant, weight) and _moved(topic, tenant)
+
+
+def scale(topic: Topic[Lane[Item]], tenant: Tenant[Lane[Item]], factor: float) -> None:
+    """Multiply the weight of a tenant by `factor`, as `weigh` does."""
+    assert topic.turns is not None, "the topic's tenants take turns"
+    if topic.turns.scale(tenant, factor):
+        _moved(topic, tenant)
+
+
+def _moved(topic: Topic[Lane[Item]], tenant: Tenant[Lane[Item]]) -> bool:
+    """Change the places of the tenant's parked flows, which are in the order of their tenants' starts."""
+    if len(tenant.unparked) < len(tenant.flows):
+        for flow in tenant.flows.values():
+            if flow.parked is not None:
+                flow.parked.moved(topic.key, flow, tenant.start, flow.waits_ms)
+    return True
+
+
+def catch_up(state: State, topic: Topic[Lane[Item]]) -> None:
+    """Weigh the tenants whose items came with another weight, some at a time."""
+    assert topic.turns is not None, "the topic's tenants take turns"
+    for tenant in list(islice(topic.turns.unweighed, _SLICE)):
+        weigh(state, topic, tenant)
+
+
+def follow(state: State, ns: str, before: NamespacePolicies) -> None:
+    """Weigh the tenants of the namespace's topics by the settings in effect, where these had other weights before."""
+    turns.begin(state, _follow(state, ns, before))
+
+
+def _follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
+    left = _SLICE
+    for key in [key for key in state.topics.in_turns if key[0] == ns]:
+        topic, now = state.topics.in_turns.get(key), state.policies.namespace(ns)
+        if topic is None or topic.turns is None:
+            continue
+        if now.has_weights_of(key[1], before):
+            left -= 1
+        else:
+            for tenant in list(topic.turns.tenants.values()):
+                weigh(state, topic, tenant)
+                left -= len(tenant.flows)
+                if left <= 0:
+                    yield
+                    left = _SLICE
+        if left <= 0:
+            yield
+            left = _SLICE

@@ -43,7 +43,8 @@ def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
                 continue
         decision = answer.result if answer is not None else None
         _scanned(shard, timers, when_due(shard, item, row.since_ms, until_ms, decision), timer.due_ms, now_ms)
-    timers.read(scan.rows[-1].timer.due_ms if scan.rows else 0, scan.complete, scan.next_ms)
+    last = scan.rows[-1].timer if scan.rows else None
+    timers.read(0 if last is None else last.due_ms, scan.complete, scan.next_ms, 0 if last is None else last.id)
     timers.outstanding -= 1
     if not timers.outstanding:
         timers.finish(now_ms)

@@ -80,7 +80,9 @@ def answer_at_expiry(shard: Shard, item: Item, now_ms: int) -> Answer | None:
         return None
     if asked.resting(topic, now_ms):
         return BY_POLICY
-    asked.ask(key, now_ms)
+    if asked.full(topic):
+        return None
+    asked.ask(key, topic, now_ms)
 
     def decided(outcome: FailureResult | FoqsError | None, at_ms: int) -> None:
         result = None if isinstance(outcome, FoqsError) else outcome

@@ -16,11 +16,12 @@ RETRY_MS = 50
 
 
 class Range(NamedTuple):
-    """What to read: from_ms <= time <= to_ms."""
+    """What to read: from_ms <= time <= to_ms, of from_ms the rows with an id behind `after_id`."""
 
     from_ms: int
     to_ms: int
     sweep: bool
+    after_id: int = 0
 
 
 class Checkpoint:
@@ -29,6 +30,9 @@ class Checkpoint:
     A new owner does not trust the saved checkpoint alone (a clock, or an older version, may have been wrong): beside
     the scans from it, everything below it is swept once.
 
+    A read that its limit cut is followed by a read of the next rows, if rows were left: these must not hold up the rows
+    behind them. All these reads are one scan.
+
     `next_ms` is the earliest time at which a row can be due; `outstanding` counts changes of the scan under way that
     are not committed yet.
     """
@@ -36,7 +40,9 @@ class Checkpoint:
     __slots__ = (
         "_complete",
         "_floor_ms",
+        "_last",
         "_left",
+        "_more",
         "_not_before_ms",
         "_sweep",
         "from_ms",
@@ -54,6 +60,8 @@ class Checkpoint:
         self._floor_ms = 0
         self._not_before_ms = 0
         self._complete = self._left = False
+        self._last = (0, 0)
+        self._more: Range | None = None
 
     def inserted(self, at_ms: int) -> None:
         """A row with this time is being committed."""
@@ -65,13 +73,19 @@ class Checkpoint:
         """When to begin the next scan; NEVER_MS while one is under way."""
         if self.scan is not None:
             return NEVER_MS
+        if self._more is not None:
+            return 0
         if self._not_before_ms > now_ms + RETRY_MS:
             self._not_before_ms = 0  # the clock was set back: the pause must not grow by that
         at_ms = 0 if self._sweep is not None else self.next_ms
         return at_ms if at_ms > self._not_before_ms else self._not_before_ms
 
     def begin(self, now_ms: int) -> Range:
-        """Return the next range to read: due rows from the checkpoint on first, then the sweep below it."""
+        """Return the next range to read: the rest of a scan, due rows from the checkpoint on, the sweep below it."""
+        self.outstanding = 0
+        if self._more is not None:
+            self.scan, self._more = self._more, None
+            return self.scan
         if self._sweep is not None and now_ms < self.next_ms:
             self.scan = self._sweep
         else:
@@ -79,15 +93,14 @@ class Checkpoint:
             self.next_ms = NEVER_MS
         self._floor_ms = self.scan.to_ms
         self._left = False
-        self.outstanding = 0
         return self.scan
 
-    def read(self, last_ms: int, complete: bool, next_ms: int) -> None:
-        """The range was read. `last_ms` is its last row's time, for a read that its limit cut (not `complete`);
-        `next_ms` the first time behind the range, 0 if there is none."""
+    def read(self, last_ms: int, complete: bool, next_ms: int, last_id: int = 0) -> None:
+        """The range was read. `last_ms` is its last row's time, for a read that its limit cut (not `complete`), and
+        `last_id` that row's id, 0 if a read cannot begin behind it; `next_ms` the first time behind the range, 0 if
+        there is none."""
         self._complete = complete
-        if not complete:
-            self._floor_ms = min(self._floor_ms, last_ms)
+        self._last = last_ms, last_id
         if self.scan is not None and not self.scan.sweep:
             self.next_ms = min(self.next_ms, (next_ms or NEVER_MS) if complete else last_ms)
 
@@ -101,7 +114,7 @@ class Checkpoint:
         """The range could not be read: nothing moves."""
         assert self.scan is not None
         if not self.scan.sweep:
-            self.next_ms = min(self.next_ms, self.scan.from_ms)
+            self.next_ms = min(self.next_ms, self.from_ms)  # the scan is repeated as a whole
         self.scan = None
         self._not_before_ms = now_ms + RETRY_MS
 
@@ -109,6 +122,13 @@ class Checkpoint:
         """All that the scan found is committed or was `left`."""
         scan, self.scan = self.scan, None
         assert scan is not None and self.outstanding == 0
+        if not self._complete:
+            last_ms, last_id = self._last
+            if self._left and last_id:
+                self._more = Range(last_ms, scan.to_ms, scan.sweep, last_id)
+                self._not_before_ms = 0
+                return
+            self._floor_ms = min(self._floor_ms, last_ms)
         if not scan.sweep:
             self.from_ms = self._floor_ms
         elif self._complete and not self._left:

@@ -163,7 +163,7 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
         result.look = _look(store, shard_batch)
     if shard_batch.due is not None:
         wanted, limit = shard_batch.due
-        result.due = store.due(wanted.from_ms, wanted.to_ms, limit)
+        result.due = store.due(wanted.from_ms, wanted.to_ms, limit, wanted.after_id)
         result.db_now_ms = result.due.db_now_ms
     if shard_batch.expiring is not None:
         wanted, limit = shard_batch.expiring

@@ -124,8 +124,9 @@ class ShardStore(Protocol):
     def bodies(self, ids: list[int]) -> list[Body]:
         """The bodies of those `ids` that exist, in any order."""
 
-    def due(self, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
-        """Timer rows with from_ms <= due_ms <= now_ms, by (due_ms, id)."""
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
+        """Timer rows with from_ms <= due_ms <= now_ms, by (due_ms, id); of from_ms, those with an id behind
+        `after_id`."""
 
     def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
         """Expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""

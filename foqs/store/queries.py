@@ -95,13 +95,14 @@ def look(dialect: Dialect, ids: Sequence[int]) -> str:
     )
 
 
-def due(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
+def due(dialect: Dialect, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> list[str]:
     """The rows, and beside them the next time and the clock."""
+    begin = f"t.due >= {from_ms:d}" if not after_id else dialect.behind(("t.due", "t.id"), (from_ms, after_id))
     rows = (
         f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {dialect.since} "
         f"FROM {dialect.forced('timer', 't')} {dialect.ordered_join} {dialect.forced('item', 'i')} "
         f"ON i.id = t.id "
-        f"WHERE t.due >= {from_ms:d} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"
+        f"WHERE {begin} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"
     )
     return [rows, f"SELECT MIN(due), {dialect.clock_ms} FROM timer WHERE due > {now_ms:d}"]
 

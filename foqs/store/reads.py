@@ -49,8 +49,9 @@ class Reads:
                 return bodies
         return list(map(Body._make, link.fetch(queries.bodies(self._dialect, ids))))
 
-    def due(self, link: Link, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
-        rows, ((next_ms, db_now_ms),) = link.fetch_all(queries.due(self._dialect, from_ms, now_ms, limit + 1))
+    def due(self, link: Link, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
+        texts = queries.due(self._dialect, from_ms, now_ms, limit + 1, after_id)
+        rows, ((next_ms, db_now_ms),) = link.fetch_all(texts)
         columns = queries.TIMER_COLUMNS
         found = [DueRow(TimerRow._make(row[:columns]), *row[columns:]) for row in rows[:limit]]
         return Scan(found, len(rows) <= limit, next_ms or 0, db_now_ms)

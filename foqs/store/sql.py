@@ -326,8 +326,8 @@ class SqlStore:
     def bodies(self, ids: list[int]) -> list[Body]:
         return self._ask(lambda link: self._reads.bodies(link, ids))
 
-    def due(self, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
-        return self._ask(lambda link: self._reads.due(link, from_ms, now_ms, limit))
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
+        return self._ask(lambda link: self._reads.due(link, from_ms, now_ms, limit, after_id))
 
     def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
         return self._ask(lambda link: self._reads.expiring(link, from_ms, now_ms, limit))

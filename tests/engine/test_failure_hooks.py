@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import item_ops
+from foqs.engine import asked_scripts, item_ops
 from foqs.engine.asked_scripts import WAIT_MS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotServed, StaleLease, Unavailable
@@ -46,8 +46,8 @@ class Scripts:
         self.lab.settle()
 
 
-def laboratory(scripts: Scripts, policy: dict[str, Any] | None = None) -> Laboratory:
-    scripts.lab = lab = Laboratory(1, callbacks=Callbacks(ask_script=scripts.ask))
+def laboratory(scripts: Scripts, policy: dict[str, Any] | None = None, **host: Any) -> Laboratory:
+    scripts.lab = lab = Laboratory(1, callbacks=Callbacks(ask_script=scripts.ask), **host)
     with_hook = {"hooks": {"on_failure": "decide"}, "retry": RETRY} | (policy or {})
     entries = {"topic.topic": json.dumps(with_hook), "script.decide": "function on_failure() end"}
     lab.engine.apply_settings(Settings("ns", 1, entries))
@@ -353,3 +353,43 @@ def test_an_item_that_was_not_begun_returns_without_its_script() -> None:
     assert scripts.asked == []
     assert lab.taken() == [item_id]
     assert lab.engine.shards[1].known[item_id].attempt == 1
+
+
+@pytest.mark.parametrize("same_time", [False, True])
+def test_a_stuck_script_holds_up_no_lease_of_another_topic(same_time: bool) -> None:
+    """A scan reads 5 rows at a time, and 23 leases of the topic ended first."""
+    scripts = Scripts(keeps=True)
+    lab = laboratory(scripts, scan_rows=5)
+    other = ("ns", "other")
+    stuck = lab.stored(*(lab.item() for _ in range(23)))
+    (other_id,) = lab.stored(lab.item(), key=other)
+    assert lab.taken(count=23, lease_ms=1_000) == stuck
+    assert lab.taken(keys=[other], lease_ms=1_000 + (not same_time)) == [other_id]
+    lab.go_on(1_100)
+    assert len(scripts.open) == 23
+    assert other_id not in lab.dbs[1].timer
+    assert lab.dbs[1].timer.keys() == set(stuck)
+    for _ in stuck:
+        scripts.answer(DROP)
+    lab.go_on(100)
+    assert lab.dbs[1].items.keys() == {other_id}
+    assert lab.engine.shards[1].timers.from_ms > lab.now_ms - 1_000
+
+
+def test_a_topic_asks_about_so_many_leases_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked_scripts, "MOST_OPEN", 3)
+    scripts = Scripts(keeps=True)
+    lab = laboratory(scripts)
+    ids = lab.stored(*(lab.item() for _ in range(8)))
+    lab.taken(lease_ms=1_000)
+    lab.go_on(1_100)
+    assert len(scripts.asked) == 3
+    scripts.answer(DROP)
+    lab.go_on(100)
+    assert (len(scripts.asked), len(lab.dbs[1].items)) == (4, 7)
+    while scripts.open:
+        scripts.answer(DROP)
+        lab.go_on(60)
+    assert len(scripts.asked) == len(ids)
+    assert not lab.dbs[1].items
+    assert not lab.engine.shards[1].asked._open

@@ -22,6 +22,11 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
         self.next_id = 4
         self.checkpoint = Checkpoint(50)
         self.found: list[tuple[int, int]] | None = None
+        self.resumes = True
+
+    @rule(resumes=st.booleans())
+    def resume(self, resumes: bool) -> None:
+        self.resumes = resumes
 
     @rule(in_ms=st.integers(-30, 60))
     def insert(self, in_ms: int) -> None:
@@ -41,12 +46,14 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
         if fails:
             self.checkpoint.failed(self.now)
             return
-        inside = sorted((at, i) for i, at in self.rows.items() if wanted.from_ms <= at <= wanted.to_ms)
+        begin = (wanted.from_ms, wanted.after_id)
+        inside = sorted((at, i) for i, at in self.rows.items() if begin < (at, i) and at <= wanted.to_ms)
         later = [at for at in self.rows.values() if at > wanted.to_ms]
         self.found = inside[:LIMIT]
-        complete = len(self.found) < LIMIT
+        complete = len(inside) <= LIMIT
         self.checkpoint.outstanding = len(self.found)
-        self.checkpoint.read(self.found[-1][0] if self.found else 0, complete, min(later, default=0))
+        last_ms, last_id = self.found[-1] if self.found else (0, 0)
+        self.checkpoint.read(last_ms, complete, min(later, default=0), last_id if self.resumes else 0)
         self.finish()
 
     @precondition(lambda self: self.found)

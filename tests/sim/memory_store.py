@@ -190,15 +190,17 @@ class MemoryStore:
         self._read()
         return [self._db.items[item_id] for item_id in ids if item_id in self._db.items]
 
-    def _scan(self, order: list[tuple[int, int]], from_ms: int, now_ms: int, limit: int) -> tuple[list[int], bool, int]:
-        start, end = bisect_left(order, (from_ms, 0)), bisect_left(order, (now_ms + 1, 0))
+    def _scan(
+        self, order: list[tuple[int, int]], from_ms: int, now_ms: int, limit: int, after_id: int = 0
+    ) -> tuple[list[int], bool, int]:
+        start, end = bisect_left(order, (from_ms, after_id + 1)), bisect_left(order, (now_ms + 1, 0))
         ids = [item_id for _, item_id in order[start:end][:limit]]
         return ids, end - start <= limit, order[end][0] if end < len(order) else 0
 
-    def due(self, from_ms: int, now_ms: int, limit: int) -> Scan[DueRow]:
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
         self._read()
         db = self._db
-        ids, complete, next_ms = self._scan(db.due_order, from_ms, now_ms, limit)
+        ids, complete, next_ms = self._scan(db.due_order, from_ms, now_ms, limit, after_id)
         rows = []
         for item_id in ids:
             body = db.items[item_id]

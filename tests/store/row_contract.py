@@ -121,6 +121,8 @@ class RowContract:
         rows = [timer_row(item, NOW_MS, lease, (1 << 31) - 1) for item, lease in zip(items, (*I64, 5, 6), strict=True)]
         store.commit(Batch(ready_gone=[ready_key(item) for item in items], timer_new=rows, next_number=1))
         assert [row.timer for row in store.due(0, NOW_MS, 10).rows] == sorted(rows)
+        for at, row in enumerate(sorted(rows), 1):
+            assert [one.timer for one in store.due(row.due_ms, NOW_MS, 10, row.id).rows] == sorted(rows)[at:]
         last = items[5].id
         store.commit(
             Batch(timer_gone=[last], ready_new=[ready_row(items[5], (1 << 31) - 1, -(1 << 63))], next_number=1)

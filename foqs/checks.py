@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable
 from datetime import date, timedelta
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from foqs.errors import Invalid
 
@@ -84,6 +84,19 @@ def check_text(
         raise Invalid(f"{name} is not valid Unicode: {wanted}") from None
     if (not size and not empty) or (most_bytes is not None and size > most_bytes):
         raise Invalid(f"{name} {f'has {size} bytes' if size else 'is empty'}: {wanted}")
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Return True for a text that UTF-8 says. The codec hands over other texts as bytes. JSON and variables of the
+    environment may hold texts that cannot be sent."""
+    if not isinstance(value, str):
+        return False
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def check_bytes(name: str, value: object, *, none: bool = False) -> None:

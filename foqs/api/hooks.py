@@ -81,7 +81,7 @@ class HookMethods:
         if cause not in _CAUSES:
             raise Invalid(f"cause is {cause}, not one of {', '.join(str(int(one)) for one in _CAUSES)}")
         reason = validation.text(request.reason or "", "reason")
-        if len(reason.encode("utf-8", "surrogatepass")) > self._limits().reason_bytes:
+        if len(reason.encode()) > self._limits().reason_bytes:
             raise Invalid(f"reason has more than {self._limits().reason_bytes} bytes")
         return item | {"attempt": attempt, "cause": FailureCause(cause).name.lower(), "reason": reason}
 

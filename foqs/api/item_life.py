@@ -283,11 +283,8 @@ class ItemLife:
         limits, lease = self.limits, item.lease
         delay_ms = validation.within(item.delay_ms, "delay_ms", 0, limits.delay_max_ms, 0)
         metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
-        if item.reason is not None:
-            if type(item.reason) is not str:
-                raise Invalid("reason is not UTF-8")
-            if len(item.reason.encode("utf-8", "surrogatepass")) > limits.reason_bytes:
-                raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
+        if item.reason is not None and len(validation.text(item.reason, "reason").encode()) > limits.reason_bytes:
+            raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
         if sum(map(bool, (item.release, item.failed, item.reject))) > 1:
             raise Invalid("at most one of release, failed and reject")
         if (item.release or item.reject) and (delay_ms or metadata is not None):

@@ -259,9 +259,7 @@ def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
         return FailureFilter()
     reason = given.reason_contains
     if reason is not None:
-        if type(reason) is not str:
-            raise Invalid("reason_contains is not UTF-8")
-        reason = reason.encode("utf-8", "surrogatepass")
+        reason = validation.text(reason, "reason_contains").encode()
         if not 1 <= len(reason) <= REASON_BYTES:
             raise Invalid(f"reason_contains must have 1 to {REASON_BYTES} bytes")
     origin = None if given.origin_topic is None else validation.name(given.origin_topic, "origin_topic", limits)
@@ -280,7 +278,7 @@ def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
         headers=given.headers or {},
         min_attempts=given.min_attempts,
         max_attempts=given.max_attempts,
-        origin_topic=None if origin is None else origin.encode("utf-8", "surrogatepass"),
+        origin_topic=None if origin is None else origin.encode(),
     )
 
 

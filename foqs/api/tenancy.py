@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from foqs.checks import is_text
 from foqs.errors import Invalid, Unavailable
 from foqs.limits import MOST_WEIGHT, Limits
 from foqs.policies.names import name_error, throttle_key_error, throttles_error
@@ -63,7 +64,7 @@ def _throttles(keys: Any, limits: Limits) -> tuple[str, ...]:
 
 
 def _text(value: object, what: str) -> str:
-    if type(value) is not str:
+    if not is_text(value):
         raise Invalid(f"{what} is not UTF-8")
     return value
 

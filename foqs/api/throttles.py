@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
+from foqs.checks import is_text
 from foqs.engine import throttle_stats
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import cursor_of, parts_of
@@ -51,7 +52,7 @@ class ThrottleMethods:
         """Raises Invalid."""
         request, limits = call.request, self._limits()
         ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
-        if type(prefix) is not str or len(prefix.encode("utf-8", "surrogatepass")) > NAME_BYTES:
+        if not is_text(prefix) or len(prefix.encode()) > NAME_BYTES:
             raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
         limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
         parts = parts_of(request.cursor, (str,))

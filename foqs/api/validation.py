@@ -13,7 +13,7 @@ from foqs.api import topic_rules
 from foqs.api.tenancy import fairness_keys_fit, refuse_while_behind, tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
-from foqs.checks import is_time, time_fault
+from foqs.checks import is_text, is_time, time_fault
 from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
@@ -34,7 +34,7 @@ def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
     if type(value) is not str:
         raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
     most_bytes = most_bytes or limits.name_bytes
-    if not value or len(value.encode("utf-8", "surrogatepass")) > most_bytes:
+    if not value or _bytes(value, what) > most_bytes:
         raise Invalid(f"{what} must have 1 to {most_bytes} bytes")
     if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
         raise Invalid(f"{what} holds a control character")
@@ -42,9 +42,16 @@ def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
 
 
 def text(value: Any, what: str) -> str:
-    if type(value) is not str:
+    if not is_text(value):
         raise Invalid(f"{what} is not UTF-8")
     return value
+
+
+def _bytes(value: str, what: str) -> int:
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise Invalid(f"{what} is not UTF-8") from None
 
 
 def timeout_ms(request: Any, limits: Limits) -> int:
@@ -135,13 +142,13 @@ def headers(value: Any, limits: Limits) -> bytes | None:
         return None
     size = 0
     for key, text in value.items():
-        if type(key) is not str or type(text) is not str:
+        if not (is_text(key) and is_text(text)):
             raise Invalid("headers hold text that is not UTF-8")
-        size += len(key.encode("utf-8", "surrogatepass")) + len(text.encode("utf-8", "surrogatepass"))
+        size += len(key.encode()) + len(text.encode())
     if size > limits.headers_bytes:
         raise Invalid(f"headers have {size} bytes, more than {limits.headers_bytes}")
     # With spaces each pair is no shorter than in an answer, whose size is estimated from the stored bytes.
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def headers_of(stored: bytes | None) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from foqs.checks import LONGEST_MS
+from foqs.checks import LONGEST_MS, is_text
 from foqs.config.fields import Live, Secret, SecretPair, SecretUrl, Section, refuse
 from foqs.ids import MAX_SHARD
 from foqs.quota import Quota
@@ -380,6 +380,12 @@ class QuotasSection(QuotaKeys):
 
     namespaces: dict[str, QuotaKeys] = Field(default={})
     """Quotas by name of the namespace. A namespace named here has none of the quotas above."""
+
+    @field_validator("namespaces")
+    @classmethod
+    def _names_can_be_sent(cls, namespaces: dict[str, QuotaKeys]) -> dict[str, QuotaKeys]:
+        refuse({"the name of a namespace is not UTF-8": not all(map(is_text, namespaces))})
+        return namespaces
 
 
 class HooksSection(Section):

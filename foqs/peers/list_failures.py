@@ -70,5 +70,5 @@ def group_of(struct: Any) -> FailureGroup:
         struct.first_died_at_ms or 0,
         struct.last_died_at_ms or 0,
         struct.sample_id or 0,
-        (struct.sample_reason or "").encode("utf-8", "surrogatepass"),
+        (struct.sample_reason or "").encode(),
     )

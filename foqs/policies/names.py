@@ -1,21 +1,25 @@
-"""What names of topics, fairness keys and throttle keys may be, the same in settings and in items."""
+"""What names of topics, fairness keys and throttle keys may be, the same in settings, in items, and between hosts.
+
+A name is a text. The codec hands over a text that is not UTF-8 as bytes, and JSON and the system's environment may have
+texts that no UTF-8 says. Each check refuses both."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
 
+from foqs.checks import is_text
 from foqs.limits import THROTTLE_KEYS, THROTTLE_KEYS_BYTES
 
 NAME_BYTES = 255
+NOT_UTF_8 = "the name is not UTF-8"
 
 
-def name_error(name: str) -> str | None:
+def name_error(name: object) -> str | None:
     """Return the error of a name that no topic or key may have."""
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        return "the name is not UTF-8"
+    if not is_text(name):
+        return NOT_UTF_8
+    size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
         return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
     if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
@@ -28,9 +32,9 @@ def pattern_error(pattern: str) -> str | None:
     return None if pattern == "*" else name_error(pattern.removesuffix("*"))
 
 
-def throttle_key_error(key: str) -> str | None:
-    """Return the error of a text that is no throttle key. A * at the end is for patterns of the settings."""
-    return "a throttle key does not end in *" if key.endswith("*") else name_error(key)
+def throttle_key_error(key: object) -> str | None:
+    """Return the error of a value that is no throttle key. A * at the end is for patterns of the settings."""
+    return "a throttle key does not end in *" if isinstance(key, str) and key.endswith("*") else name_error(key)
 
 
 def script_name_error(name: str) -> str | None:

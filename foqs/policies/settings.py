@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 
+from foqs.checks import is_text
 from foqs.errors import Conflict, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
@@ -119,8 +120,8 @@ def parse_document(ns: str, document: bytes) -> Settings:
         born, past = value.get("born", ""), value.get("past", [])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Invalid(f"the settings of {ns} are not readable") from None
-    texts = isinstance(entries, dict) and all(isinstance(text, str) for text in entries.values())
-    marks = isinstance(past, list) and all(isinstance(mark, str) for mark in (born, *past))
+    texts = isinstance(entries, dict) and all(map(is_text, (*entries, *entries.values())))
+    marks = isinstance(past, list) and all(map(is_text, (born, *past)))
     if type(version) is not int or version < 0 or not texts or not marks:
         raise Invalid(f"the settings of {ns} are not readable")
     return Settings(ns, version, entries, born, tuple(past))

@@ -25,11 +25,14 @@ from foqs.travel import bare
 from foqs.wire.errors import Malformed
 from foqs.wire.remote_method import RemoteMethod
 from foqs.wire.scan import scan_reply
+from foqs.wire.validate import text_fault
 
 _RETRY_MS = 100
 _SCRATCH_BYTES = 64 * 1024
 _SEQIDS = 0x7FFF_FFFF
 _INTRODUCTION = 0  # its sequence number
+_UNREAD = frozenset({"Dequeue"})
+"""Answers whose texts are passed on as they are: the host that stored the items has checked them."""
 _SILENT_S = 1.0
 """A call without an answer for this long says something of the other connections to its peer. Without this bound,
 callers with very short timeouts would make hosts connect again all the time."""
@@ -136,7 +139,10 @@ class PeerCaller:
         response = None
         error: FoqsError | None = None
         try:
-            response = asked.method.decode(frame, asked.seqid, self._check_reply)
+            found = asked.method.decode(frame, asked.seqid, self._check_reply)
+            if asked.method.name not in _UNREAD and (fault := text_fault(found)) is not None:
+                raise Malformed(f"{fault} in the reply to {asked.method.name} is not UTF-8")
+            response = found
         except Malformed as malformed:
             error = LostReply(f"{asked.peer.address}: {malformed}")
             connection.fail("it sent no valid reply")

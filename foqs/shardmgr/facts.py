@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from foqs.checks import is_text
 from foqs.dedup import SLOTS
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
@@ -182,6 +183,8 @@ def decode_assignment(data: bytes, version: int) -> Assignment:
     if not isinstance(by_host, dict):
         raise Invalid("hosts is missing")
     for host, shards in by_host.items():
+        if not is_text(host):
+            raise Invalid("the name of a host is not UTF-8")
         if not isinstance(shards, list):
             raise Invalid(f"the shards of host {host} are no list")
         for shard in shards:
@@ -232,6 +235,8 @@ def _text(record: dict[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value:
         raise Invalid(f"{key} is missing")
+    if not is_text(value):
+        raise Invalid(f"{key} is not UTF-8")
     return value
 
 

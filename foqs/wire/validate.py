@@ -3,7 +3,7 @@
 thriftpy2 hands over a `string` that is not UTF-8 as `bytes`, and leaves a field of the wrong type at its
 default. The rpc seam guarantees, for every request: its own `string` fields and those of its context are
 `str` or None. Strings inside items are checked with `text` where the items are looked at: one bad item is
-that item's fault.
+that item's fault. In an answer of another host, `text_fault` finds a string that is not UTF-8 in any place.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from foqs.errors import Invalid
 from foqs.limits import Limits
+from foqs.wire.protocol import LIST, MAP, STRING, STRUCT
 
 
 def check_strings(request: Any, names: tuple[str, ...]) -> None:
@@ -53,3 +54,32 @@ def _check_text(value: object, name: str, max_bytes: int) -> None:
         raise Invalid(f"context.{name} is not UTF-8")
     if len(value) > max_bytes or (not value.isascii() and len(value.encode()) > max_bytes):
         raise Invalid(f"context.{name} is longer than {max_bytes} bytes")
+
+
+def text_fault(struct: Any) -> str | None:
+    """Return the name of a field of `struct`, or of a struct in it, with a `string` that is not UTF-8; None: no field.
+    Such a string is `bytes`, on which the methods of texts fail."""
+    for spec in struct.thrift_spec.values():
+        value = getattr(struct, spec[1])
+        if value and (found := _fault(spec[0], spec[2], value, spec[1])) is not None:
+            return found
+    return None
+
+
+def _fault(ttype: int, of: Any, value: Any, name: str) -> str | None:
+    if ttype == STRING:
+        return None if isinstance(value, str) else name
+    if ttype == STRUCT:
+        return text_fault(value)
+    parts: list[tuple[Any, Any]] = []
+    if ttype == LIST:
+        parts = [(of, value)]
+    elif ttype == MAP:
+        parts = [(of[0], value.keys()), (of[1], value.values())]
+    for kind, values in parts:
+        inner, below = kind if isinstance(kind, tuple) else (kind, None)
+        if inner in (STRING, STRUCT, LIST, MAP):
+            found = next((fault for one in values if (fault := _fault(inner, below, one, name)) is not None), None)
+            if found is not None:
+                return found
+    return None

@@ -150,6 +150,8 @@ def test_a_host_without_the_slot_lends_nothing() -> None:
         (("n", "api", 1, 5, 0, -1), "number, wanted, held or back is missing, or not in its bounds"),
         (("n", None, 1, 5, 0, 0), "key is missing"),
         (("n", "a*", 1, 5, 0, 0), "a throttle key does not end in *"),
+        (("n", b"\xff", 1, 5, 0, 0), "the name is not UTF-8"),
+        (("n", b"\xff*", 1, 5, 0, 0), "the name is not UTF-8"),
         ((None, "api", 1, 5, 0, 0), "ns is missing"),
     ],
 )
@@ -165,22 +167,22 @@ def test_a_wrong_question_for_tokens_fails_alone() -> None:
     host.settings.apply(Settings("n", 1, {"throttle.api": '{"per_second": 2}', "throttle.s": '{"concurrency": 2}'}))
     host.wait(500)
     host.wait(TTL_MS + 600)
-    asks = [("n", "a*", 1, 1, 0, 0), ("n", "api", 1, 0, 0, 0), ("n", "api", 2, -1, 0, 0)]
-    assert [granted for granted, _, _ in lent(host, *asks)] == [None, 0, None]
-    slots = [idl.SlotAsk("n", key, 1, 1, 1, 0, 0, 1, 0, 0) for key in ("a*", "s", "")]
+    asks = [("n", "a*", 1, 1, 0, 0), ("n", "api", 1, 0, 0, 0), ("n", "api", 2, -1, 0, 0), ("n", b"\xff", 1, 1, 0, 0)]
+    assert [granted for granted, _, _ in lent(host, *asks)] == [None, 0, None, None]
+    slots = [idl.SlotAsk("n", key, 1, 1, 1, 0, 0, 1, 0, 0) for key in ("a*", "s", "", b"\xff")]
     grants = host.ask("Lend", holder="h", slots=slots).slots
-    assert [grant.granted is None for grant in grants] == [True, False, True]
+    assert [grant.granted is None for grant in grants] == [True, False, True, True]
 
 
 def test_a_wrong_key_of_slots_is_skipped() -> None:
     host = OneHost(1, routing=routing_of({1: "a"}))
     host.settings.apply(Settings("n", 1, {"throttle.s": '{"concurrency": 2}'}))
     put(host, b"x", throttle_keys=["s"])
-    keys = [idl.SlotKey("n", key, 1) for key in ("s", "a*", "s")]
+    keys = [idl.SlotKey("n", key, 1) for key in ("s", b"\xff", "s")]
     (count,) = host.ask("CountSlots", keys=keys, shards=[1]).shards
     (alone,) = host.ask("CountSlots", keys=keys[:1], shards=[1]).shards
     assert count.leased == [alone.leased[0], -1, alone.leased[0]]
-    assert refused(host, "CountSlots", keys=keys[1:2], shards=[1]) == "a throttle key does not end in *"
+    assert refused(host, "CountSlots", keys=keys[1:2], shards=[1]) == "the name is not UTF-8"
     assert (
         host.ask("TellSlots", news=[idl.SlotNews("n", "a*", 1), idl.SlotNews("n", "s", 1)]) == idl.TellSlotsResponse()
     )

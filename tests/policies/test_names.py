@@ -24,6 +24,9 @@ def test_names_that_are_taken(name: str) -> None:
         ("a\x7f", "a name has no control characters"),
         ("a\x9f", "a name has no control characters"),
         ("\ud800", "the name is not UTF-8"),
+        (b"\xff", "the name is not UTF-8"),
+        (b"name", "the name is not UTF-8"),
+        (None, "the name is not UTF-8"),
     ],
 )
 def test_names_that_are_refused(name: str, why: str) -> None:

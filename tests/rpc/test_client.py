@@ -298,6 +298,7 @@ NOT_REPLIES = {
     "bytes behind the message": lambda whole: framed(whole + b"\0"),
     "a call": lambda whole: framed(b"\x80\x01\x00\x01" + whole[4:]),
     "another method": lambda whole: framed(whole.replace(b"Enqueue", b"Dequeue")),
+    "a text that is not UTF-8": lambda whole: framed(whole.replace(b"\0\0\0\2no", b"\0\0\0\2\xff\xfe")),
     "no result": lambda whole: framed(whole[:19] + b"\0"),
     "a billion elements": lambda whole: framed(whole[:19] + b"\x0c\0\0\x0f\0\1\x0c\x3f\xff\xff\xff\0\0"),
     "elements of no type": lambda whole: framed(whole[:19] + b"\x0c\0\0\x0f\0\1\x55\x7f\xff\xff\xff\0\0"),

@@ -1,5 +1,7 @@
 """Records of ZooKeeper: a written record can be read again, and an unreadable one is Invalid."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,3 +77,16 @@ def test_a_record_that_says_nothing_about_it_is_of_an_older_host() -> None:
 
 def test_a_url_is_not_shown() -> None:
     assert "secret" not in repr(ShardFact(1, "mysql://u:secret@h/d"))
+
+
+def test_texts_that_cannot_be_sent_are_refused() -> None:
+    """JSON can hold them; in a routing they would break the answers to all clients."""
+    bad = "\\udcff"
+    for decode, record in (
+        (partial(facts.decode_host, "h"), f'{{"address": "{bad}", "run": "r"}}'),
+        (partial(facts.decode_owner, 1), f'{{"host": "{bad}", "address": "a:1", "epoch": 1}}'),
+        (partial(facts.decode_shard, 1), f'{{"url": "{bad}"}}'),
+        (partial(facts.decode_assignment, version=1), f'{{"hosts": {{"{bad}": [1]}}}}'),
+    ):
+        with pytest.raises(Invalid, match="not UTF-8"):
+            decode(record.encode())

@@ -80,6 +80,8 @@ def _with_room(
     for key, count in wants:
         if room := state.holdings.room(key, call):
             yield key, min(count, room)
+        else:
+            state.holdings.note(key, call.worker, state.now_ms)
 
 
 def shared(

@@ -356,6 +356,17 @@ def test_a_consumer_that_polls_at_its_limit_is_the_reason() -> None:
     assert not host.engine.holdings.full, "it is forgotten"
 
 
+def test_a_consumer_of_several_topics_may_be_at_its_limit() -> None:
+    host = OneHost(1)
+    settle(host, 1, topic_t='{"per_worker": 1}')
+    _, item_id = put(host, b"x", b"y")
+    wants = [idl.TopicCount("t", 5), idl.TopicCount("other", 5)]
+    for expected in (1, 0):
+        host.wait(1)
+        assert len(host.ask("Dequeue", ns="n", wants=wants, worker="w", most=5).items) == expected
+    assert [one.code for one in why(host, item_id).reasons] == [R.PER_WORKER]
+
+
 def test_a_consumer_with_room_is_no_reason() -> None:
     host = OneHost(1)
     settle(host, 1, topic_t='{"per_worker": 1}', throttle_k='{"per_second": 0.001, "burst": 1}')

@@ -93,9 +93,11 @@ _THREAD_TESTS = (
     "tests/peers/",
     "tests/server/",
     "tests/rpc/",
+    "tests/spark/test_consume_again.py",
     "tests/spark/test_consume_ahead.py",
     "tests/spark/test_consume_driver.py",
     "tests/spark/test_consume_orders.py",
+    "tests/spark/test_consume_progress.py",
     "tests/spark/test_write_memory.py",
 )
 

@@ -4,6 +4,10 @@ sink.
 Calls of the service overlap with Spark's work: while Spark runs a batch, one thread acks the batch before it, and
 another leases the next batch if the running one was full. Each spreads its calls over several connections. Only the
 caller's thread changes the ledger.
+
+A lease may end before its ack: the driver was dead for longer, the service was away, or a host died before it wrote the
+lease. The service then delivers the item again, perhaps to this query. An item that the query has in a batch, or has
+delivered, gets no second batch: it keeps its place with the new lease (`_new_ones`).
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
+from threading import Lock
 from time import monotonic
 from typing import Any, Protocol
 
 from foqs.client.client import Client
 from foqs.client.held import Held
+from foqs.client.items import Item, Lease
 from foqs.client.leases import Leases
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_folder import StateFolder
 from foqs.spark.consume_lease import NOW_IMPOSSIBLE, Leaser, LeaseSettings, Taken
+from foqs.spark.consume_progress import LagWatch, Rates, report
 from foqs.spark.consume_rows import joined, leases_of, without_body
-from foqs.spark.consume_state import ready_ms, split
+from foqs.spark.consume_state import MOST_DELIVERED, ready_ms, split
 from foqs.travel import Value
 
 log = logging.getLogger("foqs.spark")
@@ -35,6 +43,10 @@ _AVAILABLE_NOW_WAIT_MS = 500
 _ACK_AGAIN_AFTER = 1 / 10
 _ACKS_OF_A_CALL = 250
 """Acks below which another connection is not worth its request."""
+_DELIVERED = 0
+"""The place of a batch's number, for items that were delivered and came again. Batches are numbered from 1."""
+_ASK_AGAIN_S = 60.0
+_ASK_ITEMS = 10_000
 
 
 class ConsumeSettings(LeaseSettings, Protocol):
@@ -48,13 +60,15 @@ class ConsumeSettings(LeaseSettings, Protocol):
 
 @dataclass(slots=True)
 class Counts(Value):
-    """Counts of items. `stale`: another consumer has the item by now, so it is delivered twice. `gone`: acked before,
-    deleted, or an at-most-once item whose lease had ended."""
+    """Counts of items. `gone`: acked before, deleted, or an at-most-once item whose lease had ended. `stale`: acks that
+    were refused, because the service had delivered the item again. `again`: items that came again to this query, which
+    did not deliver them again."""
 
     leased: int = 0
     acked: int = 0
     gone: int = 0
     stale: int = 0
+    again: int = 0
 
 
 @dataclass(slots=True)
@@ -83,13 +97,19 @@ class Consumer:
         self._folder = StateFolder(settings.state_dir, settings.namespace)
         bound = settings.max_items_per_batch * (UNSETTLED_BATCHES + 2)
         self._leases = Leases(client, settings.lease_ms, bound)
-        self._held: dict[int, list[Held]] = {}
+        self._held: dict[int, dict[int, Held]] = {}
+        self._lock = Lock()  # of `_held` and the folder's `again`, which the thread that leases ahead uses too
+        self._found: set[int] = set()
         self._opened = False
         self._lease_calls = ThreadPoolExecutor(settings.connections, thread_name_prefix="foqs-lease")
         self._ack_calls = ThreadPoolExecutor(settings.connections, thread_name_prefix="foqs-ack")
         self._ahead_thread = ThreadPoolExecutor(1, thread_name_prefix="foqs-ahead")
         self._leaser = Leaser(client, settings, self._lease_calls)
-        self._acks: dict[int, list[Future[list[FoqsError | None]]]] = {}
+        self._watch = LagWatch(client, settings.topics)
+        self._rates = Rates(monotonic())
+        self._acks: dict[int, list[tuple[Sequence[Held], Future[list[FoqsError | None]]]]] = {}
+        self._asked: tuple[list[Lease], Future[list[FoqsError | None]]] | None = None
+        self._ask_at = 0.0
         self._ahead: Future[_Leased | None] | None = None
         self._full = 0  # number of the last batch that was full
         self._count = settings.max_items_per_batch
@@ -125,10 +145,14 @@ class Consumer:
         self._settle()
         self._folder.commit(known)
         self._ack()
+        if self._may_be_over():
+            self._settle()  # an ack in time saves a delivery
         self._count = min(max_items, self._settings.max_items_per_batch)
         position = max(known, self._planned) if start is None else known
         end = self._next(position)
         if end == position:
+            self._settle()
+            self._ack()  # of items that came again
             self._settle()
         return end
 
@@ -157,6 +181,13 @@ class Consumer:
             self._folder.commit(end)
         self._ack()
 
+    def report(self) -> dict[str, Any]:
+        """Return what Spark's progress shows of the source: see `consume_progress`."""
+        ledger, counts = self._folder.ledger, self.counts
+        rates = self._rates.add(monotonic(), counts.leased, counts.acked)
+        seq = max(ledger.committed, *ledger.batches, 0)
+        return report(seq, counts, rates, len(ledger.unsettled), self._watch.lag())
+
     def close(self) -> None:
         """Stop without acks: the last batch may not have reached its sink. Its leases run out unless the query starts
         again before."""
@@ -164,6 +195,7 @@ class Consumer:
         # A thread that leases may write to the folder until it ends.
         for threads in (self._ahead_thread, self._lease_calls, self._ack_calls):
             threads.shutdown()
+        self._watch.close()
         self._leases.abandon()
         self._folder.close()
         self._opened = False
@@ -173,13 +205,23 @@ class Consumer:
             return
         self._folder.open(self._settings.timeout_ms / 1000)
         try:
+            left = dict(self._folder.again.leases)
             for seq in self._folder.ledger.batches:
-                self._held[seq] = self._leases.add(leases_of(self._folder.read(seq)), overdue=True)
+                items = leases_of(self._folder.read(seq))
+                for item in items:
+                    item.lease = left.pop(item.id, item.lease)
+                self._hold(seq, items, overdue=True)
+            if left:
+                self._hold(_DELIVERED, [Item(item_id, lease) for item_id, lease in left.items()], overdue=True)
+            self._found = set(self._held)
         except BaseException:
             self._leases.abandon()
             self._folder.close()
             raise
         self._opened = True
+
+    def _hold(self, seq: int, items: Sequence[Item], *, overdue: bool = False) -> None:
+        self._held.setdefault(seq, {}).update((one.id, one) for one in self._leases.add(items, overdue=overdue))
 
     # ------------------------------------------------------------------------------------- leases
 
@@ -194,7 +236,8 @@ class Consumer:
             leased = self._lease(position + 1)
         if leased is None:
             return position
-        self._held[leased.seq] = leased.held
+        with self._lock:
+            self._held[leased.seq] = {one.id: one for one in leased.held}
         self._folder.add(leased.seq)
         if self._ends_when_empty:
             if self._began_ms == inf:
@@ -219,9 +262,15 @@ class Consumer:
 
     def _lease(self, seq: int) -> _Leased | None:
         count, wait_ms = self._count, self._settings.wait_ms
-        if self._ends_when_empty:
-            return self._keep(seq, self._leaser.take_what_is_ready(count, max(wait_ms, _AVAILABLE_NOW_WAIT_MS)))
-        return self._keep(seq, self._leaser.take(count, wait_ms))
+        until = monotonic() + self._settings.timeout_ms / 1000
+        while True:
+            if self._ends_when_empty:
+                taken = self._leaser.take_what_is_ready(count, max(wait_ms, _AVAILABLE_NOW_WAIT_MS))
+            else:
+                taken = self._leaser.take(count, wait_ms)
+            leased = self._keep(seq, taken)
+            if leased is not None or not taken.items or monotonic() >= until:
+                return leased
 
     def _lease_ahead(self, position: int) -> None:
         """Lease the batch after `position` while Spark runs a full one: there is probably more."""
@@ -243,8 +292,9 @@ class Consumer:
             return None
 
     def _keep(self, seq: int, taken: Taken) -> _Leased | None:
-        """Write leased items to the folder, and extend their leases from now on."""
-        items = taken.items
+        """Write leased items to the folder, and extend their leases from now on. Leave out items that the query has
+        already."""
+        items = self._new_ones(taken.items)
         if not items:
             return None
         held = self._leases.add(list(map(without_body, items)))
@@ -259,8 +309,37 @@ class Consumer:
         since_ms = min(item.lease_expires_at_ms for item in items) - self._settings.lease_ms
         return _Leased(seq, held, taken.full, since_ms, min(map(ready_ms, items)))
 
+    def _new_ones(self, items: Sequence[Item]) -> list[Item]:
+        """Return the items that the query does not have, and did not deliver. The known ones get the newest lease."""
+        newest = {item.id: item for item in items}
+        with self._lock:
+            again = self._folder.again
+            came = {item_id: seq for seq, held in self._held.items() for item_id in newest.keys() & held.keys()}
+            came = dict.fromkeys(newest.keys() & again.leases.keys(), _DELIVERED) | came
+            for item_id, seq in came.items():
+                item = newest.pop(item_id)
+                again.note(item_id, item.lease)
+                self._hold(seq, [without_body(item)])
+            self._folder.save_again()
+        if came:
+            self.counts.again += len(came)
+            log.warning("%d leases had ended and their items came again: they are not delivered again", len(came))
+        return list(newest.values())
+
+    def _may_be_over(self) -> bool:
+        """Return True if the lease of an item that waits for its ack may have ended."""
+        now = monotonic()
+        with self._lock:
+            waiting = [seq for seq in (_DELIVERED, *self._folder.ledger.unsettled) if seq in self._held]
+            return any(
+                seq in self._found or not all(one.usable(now) for one in self._held[seq].values()) for seq in waiting
+            )
+
     def _give_back(self, leased: _Leased) -> None:
-        self._leases.remove(self._held.pop(leased.seq))
+        with self._lock:
+            self._leases.remove(self._held.pop(leased.seq).values())
+            self._folder.again.end(one.id for one in leased.held)  # they were not delivered
+            self._folder.save_again()
         self._folder.remove(leased.seq)
         self._client.release_many([one.item for one in leased.held])
 
@@ -272,11 +351,36 @@ class Consumer:
         if monotonic() < self._ack_again_at:
             return
         self._ack_again_at = 0.0
-        for seq in self._folder.ledger.unsettled:
-            if seq not in self._acks:
-                held = self._held.get(seq, [])
+        for seq in (_DELIVERED, *self._folder.ledger.unsettled):
+            with self._lock:
+                held = list(self._held.get(seq, {}).values())
+            if seq not in self._acks and (held or seq):
                 calls = max(1, min(self._settings.connections, len(held) // _ACKS_OF_A_CALL))
-                self._acks[seq] = [self._ack_calls.submit(self._ack_some, run) for run in split(held, calls)]
+                self._acks[seq] = [(run, self._ack_calls.submit(self._ack_some, run)) for run in split(held, calls)]
+        self._ask_for_delivered()
+
+    def _ask_for_delivered(self) -> None:
+        """Ask from time to time, by an ack with an old lease, which delivered items with a refused ack are gone."""
+        if self._asked is not None and self._asked[1].done():
+            (asked, answer), self._asked = self._asked, None
+            gone = [one.id for one, error in zip(asked, _answers(answer, len(asked)), strict=True) if _gone(error)]
+            with self._lock:
+                self._folder.again.end(gone)
+                self._folder.save_again()
+        if self._asked is None and monotonic() >= self._ask_at:
+            self._ask_at = monotonic() + _ASK_AGAIN_S
+            with self._lock:
+                again, batches = self._folder.again, self._in_batches()
+                if dropped := again.drop_beyond(MOST_DELIVERED, batches):
+                    log.warning("%d delivered items were not acked, and would be delivered again", dropped)
+                asked = [Lease(*pair) for pair in again.leases.items() if pair[0] not in batches][:_ASK_ITEMS]
+                for one in asked:
+                    again.note(*one)  # the last to be asked for again
+            if asked:
+                self._asked = asked, self._ack_calls.submit(self._client.ack_many, asked)
+
+    def _in_batches(self) -> set[int]:
+        return set(chain.from_iterable(self._held.values()))
 
     def _ack_some(self, held: Sequence[Held]) -> list[FoqsError | None]:
         for one in held:
@@ -288,21 +392,39 @@ class Consumer:
     def _settle(self) -> None:
         """Wait for the acks that were begun, and settle their batches."""
         for seq in list(self._acks):
-            outcomes = [error for call in self._acks.pop(seq) for error in call.result()]
-            refused = self._count_outcomes(outcomes)
+            outcomes = [
+                (one, error) for run, call in self._acks.pop(seq) for one, error in zip(run, call.result(), strict=True)
+            ]
+            refused = self._count_outcomes([error for _, error in outcomes])
             if refused is not None:
                 try:
                     raise refused
                 finally:
                     del refused, outcomes
-            held = self._held.pop(seq, [])
-            left = [one for one, error in zip(held, outcomes, strict=True) if _later(error)]
-            if left:
-                self._held[seq] = left
-                log.warning("%d acks of batch %d could not be settled; trying again", len(left), seq)
+            left = self._settle_each(seq, outcomes)
+            if later := sum(_later(error) for _, error in outcomes):
+                log.warning("%d acks of %s could not be settled; trying again", later, _named(seq))
                 self._ack_again_at = monotonic() + self._settings.lease_ms / 1000 * _ACK_AGAIN_AFTER
-            else:
+            if not left and seq != _DELIVERED:
                 self._folder.remove(seq)
+
+    def _settle_each(self, seq: int, outcomes: Sequence[tuple[Held, FoqsError | None]]) -> bool:
+        """Settle the acks of a batch. Return True if some are left, to repeat or with a newer lease."""
+        with self._lock:
+            again, held = self._folder.again, self._held.setdefault(seq, {})
+            for one, error in outcomes:
+                if held.get(one.id) is not one or _later(error):
+                    continue
+                del held[one.id]
+                if isinstance(error, StaleLease):
+                    again.note(one.id, one.lease)
+                else:
+                    again.end([one.id])
+            if not held:
+                del self._held[seq]
+                self._found.discard(seq)
+            self._folder.save_again()  # before the file of the batch goes
+            return bool(held)
 
     def _count_outcomes(self, outcomes: Sequence[FoqsError | None]) -> FoqsError | None:
         """Return an error that a retry cannot solve, if there is one."""
@@ -319,9 +441,28 @@ class Consumer:
                 refused = error
         if stale:
             self.counts.stale += stale
-            log.warning("%d items were also delivered to another consumer: their leases had expired", stale)
+            log.warning(
+                "the acks of %d items were refused: their leases had ended, and the items were leased again. Another "
+                "consumer may have them; if they come again to this query, it acks them without a second delivery",
+                stale,
+            )
         return refused
 
 
 def _later(error: FoqsError | None) -> bool:
     return isinstance(error, NOW_IMPOSSIBLE)
+
+
+def _gone(error: FoqsError | None) -> bool:
+    return error is None or isinstance(error, NotFound)
+
+
+def _answers(call: Future[list[FoqsError | None]], count: int) -> list[FoqsError | None]:
+    try:
+        return call.result()
+    except FoqsError as error:  # the next question comes soon
+        return [error] * count
+
+
+def _named(seq: int) -> str:
+    return "items that came again" if seq == _DELIVERED else f"batch {seq}"

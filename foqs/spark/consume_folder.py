@@ -13,21 +13,24 @@ from typing import Any
 from foqs.client.items import Item
 from foqs.errors import Invalid, Unavailable
 from foqs.spark.consume_rows import batch_text, read_batch
-from foqs.spark.consume_state import Ledger, read_state, state_text
+from foqs.spark.consume_state import Again, Ledger, again_text, read_again, read_state, state_text
 
 _LOOK_AGAIN_S = 0.05
 _SUFFIX = ".batch"
+_AGAIN = "again"
 
 
 class StateFolder:
-    """Files: `lock`, `state`, and `<number>.batch` for each batch of the ledger. Every method may also raise
-    OSError. One thread may use `write` and `erase` while another uses the other methods."""
+    """Files: `lock`, `state`, `<number>.batch` for each batch of the ledger, and `again` if items came again. Every
+    method may also raise OSError. One thread may use `write` and `erase` while another uses the other methods; one
+    thread at a time uses `save_again`."""
 
     def __init__(self, path: str, namespace: str) -> None:
         self.path = Path(path)
         self._namespace = namespace
         self._lock: int | None = None
         self.ledger = Ledger()
+        self.again = Again()
 
     def open(self, wait_s: float) -> None:
         """Create the folder if it is missing. Raises Unavailable if another process holds it for longer than `wait_s`,
@@ -36,6 +39,7 @@ class StateFolder:
         self._take_lock(monotonic() + wait_s)
         try:
             self.ledger = self._read_ledger()
+            self.again = self._read_again()
         except BaseException:
             self.close()
             raise
@@ -77,6 +81,12 @@ class StateFolder:
         self.erase(seq)
         self.ledger = self.ledger.settled(seq)
 
+    def save_again(self) -> None:
+        """Write the leases of items that came again, if they have changed."""
+        if self.again.changed:
+            self._write(_AGAIN, again_text(self.again))
+            self.again.changed = False
+
     def _name(self, seq: int) -> str:
         return f"{seq}{_SUFFIX}"
 
@@ -110,6 +120,15 @@ class StateFolder:
             raise Invalid(f"{state}: {error.message}") from None
         names = (path.stem for path in self.path.glob(f"*{_SUFFIX}"))
         return Ledger(committed, tuple(sorted(int(name) for name in names if name.isdecimal())))
+
+    def _read_again(self) -> Again:
+        path = self.path / _AGAIN
+        try:
+            return read_again(path.read_bytes())
+        except FileNotFoundError:
+            return Again()
+        except Invalid as error:
+            raise Invalid(f"{path}: {error.message}") from None
 
     def _write(self, name: str, text: bytes) -> None:
         """Replace the file atomically: a later reader finds the old file or the new one, also after a power cut."""

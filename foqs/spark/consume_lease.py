@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
 from foqs.client.client import Client
-from foqs.client.items import Item
+from foqs.client.items import ActiveTopic, Item
 from foqs.client.leases import EXTEND_AFTER
 from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
@@ -23,6 +23,7 @@ log = logging.getLogger("foqs.spark")
 NOW_IMPOSSIBLE = (Overloaded, Unavailable, OutcomeUnknown)
 _ROUNDS = 8
 _LOOK_AGAIN_S = 0.05
+_PAGE_TOPICS = 10_000
 
 
 class LeaseSettings(Protocol):
@@ -116,10 +117,7 @@ class Leaser:
         log.warning("no items now: %s", error.message)
 
     def _something_ready(self) -> bool:
-        topics = set(self._settings.topics)
-        last = max(topics)  # in priority order
-        active = takewhile(lambda topic: topic <= last, (found.topic for found in self._client.active_topics()))
-        return any(topic in topics for topic in active)
+        return bool(active_among(self._client, self._settings.topics))
 
     def _ask(
         self, wants: Sequence[int], max_bytes: int, wait_ms: int, timeout_ms: int | None
@@ -148,6 +146,13 @@ class Leaser:
             counts, most=most, wait_ms=wait_ms, lease_ms=self._settings.lease_ms, max_bytes=max_bytes,
             timeout_ms=timeout_ms,
         )  # fmt: skip
+
+
+def active_among(client: Client, topics: Sequence[str], *, all_states: bool = False) -> list[ActiveTopic]:
+    """Return those of `topics` with ready items; `all_states`: with any, and their counts. Raises FoqsError."""
+    last = max(topics)  # topics come in this order
+    found = client.active_topics(all_states=all_states, page_topics=_PAGE_TOPICS)
+    return [one for one in takewhile(lambda one: one.topic <= last, found) if one.topic in topics]
 
 
 def _split(count: int, parts: int) -> list[int]:

@@ -2,12 +2,16 @@
 
 Batches are numbered from 1. The offset n means "the batches 1 to n". A batch is in the ledger from the lease of its
 items until its acks are settled. Batches up to `committed` have reached their sink and only wait for their acks.
+
+A query delivers an item in one batch. If a lease ends before the ack, the service delivers the item again, perhaps to
+the same query: `Again` has the newest lease then, and the item gets no second batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise
@@ -20,6 +24,9 @@ _FORMAT = 1
 _NEW_START = (
     "start with a new checkpointLocation and a new stateDir; leased items are delivered again when their leases end"
 )
+MOST_DELIVERED = 1_000_000
+"""Delivered items with a refused ack that a query remembers."""
+_AGAIN_HEAD = b"foqs again 1\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,55 @@ class Ledger:
                 f"the checkpoint is at batch {end}, and batch {min(missing)} is not in stateDir: "
                 f"it belongs to another query; {_NEW_START}"
             )
+
+
+class Again:
+    """The newest known leases of items that came again, by item id, the oldest first.
+
+    An item of a batch stays until the acks of the batch are settled. An item that no batch has any longer was
+    delivered, and its ack was refused: it stays until the service says that it is gone, and is acked when it comes
+    again.
+    """
+
+    def __init__(self, leases: Mapping[int, int] | None = None) -> None:
+        self.leases: dict[int, int] = dict(leases or {})
+        self.changed = False
+
+    def __contains__(self, item_id: int) -> bool:
+        return item_id in self.leases
+
+    def note(self, item_id: int, lease: int) -> None:
+        """Note the newest lease of an item."""
+        self.changed = True
+        self.leases.pop(item_id, None)
+        self.leases[item_id] = lease
+
+    def end(self, item_ids: Iterable[int]) -> None:
+        """Forget items: they are gone, or were given back before their delivery."""
+        for item_id in item_ids:
+            self.changed |= self.leases.pop(item_id, None) is not None
+
+    def drop_beyond(self, most: int, in_batches: Collection[int]) -> int:
+        """Forget the oldest items beyond `most`, but for those `in_batches`. Return their number."""
+        over = len(self.leases) - most
+        if over <= 0:
+            return 0
+        dropped = [item_id for item_id in self.leases if item_id not in in_batches][:over]
+        self.end(dropped)
+        return len(dropped)
+
+
+def again_text(again: Again) -> bytes:
+    return sealed(_AGAIN_HEAD + array("q", [number for pair in again.leases.items() for number in pair]).tobytes())
+
+
+def read_again(text: bytes) -> Again:
+    """Raises Invalid if the text is damaged or has an unknown format."""
+    body = opened(text)
+    if not body.startswith(_AGAIN_HEAD):
+        raise Invalid("its format is not known to this version")
+    numbers = array("q", body[len(_AGAIN_HEAD) :])
+    return Again(dict(zip(numbers[::2], numbers[1::2], strict=True)))
 
 
 def split(rows: Sequence[Any], parts: int) -> list[Sequence[Any]]:

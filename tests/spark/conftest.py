@@ -16,7 +16,7 @@ from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
 from tests.conftest import Server, required, start_or_skip
 
 # They import PyArrow, which script/setup check does not install.
-NEED_PYARROW = ("ahead", "driver", "orders", "rows", "state")
+NEED_PYARROW = ("again", "ahead", "driver", "orders", "progress", "rows", "state")
 collect_ignore = [f"test_consume_{name}.py" for name in NEED_PYARROW if find_spec("pyarrow") is None]
 _namespaces = count(1)
 # Long limits, because no test is about a slow host or database. A slow one makes shards deliver nothing for a while and

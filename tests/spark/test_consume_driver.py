@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client.items import ActiveTopic, Item, Leased
+from foqs.client.items import ActiveTopic, Item, Leased, ServerInfo
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
 from foqs.spark.consume_options import ConsumeOptions
@@ -21,7 +21,9 @@ LEASE_MS = 300
 
 
 class Service:
-    """The service as its client: items without priorities, and leases that end only when a test ends them."""
+    """The service as its client: items without priorities, and leases that end only when a test ends them.
+
+    An item whose lease ended is ready and keeps the lease's token: a late ack finds it until another lease begins."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
@@ -43,6 +45,12 @@ class Service:
         ]
         self.ready += items
         return [item.id for item in items]
+
+    def end_leases(self, item_ids: Sequence[int] | None = None) -> None:
+        """Leases end by time; by default all."""
+        with self._lock:
+            for item_id in list(self.leased) if item_ids is None else item_ids:
+                self.ready.append(self.leased.pop(item_id))
 
     def lose(self) -> None:
         """All leases expire, and another consumer has the items."""
@@ -67,17 +75,26 @@ class Service:
                 given.append(Item(*[getattr(item, name) for name in Item.__slots__]))
         return given
 
-    def active_topics(self) -> list[ActiveTopic]:
+    def active_topics(self, *, all_states: bool = False, page_topics: int = 1_000) -> list[ActiveTopic]:
         if self.down:
             raise self.down
-        mine = [ActiveTopic("n", "t", len(self.ready), self.now_ms, ())] if self.ready else []
+        oldest_ms = min((item.enqueued_at_ms for item in self.ready), default=0)
+        counted = ActiveTopic("n", "t", len(self.ready), oldest_ms, (), 0, len(self.leased))
+        mine = [counted] if self.ready or (all_states and self.leased) else []
         return [ActiveTopic("n", "other", 1, 1, ()), *mine, ActiveTopic("n", "zoo", 1, 1, ())]
+
+    def server_info(self) -> ServerInfo:
+        if self.down:
+            raise self.down
+        return ServerInfo("1", {}, self.now_ms)
 
     def ack_many(self, items: Sequence[Leased]) -> list[FoqsError | None]:
         outcomes = [self._refused(item) for item in items]
         for item, error in zip(items, outcomes, strict=True):
             if error is None:
-                del self.leased[item.id]
+                with self._lock:
+                    self.leased.pop(item.id, None)
+                    self.ready = [one for one in self.ready if one.id != item.id]
                 self.acked.append(item.id)
         return outcomes
 
@@ -87,7 +104,8 @@ class Service:
 
     def extend_many(self, items: Sequence[Leased], *_: Any, **__: Any) -> list[FoqsError | None]:
         self.extended += [item.id for item in items]
-        return [self._refused(item) for item in items]
+        ended = {item.id for item in self.ready}
+        return [StaleLease("over") if item.id in ended else self._refused(item) for item in items]
 
     def close(self) -> None:
         pass
@@ -95,9 +113,10 @@ class Service:
     def _refused(self, item: Leased) -> FoqsError | None:
         if self.down or item.id in self.acks_down:
             return self.down or Unavailable("its shard is away")
-        if item.id not in self.leased:
+        known = self.leased.get(item.id) or next((one for one in self.ready if one.id == item.id), None)
+        if known is None:
             return NotFound("gone")
-        return None if self.leased[item.id].lease == item.lease else StaleLease("stale")
+        return None if known.lease == item.lease else StaleLease("stale")
 
 
 @pytest.fixture

@@ -7,14 +7,15 @@ Promises:
   could not lease ready items for `timeoutMs`, or when all items of a batch became ready after the run began; it returns
   that batch. (Before PySpark 4.2 a run takes one batch, which the next run acks.)
 - If a batch failed or its query was stopped, the query gets exactly the same rows when it starts from its checkpoint:
-  `stateDir` has them. So the sink gets every item at least once, and exactly once if it identifies a batch by its
-  number.
+  `stateDir` has them. An item is in one batch of its query. So the sink gets every item at least once, and exactly
+  once if it identifies a batch by its number.
 - Behind a full batch the reader leases the next one while Spark runs the first. So it holds leases of up to two batches
   that did not reach their sink.
 - The driver's reader extends the leases while it runs, and at once when it starts again. If they run out before that
-  (`leaseMs` after the reader died), other consumers may get the items too. The service then refuses the acks as stale;
-  the reader counts and logs them. If a query stops between the end of a batch and the next trigger, it acks that batch
-  when it starts again.
+  (`leaseMs` after the reader died), the items come again. This query keeps them in their batch, or acks them if they
+  were delivered. Other consumers may get them too: the service then refuses the acks as stale, and the reader counts
+  and logs them. If a query stops between the end of a batch and the next trigger, it acks that batch when it starts
+  again.
 - At-most-once items are gone when their lease ends: a reader that dies before it has written a batch to disk loses the
   items in it. Spark may run a batch again, so the sink may see such items twice unless it identifies a batch by its
   number.
@@ -69,7 +70,7 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         """Connect to nothing: Spark pickles the reader for the tasks. `schema` is a StructType of any of the columns,
         in any order. Raises Invalid."""
         self._options = ConsumeOptions.parse(options)
-        self._columns = read_as(schema, COLUMNS)
+        self._reading = read_as(schema, COLUMNS, self._options.extra_columns)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._consumer: Consumer | None = None
 
@@ -88,14 +89,19 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         max_rows = getattr(limit, "max_rows", self._options.max_items_per_batch)
         return {_SEQ: self._driver.latest(None if start is None else start[_SEQ], max_rows)}
 
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the lag and the rates: Spark shows them in the progress, and never reads from this offset."""
+        return self._driver.report()
+
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         table = self._driver.batch(start[_SEQ], end[_SEQ])
-        return [ConsumePartition(part) for part in parts_of(table, self._columns, self._options.partitions)]
+        return [ConsumePartition(part) for part in parts_of(table, self._reading.names, self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         for batch in unpacked(partition.part):
             # Spark compares names, in their case, and types with all that they allow to be null.
-            columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
+            found = self._reading.columns(batch.columns)
+            columns = [column.cast(field.type) for column, field in zip(found, self._schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def commit(self, end: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from foqs.limits import Limits
-from foqs.spark.options import Options
+from foqs.spark.options import ExtraColumns, Options
 
 _LIMITS = Limits()
 
@@ -31,6 +31,7 @@ class ConsumeOptions(Options):
     wait_ms             longest wait of a trigger for a first item, 0 (at once) to 60,000; stopping the query waits for
                         it too
     timeout_ms          time-out of each call of the service, 1 to 600,000
+    extra_columns       `headers`: each other column of the schema is a header of the item
     """
 
     endpoints: str
@@ -46,6 +47,7 @@ class ConsumeOptions(Options):
     connections: int = Field(default=4, ge=1, le=64)
     wait_ms: int = Field(default=500, ge=0, le=60_000)
     timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
+    extra_columns: ExtraColumns = "refuse"
 
     @field_validator("namespace")
     @classmethod

@@ -6,7 +6,7 @@ Spark passes options as text, with names in any case, and adds its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
@@ -14,6 +14,9 @@ from pydantic.alias_generators import to_camel
 from foqs.client.connection import parse_addresses
 from foqs.client.tls import Tls
 from foqs.errors import Invalid
+
+ExtraColumns = Literal["refuse", "headers"]
+"""What a column is whose name is none of ours: an error, or a header of the item."""
 
 _OF_SPARK = frozenset(
     {

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from foqs.spark import snapshot_columns as columns
-from foqs.spark.columns import read_as
+from foqs.spark.columns import HEADERS, read_as
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_read import read
 from foqs.spark.snapshot_shards import Piece, pieces
@@ -25,7 +25,12 @@ class _Partition(InputPartition):
 
 def schema(options: Mapping[str, str]) -> str:
     """Return all columns, as DDL. Raises Invalid."""
-    found = columns.COLUMNS | (columns.BODY_COLUMNS if SnapshotOptions.parse(options).payloads else {})
+    parsed = SnapshotOptions.parse(options)
+    found = dict(columns.COLUMNS)
+    if parsed.payloads:
+        found |= columns.BODY_COLUMNS
+    elif parsed.extra_columns == "headers":
+        found[HEADERS] = columns.BODY_COLUMNS[HEADERS]
     return ", ".join(f"{name} {kind}{'' if name in columns.NULLABLE else ' NOT NULL'}" for name, kind in found.items())
 
 
@@ -37,9 +42,11 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Plan the read. Raises Invalid for wrong options and columns."""
         self._options = SnapshotOptions.parse(options)
-        names = read_as(schema, columns.COLUMNS | columns.BODY_COLUMNS)
+        self._reading = read_as(schema, columns.COLUMNS | columns.BODY_COLUMNS, self._options.extra_columns)
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._ours = pa.schema([column.with_name(name) for column, name in zip(self._schema, names, strict=True)])
+        kinds = {source: column.type for source, column in zip(self._reading.sources, self._schema, strict=True)}
+        headers = pa.map_(pa.string(), pa.string())
+        self._ours = pa.schema([(name, kinds.get(at, headers)) for at, name in enumerate(self._reading.names)])
 
     def partitions(self) -> list[InputPartition]:
         return [_Partition(piece) for piece in pieces(self._options)]
@@ -50,4 +57,6 @@ class SnapshotReader(DataSourceReader):
             return iter(())
         batches = read(partition.value, self._ours, self._options.wanted, self._options.page_rows)
         # Spark compares the names case-sensitively.
-        return (pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) for batch in batches)
+        return (
+            pa.RecordBatch.from_arrays(self._reading.columns(batch.columns), schema=self._schema) for batch in batches
+        )

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
-from foqs.spark.options import Options
+from foqs.spark.options import ExtraColumns, Options
 from foqs.spark.snapshot_wanted import Wanted
 
 _NUMBERED = re.compile(r"([0-9]{1,5})=(.+)", re.ASCII)
@@ -22,7 +22,8 @@ class SnapshotOptions(Options):
 
     `shards`: SQLAlchemy URLs separated by commas or white space, each as a URL or as number=url. `config`: the path of
     a foqs.toml. `zookeeper`: host:port, several separated by commas. `user` and `password` replace those of the URLs
-    (SQLite has none). `page_rows`: items in memory at a time.
+    (SQLite has none). `page_rows`: items in memory at a time. `extra_columns`: with `headers` each other column of the
+    schema is a header of the item.
     """
 
     shards: _Secret = None
@@ -39,6 +40,7 @@ class SnapshotOptions(Options):
     namespace: str | None = None
     topic: str | None = None
     state: Literal["ready", "delayed", "leased"] | None = None
+    extra_columns: ExtraColumns = "refuse"
 
     @field_validator("shards")
     @classmethod

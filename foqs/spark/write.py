@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,8 +25,10 @@ from foqs.client import Client, ItemSpec
 from foqs.errors import FoqsError, Invalid
 from foqs.spark.columns import columns_of
 from foqs.spark.write_columns import check
-from foqs.spark.write_equal import Known, Sent, missing
+from foqs.spark.write_counts import local_folder
+from foqs.spark.write_equal import Sent, missing
 from foqs.spark.write_invalid import InvalidRows, remove_others
+from foqs.spark.write_known import Known, folder_of_task, remove_kept
 from foqs.spark.write_options import WriteOptions
 from foqs.spark.write_rows import KeyMaker, specs_of
 from foqs.spark.write_sender import Refused, Rejected, Sender, Totals
@@ -55,15 +58,17 @@ class _Writer:
         self.options = WriteOptions.parse(options)
         if overwrite:
             raise Invalid("foqs cannot overwrite a queue: use the mode append")
-        check(columns_of(schema), has_topic=self.options.topic is not None)
+        check(columns_of(schema), has_topic=self.options.topic is not None, extra=self.options.extra_columns)
         self.keys = keys if self.options.dedup_keys == "auto" else self.options.dedup_keys
+        self.folder = self.options.equal_rows_path or local_folder()
 
     def send(self, batches: Iterator[Any], job: str) -> Written:
         """Raises Refused."""
         options, partition = self.options, _context().partitionId()
         scope = job if self.keys == "row" else f"{job}:{partition}"
         keys = None if self.keys == "none" else KeyMaker(scope)
-        known = Known(scope) if self.keys == "row" else None
+        folder = folder_of_task(self.folder, given=options.equal_rows_path is not None)
+        known = Known(scope, folder) if self.keys == "row" else None
         invalid = InvalidRows(options.invalid_path, job, partition) if options.invalid_path else None
 
         def rejected(row: int, spec: ItemSpec | None, error: FoqsError) -> None:
@@ -77,10 +82,12 @@ class _Writer:
         try:
             rows = (spec for batch in batches for spec in specs_of(batch, options.topic, keys))
             totals = self._store(rows, rejected, _Progress(partition), known.add if known is not None else None)
-            sent = Sent.of(keys.counts, known.kept) if keys is not None and known is not None else None
+            sent = Sent.of(keys.counts, known.close()) if keys is not None and known is not None else None
         except BaseException:
             if invalid is not None:
                 invalid.discard()
+            if known is not None:
+                known.discard()
             raise
         finally:
             if keys is not None:
@@ -94,18 +101,25 @@ class _Writer:
         if written and self.options.invalid_path is not None:
             files = {message.invalid_file for message in written if message.invalid_file is not None}
             remove_others(self.options.invalid_path, written[0].job, files)
-        equal = list(missing([message.sent for message in written if message.sent is not None]))
-        if equal:
+        equal = missing([message.sent for message in written if message.sent is not None])
+        if (first := next(equal, None)) is not None:
 
             def rejected(row: int, spec: ItemSpec | None, error: FoqsError) -> None:
                 raise Refused(f"a row that equals one of another partition is invalid: {error.message}")
 
-            stored = self._store(equal, rejected, lambda _totals: None)
+            stored = self._store(chain([first], equal), rejected, lambda _totals: None)
             # The tasks counted these rows, all as duplicates.
             totals.duplicates -= stored.rows - stored.duplicates
             totals.retries += stored.retries
             totals.waited_s += stored.waited_s
+        self.clean(written)
         self.report(totals, what)
+
+    def clean(self, messages: list[Any]) -> None:
+        """Remove what the tasks left for the driver."""
+        jobs = {message.job for message in messages if message is not None and message.sent is not None}
+        for job in jobs:
+            remove_kept(self.folder, job)
 
     def report(self, totals: Totals, what: str) -> None:
         print(f"foqs: {what}: {totals}", file=sys.stderr)
@@ -172,7 +186,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[Any]) -> None:
-        """Do nothing: stored rows stay."""
+        """Stored rows stay."""
+        self.clean(messages)
         self.report(_total(messages), "failed after")
 
 
@@ -198,7 +213,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self.finished(messages, f"batch {batchId} written")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Do nothing: stored rows stay, and the next attempt of the batch makes the same keys."""
+        """Stored rows stay, and the next attempt of the batch makes the same keys."""
+        self.clean(messages)
         self.report(_total(messages), f"batch {batchId} failed after")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from foqs.errors import Invalid
 from foqs.spark.columns import problems
+from foqs.spark.options import ExtraColumns
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -27,14 +28,16 @@ COLUMNS = {
     "throttle_keys": ("array<string>",),
     "weight": _NUMBER[:-1],
 }
+EXTRA = ("string", "boolean", *_NUMBER)
+"""Types of a column that is a header: those with one text."""
 
 
-def check(columns: Iterable[tuple[str, str]], *, has_topic: bool) -> None:
+def check(columns: Iterable[tuple[str, str]], *, has_topic: bool, extra: ExtraColumns = "refuse") -> None:
     """Check `columns`: pairs of a name and Spark's simple name of the type. Raises Invalid, which names every wrong
     column."""
     found = list(columns)
     names = {name.lower() for name, _ in found}
-    wrong = problems(found, COLUMNS)
+    wrong = problems(found, COLUMNS, EXTRA if extra == "headers" else ())
     if "payload" not in names:
         wrong.append("column payload is missing")
     if "topic" not in names and not has_topic:

@@ -103,7 +103,7 @@ class _Table:
         self._file.close()
 
     def _open(self) -> None:
-        self._file = TemporaryFile(dir=_folder())  # noqa: SIM115 - open until `close`
+        self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - open until `close`
         self._number = self._file.fileno()
         self._slots = self._used = 0
 
@@ -131,6 +131,6 @@ def _runs(file: int) -> Iterator[Counted]:
         yield [(row, kept - 1) for row, kept in _SLOT.iter_unpack(run) if kept]
 
 
-def _folder() -> str | None:
+def local_folder() -> str | None:
     """Return Spark's folder for temporary files, if the process has one."""
     return next(filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None)

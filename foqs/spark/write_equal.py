@@ -3,14 +3,13 @@
 With the keys of `dedupKeys=row`, each task numbers its equal rows 0, 1, 2 and so on. The service takes equal rows of
 two tasks for two attempts at the same rows. If one task has 2 and another 3 of them, the service stores the numbers 0
 to 2. The driver knows the rows that all tasks sent, and stores the missing numbers 3 and 4. So the keys depend on the
-rows of a batch only, and a repetition with other partitions stores nothing again.
+rows of a batch only, and a repetition with other partitions stores nothing again. The bodies of such rows come from the
+tasks: see `write_known`.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -19,15 +18,7 @@ import pyarrow.compute as pc
 from foqs.client import ItemSpec
 from foqs.errors import Invalid
 from foqs.spark.write_counts import RowCounts
-
-KEPT_BYTES = 8 << 20
-_KEY = re.compile(r"(?P<digest>[0-9a-f]{32}):[0-9]+", re.ASCII)
-_HASH_DIGITS = 16
-
-
-def short_hash(digest: bytes) -> int:
-    """Digest of a row in memory: its first 8 bytes."""
-    return int.from_bytes(digest[: _HASH_DIGITS // 2], "big")
+from foqs.spark.write_known import KEPT_BYTES, Kept, read_kept
 
 
 @dataclass
@@ -36,67 +27,67 @@ class Sent:
 
     hashes   8 bytes for each distinct row
     repeats  how many rows are equal, where more than one is
-    kept     an item for each distinct row that the service knew before; at most KEPT_BYTES of them
+    kept     the rows that the service knew before
     """
 
     hashes: bytes
     repeats: dict[int, int]
-    kept: dict[int, ItemSpec] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
 
     @classmethod
-    def of(cls, counts: RowCounts, kept: dict[int, ItemSpec]) -> Sent:
+    def of(cls, counts: RowCounts, kept: Kept) -> Sent:
         return cls(counts.hashes(), counts.repeats(), kept)
 
 
-class Known:
-    """Collects in a task the rows that the service knew before: one for each content."""
+def missing(
+    tasks: Sequence[Sent], read: Callable[[str], Iterator[tuple[int, ItemSpec]]] = read_kept
+) -> Iterator[ItemSpec]:
+    """Yield the items that no task sent, because all tasks number equal rows alike. One row of each task's file is in
+    memory at a time. Raises Invalid at the end if a needed row was not kept."""
+    needed = _needed(tasks)
+    for task in tasks:
+        for row in needed.keys() & task.kept.rows.keys():
+            yield from _numbered(task.kept.rows[row], *needed.pop(row))
+    why = [task.kept.why for task in tasks if task.kept.why]
+    for task in tasks:
+        if not needed or task.kept.file is None:
+            continue
+        try:
+            for row, spec in read(task.kept.file):
+                if row in needed:
+                    yield from _numbered(spec, *needed.pop(row))
+        except OSError as error:
+            why.append(f"the driver could not read what a task kept: {error}")
+    if needed:
+        lost = sum(total - most for most, total in needed.values())
+        raise Invalid(
+            f"{lost} rows are equal to rows of other partitions, and are not stored. A task reports {KEPT_BYTES >> 20} "
+            f"MiB of such rows, and these are more{': ' if why else ''}{why[0] if why else ''}. Set the option "
+            "equalRowsPath to a folder or URL that the driver and all tasks can use, or bring equal rows into one "
+            "partition (frame.repartition('payload')). Then write the frame, or start the query, again: no row is "
+            "stored twice"
+        )
 
-    def __init__(self, scope: str) -> None:
-        """`scope`: how the made keys begin. Rows with keys of the frame's own are not collected."""
-        self._prefix = f"{scope}:"
-        self._left_bytes = KEPT_BYTES
-        self.kept: dict[int, ItemSpec] = {}
 
-    def hash_of(self, spec: ItemSpec) -> int | None:
-        """None when the key of `spec` was not made."""
-        key = spec.dedup_key
-        if key is None or not key.startswith(self._prefix):
-            return None
-        found = _KEY.fullmatch(key, len(self._prefix))
-        return None if found is None else int(found["digest"][:_HASH_DIGITS], 16)
-
-    def add(self, spec: ItemSpec) -> None:
-        row = self.hash_of(spec)
-        if row is not None and row not in self.kept and spec.size_bytes <= self._left_bytes:
-            self._left_bytes -= spec.size_bytes
-            self.kept[row] = spec
+def _numbered(spec: ItemSpec, most: int, total: int) -> Iterator[ItemSpec]:
+    prefix = str(spec.dedup_key).rpartition(":")[0]
+    for number in range(most, total):
+        yield replace(spec, dedup_key=f"{prefix}:{number}")
 
 
-def missing(tasks: Sequence[Sent]) -> Iterator[ItemSpec]:
-    """Return the items that no task sent, because all tasks number equal rows alike. Raises Invalid if a needed row was
-    not kept."""
+def _needed(tasks: Sequence[Sent]) -> dict[int, tuple[int, int]]:
+    """Return the rows of several tasks: the most equal ones of a task, and of all tasks together."""
+    needed: dict[int, tuple[int, int]] = {}
     shared = _in_several([task.hashes for task in tasks])
     if not len(shared):
-        return
-    counts: defaultdict[int, list[int]] = defaultdict(list)
-    kept: dict[int, ItemSpec] = {}
+        return needed
     for task in tasks:
         hashes = _column(task.hashes)
         for row in hashes.filter(pc.is_in(hashes, value_set=shared)).to_pylist():
-            counts[row].append(task.repeats.get(row, 1))
-            if row in task.kept:
-                kept[row] = task.kept[row]
-    if unknown := sum(sum(counts[row]) - max(counts[row]) for row in counts.keys() - kept.keys()):
-        raise Invalid(
-            f"{unknown} rows are equal to rows of other partitions, and are not stored: the tasks kept "
-            f"{KEPT_BYTES >> 20} MiB of such rows, and these are more. Bring equal rows into one partition "
-            "(frame.repartition('payload')) and write the frame, or start the query, again: no row is stored twice"
-        )
-    for row, found in counts.items():
-        spec = kept[row]
-        prefix = str(spec.dedup_key).rpartition(":")[0]
-        for number in range(max(found), sum(found)):
-            yield replace(spec, dedup_key=f"{prefix}:{number}")
+            count = task.repeats.get(row, 1)
+            most, total = needed.get(row, (0, 0))
+            needed[row] = max(most, count), total + count
+    return needed
 
 
 def _in_several(parts: Iterable[bytes]) -> pa.Array:

@@ -60,7 +60,7 @@ class InvalidRows:
         if self._writer is None:
             return None
         self._writer.close()
-        files, folder = _file_system(self._path)
+        files, folder = file_system(self._path)
         files.move(self._temporary, f"{folder}/{self.name}")
         return self.name
 
@@ -68,12 +68,12 @@ class InvalidRows:
         """Remove the unfinished file, because the task fails."""
         if self._writer is not None:
             self._writer.close()
-            files, _ = _file_system(self._path)
+            files, _ = file_system(self._path)
             files.delete_file(self._temporary)
 
     def _flush(self) -> None:
         if self._writer is None:
-            files, folder = _file_system(self._path)
+            files, folder = file_system(self._path)
             files.create_dir(folder, recursive=True)
             self._temporary = f"{folder}/.{self.name}.{uuid4().hex}.tmp"
             self._writer = pq.ParquetWriter(self._temporary, SCHEMA, filesystem=files)
@@ -84,7 +84,7 @@ class InvalidRows:
 def remove_others(path: str, job: str, names: Collection[str]) -> None:
     """Remove the files of earlier attempts of `job`, which had other partitions: all except `names`, and unfinished
     ones."""
-    files, folder = _file_system(path)
+    files, folder = file_system(path)
     ours = re.compile(rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?")
     for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
         if found.base_name not in names and ours.fullmatch(found.base_name):
@@ -97,7 +97,8 @@ def _plain(job: str) -> str:
     return job.replace(":", "-")
 
 
-def _file_system(path: str) -> tuple[Any, str]:
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
     if "://" in path:
         return pyarrow.fs.FileSystem.from_uri(path)  # type: ignore[no-any-return]
     return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")

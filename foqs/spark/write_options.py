@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from foqs.checks import LONGEST_MS
-from foqs.spark.options import Options
+from foqs.spark.options import ExtraColumns, Options
 
 MiB = 1 << 20
 _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
@@ -16,7 +16,9 @@ _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 class WriteOptions(Options):
     """Options of `df.write` and `df.writeStream`. `max_rows_per_second` applies to all tasks that run at a time
-    together, 0: no limit; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated."""
+    together, 0: no limit; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated.
+    `equal_rows_path` is a folder or URL that the driver and all tasks can use. With `extra_columns=headers` each other
+    column of a frame is a header of its items."""
 
     endpoints: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)]
@@ -34,6 +36,8 @@ class WriteOptions(Options):
     on_invalid: Literal["fail", "collect"] = "fail"
     invalid_path: str | None = None
     metrics_path: str | None = None
+    equal_rows_path: Annotated[str | None, Field(min_length=1)] = None
+    extra_columns: ExtraColumns = "refuse"
 
     @field_validator("job_id")
     @classmethod

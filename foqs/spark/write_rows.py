@@ -13,8 +13,9 @@ import pyarrow as pa
 from foqs.checks import FIRST_TIME_MS, SMALL_TIME_MS
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
+from foqs.spark.write_columns import COLUMNS
 from foqs.spark.write_counts import RowCounts
-from foqs.spark.write_equal import short_hash
+from foqs.spark.write_known import short_hash
 
 
 class KeyMaker:
@@ -58,12 +59,19 @@ _FIELDS = {"deliver_after": "deliver_after_ms", "expires_at": "expires_at_ms"}
 
 def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[ItemSpec | Invalid]:
     """Yield an item for each row of a RecordBatch, or the reason why it has none. `topic` is used for rows that name
-    none; `keys` makes keys for rows without one."""
+    none; `keys` makes keys for rows without one. A column without a name of ours is a header."""
     defaults = {**_DEFAULTS, "topic": topic}
     columns: dict[str, Iterable[Any]] = {name: repeat(default) for name, default in defaults.items()}
-    for at, name in enumerate(map(str.lower, batch.schema.names)):
-        field = _FIELDS.get(name, name)
-        columns[field] = _values(name, batch.column(at), defaults[field])
+    extra: dict[str, list[str | None]] = {}
+    for at, name in enumerate(batch.schema.names):
+        our = name.lower()
+        if our not in COLUMNS:
+            extra[name] = batch.column(at).cast(pa.string()).to_pylist()
+            continue
+        field = _FIELDS.get(our, our)
+        columns[field] = _values(our, batch.column(at), defaults[field])
+    if extra:
+        columns["headers"] = list(_with_extra(columns["headers"], extra))
     specs: Iterator[Any] = map(ItemSpec, *[columns[name] for name in defaults])  # not yet the types of an ItemSpec
     for spec in specs:
         if spec.payload is None:
@@ -74,10 +82,25 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
             yield spec.delivery
         elif isinstance(spec.throttle_keys, Invalid):
             yield spec.throttle_keys
+        elif isinstance(spec.headers, Invalid):
+            yield spec.headers
         else:
             if keys is not None and spec.dedup_key is None:
                 spec.dedup_key = keys.key(spec)
             yield spec
+
+
+def _with_extra(
+    headers: Iterable[dict[str, str] | None], extra: dict[str, list[str | None]]
+) -> Iterator[dict[str, str] | Invalid | None]:
+    """Yield the headers of each row with the values of its extra columns. A null is no header."""
+    for given, values in zip(headers, zip(*extra.values(), strict=True), strict=False):
+        found = {name: value for name, value in zip(extra, values, strict=True) if value is not None}
+        other = [name for name in found if given is not None and given.get(name, found[name]) != found[name]]
+        if other:
+            yield Invalid(f"the column {other[0]} and the column headers have two values of the header {other[0]!r}")
+        else:
+            yield {**(given or {}), **found} if found else given
 
 
 def _values(name: str, column: Any, default: Any) -> list[Any]:

@@ -8,7 +8,7 @@ types = pytest.importorskip("pyspark.sql.types", reason="PySpark is not installe
 
 from foqs.client import Delivery, Item  # noqa: E402
 from foqs.errors import Invalid  # noqa: E402
-from foqs.spark.columns import read_as  # noqa: E402
+from foqs.spark.columns import Reading, read_as  # noqa: E402
 from foqs.spark.consume import COLUMNS, ConsumeReader  # noqa: E402
 from foqs.spark.consume_rows import table_of  # noqa: E402
 from foqs.spark.snapshot import SnapshotReader  # noqa: E402
@@ -55,11 +55,21 @@ def test_a_stream_has_the_columns_of_its_schema() -> None:
     assert whole[-2:] == ("acme", ["db"])
 
 
+class Headed:
+    """A consumer with three items, one of which has the headers that a schema names."""
+
+    def batch(self, start: int, end: int) -> Any:
+        items = [Item(id=number, ns="n", topic="t", delivery=Delivery.AT_LEAST_ONCE) for number in range(3)]
+        items[0].headers = {"region": "eu", "Customer": "acme", "more": "x"}
+        items[1].headers = {"customer": "another case"}
+        return table_of(items)
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
         ({"payload": "string"}, r"column payload is string, not binary; cast it in the query"),
-        ({"body": "binary"}, "column body is unknown: the columns are id, namespace, topic, .*throttle_keys$"),
+        ({"body": "binary"}, r"column body is unknown: the columns are id, namespace, .*throttle_keys \(with the"),
         ({"id": "bigint", "Id": "bigint"}, "column id is there twice"),
         ({"x": "int", "priority": "string"}, "column x is unknown.*; column priority is string, not int"),
     ],
@@ -72,7 +82,40 @@ def test_a_wrong_schema_is_refused(columns: dict[str, str], says: str) -> None:
 
 
 def test_names_are_mapped_to_those_of_foqs() -> None:
-    assert read_as(struct(B="int", a="string"), {"a": "string", "b": "int", "c": "int"}) == ["b", "a"]
+    assert read_as(struct(B="int", a="string"), {"a": "string", "b": "int", "c": "int"}) == Reading(["b", "a"], (0, 1))
+
+
+def test_other_columns_are_headers() -> None:
+    """With extraColumns=headers, readers take the other columns of a schema from the headers, in their case."""
+    options = STREAM | {"extraColumns": "headers"}
+    for schema in (struct(Customer="string", id="bigint", region="string"), struct(Customer="string", region="string")):
+        reader = ConsumeReader(options, schema)
+        reader._consumer = Headed()  # type: ignore[assignment]
+        parts = reader.partitions({"seq": 0}, {"seq": 1})  # type: ignore[arg-type]
+        rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]  # type: ignore[arg-type]
+        assert [(row["Customer"], row["region"]) for row in rows] == [("acme", "eu"), (None, None), (None, None)]
+        assert [*rows[0]] == schema.names
+    for schema, says in (
+        (struct(customer="int"), "column customer is int, and a header is string: cast it in the query"),
+        (struct(x="string", X="string", payload="string"), "column payload is string, not binary"),
+    ):
+        with pytest.raises(Invalid, match=says):
+            ConsumeReader(options, schema)
+        with pytest.raises(Invalid, match=says):
+            SnapshotReader({"shards": "sqlite:////x", "extraColumns": "headers"}, schema)
+    with pytest.raises(Invalid, match="column x is there twice"):
+        read_as(types.StructType(struct(x="string").fields * 2), COLUMNS, "headers")
+    with pytest.raises(Invalid, match=r"column customer is unknown: .*extraColumns=headers"):
+        ConsumeReader(STREAM, struct(customer="string"))
+    with pytest.raises(Invalid, match="option extraColumns"):
+        ConsumeReader(STREAM | {"extraColumns": "yes"}, struct(id="bigint"))
+
+
+def test_a_snapshot_with_extra_columns_has_the_headers() -> None:
+    given = {"shards": "sqlite:////x", "extraColumns": "headers"}
+    assert "headers map<string,string>" in FoqsSource(given).schema()
+    assert "payload binary" not in FoqsSource(given).schema()
+    assert FoqsSource(given | {"payloads": "true"}).schema().count("headers") == 1
 
 
 def test_a_table_without_columns_has_those_of_its_kind() -> None:

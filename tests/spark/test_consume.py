@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
-from foqs.client import Client, Delivery, Invalid, ItemSpec, NotFound
+from foqs.client import Client, Delivery, Invalid, ItemSpec, ItemState, NotFound
 from tests.support.waiting import wait_until as until
 
 pytestmark = [
@@ -112,6 +114,38 @@ def test_columns_come_as_the_schema_names_them(client: Client, job: Job) -> None
     job.schema = "payload string"
     with pytest.raises(Exception, match="column payload is string, not binary"):
         job.run()
+
+
+def test_extra_columns_pass_through_the_headers(
+    spark: Any, client: Client, job: Job, endpoints: str, namespace: str, cluster: Any
+) -> None:
+    """A frame is written with columns that an item does not have, and read from a snapshot and by a stream. The stream
+    writes its rows to another topic with the same columns."""
+    extra = {"endpoints": endpoints, "namespace": namespace, "extraColumns": "headers"}
+    rows = [("a", "acme", 3, True), ("b", None, None, None)]
+    frame = spark.createDataFrame(rows, "payload string, customer string, Retries int, paid boolean")
+    frame.write.format("foqs").options(**extra, topic="t").mode("append").save()
+    stored = sorted(client.list_items("t"), key=lambda item: item.payload)
+    assert [item.headers for item in stored] == [{"customer": "acme", "Retries": "3", "paid": "true"}, None]
+    schema = "payload binary, customer string, Retries string, paid string"
+    shards = " ".join(shard.url for shard in cluster.shards)
+    given = {"shards": shards, "namespace": namespace, "extraColumns": "headers"}
+    expected = [(b"a", "acme", "3", "true"), (b"b", None, None, None)]
+    queued = spark.read.format("foqs").options(**given).schema(schema).load()
+    assert sorted(tuple(row) for row in queued.collect()) == expected
+    queued = spark.read.format("foqs").options(**given).load()
+    assert {row.headers and row.headers["customer"] for row in queued.collect()} == {"acme", None}
+    job.options["extraColumns"] = "headers"
+    job.schema = schema
+
+    def copy(batch: Any, number: int) -> None:
+        batch.write.format("foqs").options(**extra, topic="copy", jobId=f"copy-{number}").mode("append").save()
+        job.collect(batch, number)
+
+    job.run(copy)
+    assert sorted(tuple(row) for row in job.rows) == expected
+    copies = sorted(client.list_items("copy"), key=lambda item: item.payload)
+    assert [(item.payload, item.headers) for item in copies] == [(item.payload, item.headers) for item in stored]
 
 
 def test_a_row_holds_all_of_the_item(client: Client, job: Job, namespace: str) -> None:
@@ -227,6 +261,102 @@ def test_a_sink_with_batch_numbers_gets_each_item_once(client: Client, job: Job)
     job.run(sink)
     assert empty(client)
     assert sorted(one for rows in written.values() for one in rows) == sorted(ids)
+
+
+def test_restarts_that_outlive_the_leases_deliver_once(client: Client, job: Job) -> None:
+    """The reader is killed with a batch that is running, and perhaps one leased ahead. It starts again when no lease is
+    left: the service delivers all of their items again, while the query acks them."""
+    job.options |= {"leaseMs": "1000", "maxItemsPerBatch": "100", "connections": "8"}
+    ids = filled(client, 1_000)
+    written: dict[int, list[int]] = {}
+    deaths = {1: "before", 2: "after", 4: "before", 5: "after"}
+
+    def sink(frame: Any, number: int) -> None:
+        death = deaths.pop(number, None)
+        if death == "before":
+            os.kill(reader_of(job), signal.SIGKILL)
+            fail(frame, number)
+        rows = sorted(row.id for row in frame.collect())
+        assert written.setdefault(number, rows) == rows
+        if death == "after":
+            os.kill(reader_of(job), signal.SIGKILL)
+
+    while deaths:
+        with suppress(Exception):
+            job.run(sink)
+        until(lambda: all(item.state == ItemState.READY for item in client.list_items("t", page_items=1_000)))
+
+    def done() -> bool:
+        """Leases of killed readers, whose items never reached a file, end between the runs."""
+        job.run(sink)
+        return empty(client)
+
+    until(done, timeout_s=120)
+    assert sorted(one for rows in written.values() for one in rows) == sorted(ids)
+
+
+def test_acks_that_are_later_than_the_next_lease_deliver_once(
+    client: Client, endpoints: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader alone, without Spark: after each batch it ends without acks, and starts again when the leases have
+    ended. Its acks reach the hosts after its requests for more items."""
+    pytest.importorskip("pyarrow", reason="PySpark is not installed (pip install 'foqs[spark]')")
+    from foqs.spark.consume_driver import Consumer
+    from foqs.spark.consume_options import ConsumeOptions
+
+    ids = filled(client, 2_000)
+    given = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "stateDir": str(tmp_path), "leaseMs": "1000"}
+    options = ConsumeOptions.parse(given | {"maxItemsPerBatch": "300", "waitMs": "0"})
+    dequeue, ack_many = Client.dequeue, Client.ack_many
+    leased = Event()
+
+    def dequeued(self: Client, *asked: Any, **named: Any) -> Any:
+        items = dequeue(self, *asked, **named)
+        leased.set()
+        return items
+
+    def late(self: Client, items: Any, **named: Any) -> Any:
+        leased.wait(0.5)
+        return ack_many(self, items, **named)
+
+    monkeypatch.setattr(Client, "dequeue", dequeued)
+    monkeypatch.setattr(Client, "ack_many", late)
+    batches: dict[int, list[int]] = {}
+    start, end = 0, -1
+    while end != start:
+        start = max(end, 0)
+        consumer = Consumer(Client(endpoints, namespace), options)
+        consumer.only_what_is_there()
+        leased.clear()
+        if (end := consumer.latest(start, 300)) > start:
+            batches[end] = consumer.batch(start, end)["id"].to_pylist()
+        consumer.close()
+        until(lambda: all(item.state == ItemState.READY for item in client.list_items("t", page_items=1_000)))
+    assert sorted(one for rows in batches.values() for one in rows) == sorted(ids)
+    assert empty(client)
+
+
+def test_the_progress_shows_lag_and_rates(client: Client, job: Job) -> None:
+    job.options |= {"maxItemsPerBatch": "20"}
+    ids = filled(client, 100)
+
+    def latest(query: Any) -> list[dict[str, Any]]:
+        sources = [json.loads(progress.json)["sources"][0] for progress in query.recentProgress]
+        return [source["latestOffset"] for source in sources if source["latestOffset"]]
+
+    with job.running() as query:
+        done = {"ready": 0, "leased": 0, "lagMs": 0, "ackedItems": len(ids), "unackedBatches": 0}
+
+        def drained() -> bool:
+            return any(done.items() <= one.items() for one in latest(query))
+
+        until(drained, lambda: latest(query), 120)
+        first, *_ = latest(query)
+        assert (first["seq"], first["ready"] + first["leased"]) == (1, len(ids))
+        assert first["lagMs"] > 0 and first["leasedPerSecond"] > 0
+        assert any(one["ackedPerSecond"] > 0 for one in latest(query))
+        rows = [json.loads(progress.json)["sources"][0]["numInputRows"] for progress in query.recentProgress]
+        assert sum(rows) == len(ids)
 
 
 def test_leases_are_extended_while_a_batch_runs(client: Client, job: Job) -> None:

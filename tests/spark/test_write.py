@@ -278,6 +278,53 @@ def test_a_job_with_an_id_is_repeated_in_other_partitions(
     assert payloads == {b"%d" % n: 10 for n in range(100)}
 
 
+LARGE = "rpad(cast(id as string), 100000, ' ') as payload", "map('n', cast(id as string)) as headers", "'t' as topic"
+"""Rows of 100 kB: 300 of them are more than a task's report may have."""
+
+
+def sizes(client: Client, topic: str, count: int) -> Counter[tuple[int, int]]:
+    """Return how often each row of `LARGE` is in the topic, by its number and its size, and consume it."""
+    return Counter((int(item.payload), len(item.payload)) for item in drain(client, topic, count))
+
+
+def test_a_job_with_many_large_equal_rows(spark: Any, save: Any, client: Client, tmp_path: Path) -> None:
+    """60 MB of equal rows are in two partitions: they are stored once, also by a repetition with other partitions."""
+    part = spark.range(300, numPartitions=1).selectExpr(*LARGE)
+    rows = part.union(part).union(part.limit(5))
+    for frame, known in ((rows, 0), (rows.repartition(4), 605)):
+        save(frame, jobId="large", metricsPath=tmp_path / "m.json")
+        totals = json.loads((tmp_path / "m.json").read_text())
+        assert (totals["rows"], totals["duplicates"]) == (605, known)
+    found = sizes(client, "t", 605)
+    assert found == {(n, 100_000): 3 if found[n, 100_000] == 3 else 2 for n in range(300)}
+    assert sum(number == 3 for number in found.values()) == 5
+    assert list(Path(spark.conf.get("spark.local.dir")).rglob("foqs-*")) == []
+
+
+def test_a_stream_with_many_large_equal_rows(
+    spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
+) -> None:
+    """Two files of one batch have the same rows. The commit of the batch is lost, so Spark runs all of it again."""
+    part = spark.range(300, numPartitions=1).selectExpr(*LARGE)
+    for _ in range(2):
+        part.write.mode("append").parquet(str(tmp_path / "in"))
+    metrics = tmp_path / "m.json"
+
+    def run() -> Any:
+        frame = spark.readStream.schema("payload string, headers map<string,string>, topic string")
+        writer = frame.parquet(str(tmp_path / "in")).writeStream.format("foqs")
+        writer = writer.options(endpoints=endpoints, namespace=namespace, metricsPath=str(metrics))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        assert writer.start().awaitTermination(180)
+        return json.loads(metrics.read_text())
+
+    assert (run()["rows"], json.loads(metrics.read_text())["duplicates"]) == (600, 0)
+    for file in (tmp_path / "checkpoint" / "commits").iterdir():
+        file.unlink()
+    assert run()["duplicates"] == 600
+    assert sizes(client, "t", 600) == {(n, 100_000): 2 for n in range(300)}
+
+
 def test_a_repeated_batch_of_foreach_batch_is_stored_once(
     spark: Any, client: Client, endpoints: str, namespace: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Keys made from rows: each row is stored once, for any division and any number of repetitions of a batch."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,9 @@ pytest.importorskip("pyarrow", reason="PySpark is not installed (pip install 'fo
 
 from foqs.client import ItemSpec
 from foqs.errors import Invalid
-from foqs.spark import write_equal
-from foqs.spark.write_equal import Known, Sent, missing
+from foqs.spark import write_known
+from foqs.spark.write_equal import Sent, missing
+from foqs.spark.write_known import Kept, Known
 from foqs.spark.write_rows import KeyMaker
 
 SCOPE = "query:7"
@@ -35,14 +37,20 @@ class Service:
         return True
 
 
-def task(service: Service, rows: list[int], stops_after: int | None = None) -> Sent:
-    keys, known = KeyMaker(SCOPE), Known(SCOPE)
+def task(
+    service: Service,
+    rows: list[int],
+    stops_after: int | None = None,
+    folder: str | None = None,
+    body: Callable[[int], bytes] = lambda row: b"%d" % row,
+) -> Sent:
+    keys, known = KeyMaker(SCOPE), Known(SCOPE, folder)
     for row in rows[:stops_after]:
-        spec = ItemSpec("t", b"%d" % row)
+        spec = ItemSpec("t", body(row))
         spec.dedup_key = keys.key(spec)
         if not service.enqueue(spec):
             known.add(spec)
-    return Sent.of(keys.counts, known.kept)
+    return Sent.of(keys.counts, known.close())
 
 
 @st.composite
@@ -83,11 +91,11 @@ def test_distinct_rows_leave_nothing_to_the_driver() -> None:
 
 def test_rows_that_were_not_kept_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that cannot be repaired is always reported."""
-    monkeypatch.setattr(write_equal, "KEPT_BYTES", 400)
+    monkeypatch.setattr(write_known, "KEPT_BYTES", 400)
     service = Service()
     sent = [task(service, list(range(10))) for _ in range(2)]
-    assert len(sent[1].kept) == 1
-    with pytest.raises(Invalid, match=r"^9 rows are equal to rows of other partitions.*repartition"):
+    assert len(sent[1].kept.rows) == 1
+    with pytest.raises(Invalid, match=r"^9 rows are equal to rows of other partitions.*equalRowsPath.*repartition"):
         list(missing(sent))
 
 
@@ -95,12 +103,12 @@ def test_keys_of_the_frame_are_not_collected() -> None:
     known = Known(SCOPE)
     for key in (None, "k", f"{SCOPE}:mine", f"{SCOPE}x:{'0' * 32}:1", f"{SCOPE}:{'0' * 32}:1:2"):
         known.add(ItemSpec("t", b"x", dedup_key=key))
-    assert known.kept == {}
+    assert known.close().rows == {}
 
 
 def test_the_report_of_a_task_has_8_bytes_a_row() -> None:
     sent = task(Service(), list(range(1_000)))
-    assert (len(sent.hashes), sent.repeats, sent.kept) == (8_000, {}, {})
+    assert (len(sent.hashes), sent.repeats, sent.kept) == (8_000, {}, Kept())
 
 
 def test_a_stream_refuses_keys_that_depend_on_partitions() -> None:

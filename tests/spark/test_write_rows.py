@@ -49,7 +49,7 @@ def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says:
         ({"batchRows": "many"}, "option batchRows"),
         ({"jobId": "a:b"}, "option jobId: .*'a:b' is not 1 to 100 letters"),
         ({"dedupKeys": "some"}, "option dedupKeys"),
-        ({"colour": "red"}, "option colour is unknown; the options are endpoints, namespace, topic, .*, metricsPath$"),
+        ({"colour": "red"}, "option colour is unknown; the options are endpoints, namespace, topic, .*, extraColumns$"),
     ],
 )
 def test_wrong_options_are_named(given_: dict[str, str], says: str) -> None:
@@ -66,6 +66,51 @@ def test_columns_of_any_case() -> None:
 
     batch = pa.RecordBatch.from_pydict({"PayLoad": ["p"], "TOPIC": ["a"], "Deliver_After": pa.array([1], "int64")})
     assert list(specs_of(batch, None, None)) == [ItemSpec("a", b"p", deliver_after_ms=1)]
+
+
+def test_other_columns_become_headers() -> None:
+    kinds = {
+        "payload": "binary",
+        "customer": "string",
+        "Big": "bigint",
+        "ok": "boolean",
+        "headers": "map<string,string>",
+    }
+    with pytest.raises(Invalid, match=r"column customer is unknown.*extraColumns=headers.*column Big is unknown"):
+        check(kinds.items(), has_topic=True)
+    check(kinds.items(), has_topic=True, extra="headers")
+    wrong = {"payload": "int", "at": "timestamp", "part": "double", "list": "array<string>"}
+    with pytest.raises(Invalid, match=r"payload is int.*at is timestamp, and a header is string or bool.*part.*list"):
+        check(wrong.items(), has_topic=True, extra="headers")
+    with pytest.raises(Invalid, match="column x is there twice"):
+        check([("payload", "binary"), ("x", "string"), ("x", "string")], has_topic=True, extra="headers")
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import ItemSpec
+    from foqs.spark.write_rows import KeyMaker, specs_of
+
+    columns = {
+        "payload": [b"1", b"2", b"3", b"4"],
+        "customer": ["acme", None, "acme", "acme"],
+        "Big": pa.array([-(1 << 63), None, None, None], "int64"),
+        "ok": [True, None, False, None],
+    }
+    plain = pa.RecordBatch.from_pydict(columns)
+    assert [spec.headers for spec in specs_of(plain, "t", None)] == [
+        {"customer": "acme", "Big": "-9223372036854775808", "ok": "true"},
+        None,
+        {"customer": "acme", "ok": "false"},
+        {"customer": "acme"},
+    ]
+    pairs = [[("k", "v")], [("customer", "kept")], [("customer", "acme")], [("customer", "other")]]
+    both = plain.append_column("headers", pa.array(pairs, pa.map_(pa.string(), pa.string())))
+    *specs, refused = specs_of(both, "t", KeyMaker("job"))
+    assert [spec.headers for spec in specs if isinstance(spec, ItemSpec)] == [
+        {"k": "v", "customer": "acme", "Big": "-9223372036854775808", "ok": "true"},
+        {"customer": "kept"},
+        {"customer": "acme", "ok": "false"},
+    ]
+    assert len({spec.dedup_key for spec in specs if isinstance(spec, ItemSpec)}) == 3
+    assert "the column customer and the column headers have two values of the header 'customer'" in str(refused)
 
 
 def test_what_spark_adds_to_options_is_ignored() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +87,8 @@ def await_(
 
 def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str | None:
     """Add one shard. Return the reason if that failed."""
+    import asyncio
+
     from foqs.cli.cluster import Cluster
     from foqs.cli.kept import adopt_kept
 
@@ -112,6 +112,8 @@ def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str
 
 def _missing(section: ZookeeperSection, connect_s: float) -> str:
     """Return the first part that the cluster lacks; empty if it is complete."""
+    from concurrent.futures import ThreadPoolExecutor
+
     try:
         shards = look(section, connect_s).shards.values()
     except Unavailable as error:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foqs.cli.confirm import confirm_by_name
 from foqs.cli.connection import Connection, write_line
-from foqs.cli.errors import fail
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command
 from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.look import State, state_of
 from foqs.cli.operators import YesOption
 from foqs.cli.progress import counting
-from foqs.client import Client, FoqsError, ItemState, NotFound
-from foqs.client.json_lines import id_of_line
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
 
+if TYPE_CHECKING:
+    from foqs.client import Client
+
 _PAGE_ITEMS = 1_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    examples = (
+        "foqs delete 281474976710657 0x1000000000002",
+        "foqs items emails --state delayed --json | foqs delete -",
+    )
+    command(app, *examples, group=QUEUE)(piped(delete))
+    command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes", group=QUEUE)(piped(purge))
 
 
 def delete(
@@ -41,6 +53,8 @@ def delete(
     For each item that could not be deleted the command writes a JSON line with the error. The lines on stdin may be
     those of `foqs items` and `foqs dequeue`. A wrong line fails alone; its error has the number of the line.
     """
+    from foqs.client.json_lines import id_of_line
+
     numbers: Iterable[tuple[int, int | Invalid]]
     if ids == ["-"]:
         numbers = entries_of_lines("ids", id_of_line)
@@ -78,6 +92,8 @@ def purge(
     """
     if state is not None and leased:
         fail("--leased is for all states, and --state names one: give one of them", 2)
+    from foqs.client import ItemState
+
     with connection.client() as client:
         ids: list[int] = []
         states: Counter[str] = Counter()

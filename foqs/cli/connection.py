@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.client import Client, FoqsError
-from foqs.errors import NotSent
+from foqs.errors import FoqsError, NotSent
+
+if TYPE_CHECKING:
+    from foqs.client import Client
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 TIMEOUT_MS = 10_000
@@ -63,6 +65,8 @@ class Connection:
     ] = None
 
     def client(self) -> Client:
+        from foqs.client import Client
+
         # A command makes too few calls to gain from learning which host serves which topic.
         return Client(
             self.address,

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foqs.checks import I64_MAX, LONGEST_MS
 from foqs.cli.connection import Connection, write_line
-from foqs.cli.errors import fail
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command
 from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.written import write_items
-from foqs.client import FoqsError, Items, Lease, Nack
-from foqs.client.json_lines import lease_of_line
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
 from foqs.policies.remedy import throttle_command, topic_command
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from foqs.client import Items, Lease
 
 MOST_ITEMS = 1_000
 
@@ -32,6 +34,12 @@ IdArgument = Annotated[
 LeaseArgument = Annotated[
     str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
 ]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for function, examples in _EXAMPLES.items():
+        command(app, *examples, group=QUEUE)(piped(function))
 
 
 def dequeue(
@@ -150,6 +158,8 @@ def nack(
         fail(f"{' and '.join(ends)} exclude each other: give one of them", 2)
     if delay_ms and (release or reject):
         fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
+    from foqs.client import Nack
+
     with connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
@@ -165,6 +175,9 @@ def _each_lease(
     item_id: str | None, lease: str | None, done: str, send: Callable[[list[Lease]], list[FoqsError | None]]
 ) -> None:
     """Write a JSON line for each lease; end with an error if one failed."""
+    from foqs.client import Lease
+    from foqs.client.json_lines import lease_of_line
+
     if (item_id is None) != (lease is None):
         fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
     leases: Iterable[tuple[int, Lease | Invalid]]
@@ -181,3 +194,20 @@ def _each_lease(
             {**named, **({"ok": True} if error is None else {"error": error.code.name, "message": ended.message})}
         )
     count.report(done)
+
+
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    dequeue: (
+        "foqs dequeue emails --count 10 --wait-ms 5000 > items.jsonl",
+        "foqs dequeue emails --ack",
+    ),
+    ack: (
+        "foqs ack 281474976710657 7",
+        "foqs ack < items.jsonl",
+    ),
+    nack: (
+        "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
+        "foqs nack --release < items.jsonl",
+        "foqs nack --reject --reason 'no such product' < items.jsonl",
+    ),
+}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.change import purge_items
@@ -19,11 +17,15 @@ from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
-from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import Client, FailureGroup, ItemState, OutcomeUnknown, Overloaded, Redriven, Unavailable
-from foqs.policies.topic_policy import DEAD_SUFFIX
+from foqs.cli.tables import duration, plain_table, preview, show
+from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foqs.client import Client, FailureGroup, Redriven
 
 _CALL_MS = 60_000
 _CANARY_MS = 600_000
@@ -69,7 +71,7 @@ def list_dead(
             for group in groups:
                 write_line(_json(group))
         elif groups:
-            _print(groups_table(groups, client.server_info().now_ms))
+            show(groups_table(groups, client.server_info().now_ms))
         else:
             print(_none(client, topic, connection))
     if found.missing:
@@ -161,6 +163,8 @@ def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadF
     The command lists the items, asks, and deletes the listed ones. Items that a consumer has leased stay, and so do
     items without a failure; an item that a consumer leases after the list is deleted.
     """
+    from foqs.client import ItemState
+
     with connection.client() as client:
         ids, leased = [], 0
         for item in client.list_items(topic, page_items=_PAGE_ITEMS):
@@ -236,14 +240,12 @@ def _none(client: Client, topic: str, connection: Connection) -> str:
 
 def _elsewhere(client: Client, topic: str) -> str:
     """Name the dead-letter topic of `topic` if that one has dead letters."""
+    from foqs.policies.topic_policy import DEAD_SUFFIX
+
     dead = f"{topic}{DEAD_SUFFIX}"
     if topic.endswith(DEAD_SUFFIX) or not client.list_failures(dead).groups:
         return ""
     return f"its dead letters are in {name(dead)}"
-
-
-def _print(table: Table) -> None:
-    Console(markup=False, highlight=False, emoji=False).print(table)
 
 
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from string import hexdigits
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.client import FailureCause, FailureFilter, Item
 from foqs.errors import Invalid
-from foqs.policies import filter as stored
-from foqs.rows import FailureRow
+from foqs.rows import FailureCause, FailureRow
+
+if TYPE_CHECKING:
+    from foqs.client import FailureFilter, Item
 
 _FILTER = "Filter"
 _DIGITS = 16
@@ -56,12 +57,16 @@ class DeadFilter:
 
     def for_host(self) -> FailureFilter:
         """Raises Invalid."""
+        from foqs.client import FailureFilter
+
         number = None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
         cause = None if self.cause is None else self.cause.number
         return FailureFilter(number, cause, self.reason_contains, fairness_key=self.fairness_key)
 
     def matches(self, item: Item) -> bool:
         """Whether a listed item is a dead letter that the options select. Raises Invalid."""
+        from foqs.policies import filter as stored
+
         failure, wanted = item.failure, self.for_host()
         if failure is None:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +42,8 @@ def doctor(
     The command checks configuration, databases, ZooKeeper, ports and certificates. It changes nothing, and can run
     beside living hosts. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
     """
+    import asyncio
+
     from foqs.doctor.check import Verdict, worst
     from foqs.doctor.examine import examine
 

@@ -11,7 +11,6 @@ from typing import NoReturn, ParamSpec, TypeVar
 from foqs.cli import logs
 from foqs.cli.interrupt import INTERRUPTED, body_of_command
 from foqs.errors import FoqsError, Invalid
-from foqs.store.protocol import StoreError, explained
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,10 +44,14 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
             fail(_listed(error.message))
         except FoqsError as error:
             fail(str(error))
-        except StoreError as error:
-            fail(explained(error))
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
+        except Exception as error:
+            from foqs.store.protocol import StoreError, explained
+
+            if isinstance(error, StoreError):
+                fail(explained(error))
+            raise
 
     return wrapped
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.look import JsonOption
-from foqs.cli.tables import duration, plain_table
-from foqs.client import ExplainReason, Explanation, Reason
+from foqs.cli.tables import duration, plain_table, show
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foqs.client import ExplainReason, Explanation
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +50,7 @@ def explain(
     subject = f"topic {name(what)}" if number is None else f"item {number}"
     print(headline(subject, found))
     if found.reasons:
-        Console(markup=False, highlight=False, emoji=False).print(reasons_table(found, now_ms))
+        show(reasons_table(found, now_ms))
 
 
 def headline(subject: str, found: Explanation) -> str:
@@ -81,6 +83,8 @@ def shown(found: Explanation) -> dict[str, Any]:
 
 def code_name(reason: ExplainReason) -> str:
     """Return the name of a reason, for example `no_consumer`."""
+    from foqs.client import Reason
+
     return reason.code.name.lower() if isinstance(reason.code, Reason) else str(reason.code)
 
 

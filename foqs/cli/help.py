@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import typer
-from rich.markup import escape
 
 from foqs.cli.errors import fail, report_errors
 from foqs.option_groups import spread
+
+_STYLE = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
 
 RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
 """The groups of `foqs --help`."""
@@ -62,12 +64,18 @@ def _finite(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def escaped(text: str) -> str:
+    """Return the text with its brackets marked as plain text, as `rich.markup.escape` does. A command imports rich only
+    to show something."""
+    return _STYLE.sub(lambda found: f"{found[1] * 2}\\{found[2]}", text)
+
+
 def _flowing(docstring: str) -> str:
     """Join the lines of each paragraph, so that they fill a terminal of any width; rich would read [tls] as a style."""
     text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
-    return escape(text)
+    return escaped(text)
 
 
 def _epilog(examples: tuple[str, ...]) -> str:
     # The line break in front keeps the indentation: typer dedents every line but the first.
-    return escape("\nExamples:\n" + "\n".join(f"  {line}" for line in examples))
+    return escaped("\nExamples:\n" + "\n".join(f"  {line}" for line in examples))

@@ -6,10 +6,9 @@ import json
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from foqs.checks import I32_MAX
 from foqs.cli.connection import Connection, write_line
@@ -17,10 +16,12 @@ from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.settings import read
-from foqs.cli.tables import duration, plain_table
-from foqs.client import FailureCause, Tried
-from foqs.client.json_lines import spec_of_line
+from foqs.cli.tables import duration, plain_table, show
+from foqs.rows import FailureCause
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from foqs.client import Tried
 
 _SAMPLE_TOPIC = "sample"
 _FIELDS = (
@@ -94,6 +95,8 @@ def try_(
     if (file is None) is (script is None):
         fail("give either a FILE or --script NAME", 2)
     source = None if file is None else read(file)
+    from foqs.client.json_lines import spec_of_line
+
     item = spec_of_line(b"{}" if sample is None else read(sample).encode(), topic=_SAMPLE_TOPIC)
     failure: dict[str, Any] = {}
     if hook is Hook.ON_FAILURE:
@@ -122,7 +125,7 @@ def list_(as_json: JsonOption = False, *, connection: Connection) -> None:
     table = plain_table("script", "bytes", "named by", numbers=("bytes",), folded=("named by",))
     for row in rows:
         table.add_row(name(row["script"]), f"{row['bytes']:,}", ", ".join(row["named_by"]) or "-")
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    show(table)
 
 
 @command(app, "foqs hook stats jobs --ns shop")
@@ -149,7 +152,7 @@ def stats(
     for one in found.hooks:
         breaker = f"open, {duration(one.retry_after_ms)}" if one.breaker_open else "closed"
         table.add_row(one.hook, name(one.script), f"{one.calls:,}", f"{one.failures:,}", breaker)
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    show(table)
     for one in found.hooks:
         for error in one.last_errors:
             print(f"{one.hook}: {name(error)}")

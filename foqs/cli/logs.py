@@ -1,38 +1,43 @@
-"""The format of the log. docs/logs.md lists the events."""
+"""The format of the log. docs/logs.md lists the events.
+
+Most commands log nothing, so structlog is imported with the first module that logs.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import re
 import sys
 import threading
-import tomllib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, get_args
-
-import structlog
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from foqs.cli.outlet import Outlet
 from foqs.errors import Invalid
 
+if TYPE_CHECKING:
+    import asyncio
+
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["console", "json"]
 _Event = MutableMapping[str, Any]
-
-log = structlog.get_logger("foqs.log")
 
 _FORMAT_VARIABLE = "FOQS_LOG__FORMAT"
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@")
 _LITERAL = re.compile(r"\bx'[0-9A-Fa-f]{8,}")
 _outlet = Outlet()
 _form = "console"
+_wanted: dict[str, Any] = {"level": "info", "always": {}}
 
 
 def from_environment(level: Level = "info") -> None:
@@ -49,6 +54,8 @@ def from_file(path: Path) -> None:
     """Take the format that a configuration file names, so that a refusal of that file has it as well."""
     if _FORMAT_VARIABLE in os.environ:
         return
+    import tomllib
+
     with suppress(OSError, ValueError, KeyError, TypeError):  # load() reports the error
         if tomllib.loads(path.read_text())["log"]["format"] == "json":
             configure("info", "json")
@@ -63,32 +70,11 @@ def configure(level: str, form: str, **always: str) -> None:
 
     Lines of other libraries get the same format, from WARNING on. Below it they log statements, and so payloads.
     """
-
     global _form  # noqa: PLW0603
     _form = form
-
-    def add(_logger: object, _method: str, event: _Event) -> _Event:
-        event.update(always)
-        return event
-
-    shared: list[Any] = [
-        add,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    ending = _json() if form == "json" else _console()
-    structlog.configure(
-        processors=[*shared, _logger_name, *ending],
-        logger_factory=Stderr,
-    )
-    handler = _Bridge()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
-        )
-    )
-    logging.basicConfig(handlers=[handler], force=True)
+    _wanted.update(level=level, always=always)
+    _STRUCTLOG.after_import(_configure_structlog)
+    logging.basicConfig(handlers=[_Bridge()], force=True)
     logging.captureWarnings(True)
     set_level(level)
     if form == "json":
@@ -97,10 +83,80 @@ def configure(level: str, form: str, **always: str) -> None:
 
 def set_level(level: str) -> None:
     """Set the level of all lines from now on."""
+    _wanted["level"] = level
+    _STRUCTLOG.after_import(_configure_structlog)
     number = logging.getLevelName(level.upper())
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
     logging.getLogger().setLevel(max(number, logging.WARNING))
     logging.getLogger("foqs").setLevel(number)
+
+
+def _configure_structlog() -> None:
+    import structlog
+
+    structlog.configure(
+        processors=[*_shared(), _logger_name, *_ending()],
+        logger_factory=Stderr,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(_wanted["level"].upper())),
+    )
+
+
+def _shared() -> list[Any]:
+    import structlog
+
+    always = _wanted["always"]
+
+    def add(_logger: object, _method: str, event: _Event) -> _Event:
+        event.update(always)
+        return event
+
+    return [add, structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)]
+
+
+def _ending() -> list[Any]:
+    return _json() if _form == "json" else _console()
+
+
+class _AfterImport(MetaPathFinder, Loader):
+    """Runs a function at once if a module is imported, else right after its import."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._run: Callable[[], None] = lambda: None
+        self._loader: Loader | None = None
+
+    def after_import(self, run: Callable[[], None]) -> None:
+        self._run = run
+        if self._name in sys.modules:
+            run()
+        elif self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        assert self._loader is not None
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self._loader is not None
+        self._loader.exec_module(module)
+        self._run()
+
+
+_STRUCTLOG = _AfterImport("structlog")
+
+
+def _log() -> Any:
+    import structlog
+
+    return structlog.get_logger("foqs.log")
 
 
 class Stderr:
@@ -115,7 +171,7 @@ class Stderr:
     def msg(self, message: str) -> None:
         masked = _LITERAL.sub("x'***", _PASSWORD.sub(r"\1:***@", message))
         if _outlet.write(masked) and (lines := _outlet.lost()):
-            log.warning("lines.lost", lines=lines)
+            _log().warning("lines.lost", lines=lines)
 
     log = debug = info = warn = warning = msg
     fatal = failure = err = error = critical = exception = msg
@@ -124,18 +180,30 @@ class Stderr:
 class _Bridge(logging.Handler):
     """Gives lines of `logging` the format of structlog."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        return self._structured.format(record)
+
+    @cached_property
+    def _structured(self) -> logging.Formatter:
+        from structlog.stdlib import ProcessorFormatter, add_logger_name
+
+        return ProcessorFormatter(
+            foreign_pre_chain=[*_shared(), add_logger_name],
+            processors=[ProcessorFormatter.remove_processors_meta, *_ending()],
+        )
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - another library's mistake in a message must not stop the work
-            log.error("record.broken", of=record.name, error=type(error).__name__)
+            _log().error("record.broken", of=record.name, error=type(error).__name__)
         else:
             Stderr(record.name).msg(text)
 
 
 def failed(message: str, status: int) -> None:
     """Log why a command ends."""
-    log.error("command.failed", error=message, status=status)
+    _log().error("command.failed", error=message, status=status)
 
 
 def announce(text: str, **fields: object) -> None:
@@ -152,22 +220,24 @@ def catch_faults(loop: asyncio.AbstractEventLoop) -> None:
 
     def in_loop(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         # Not the rest of the context: it shows arguments, and so payloads.
-        log.error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
+        _log().error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
 
     loop.set_exception_handler(in_loop)
     _catch_in_process()
 
 
 def _catch_in_process() -> None:
+    import structlog  # noqa: F401 - at the end of the interpreter it cannot be imported
+
     def in_thread(fault: threading.ExceptHookArgs) -> None:
         name = None if fault.thread is None else fault.thread.name
-        log.error("thread.failed", thread=name, exc_info=fault.exc_value)
+        _log().error("thread.failed", thread=name, exc_info=fault.exc_value)
 
     def in_process(_kind: type[BaseException], error: BaseException, _traceback: TracebackType | None) -> None:
-        log.error("process.failed", exc_info=error)
+        _log().error("process.failed", exc_info=error)
 
     def in_cleanup(fault: sys.UnraisableHookArgs) -> None:
-        log.error("cleanup.failed", said=fault.err_msg, exc_info=fault.exc_value)
+        _log().error("cleanup.failed", said=fault.err_msg, exc_info=fault.exc_value)
 
     threading.excepthook = in_thread
     sys.excepthook = in_process
@@ -184,12 +254,16 @@ def _console() -> list[Any]:
         del event["logger"]  # the name of the event implies it
         return event
 
+    import structlog
+
     # Not the default, which shows local variables: payloads, URLs with their passwords.
     plain = structlog.dev.plain_traceback
     return [unnamed, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def _json() -> list[Any]:
+    import structlog
+
     def in_order(_logger: object, _method: str, event: _Event) -> _Event:
         first = {key: event.pop(key) for key in ("timestamp", "level", "event", "logger")}
         return {**first, **event}

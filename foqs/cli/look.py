@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import Enum
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.dead_filter import shown_cause
-from foqs.cli.errors import fail
-from foqs.cli.tables import duration, plain_table, preview
-from foqs.client import ActiveTopic, Failure, Item, ItemState
-from foqs.client.json_lines import item_json
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command
+from foqs.cli.tables import duration, plain_table, preview, show
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foqs.client import ActiveTopic, Failure, Item, ItemState
 
 TABLE_ITEMS = 100
 _PAGE_ITEMS = 1_000
@@ -38,12 +41,20 @@ class State(Enum):
 
     @property
     def number(self) -> ItemState:
+        from foqs.client import ItemState
+
         return ItemState[self.name]
 
 
 def state_of(item: Item) -> str:
     """Return the name of the state of a listed item."""
     return next((state.value for state in State if state.number == item.state), "-")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for function, examples in _EXAMPLES.items():
+        command(app, *examples, group=QUEUE)(piped(function))
 
 
 def topics(
@@ -73,7 +84,7 @@ def topics(
         where = "" if all_namespaces else f" in namespace {name(connection.namespace)}"
         print(f"no topic{where} has items" if all_states else f"no topic{where} has ready items; try --all")
         return
-    _print(topics_table(rows, now_ms, all_states=all_states))
+    show(topics_table(rows, now_ms, all_states=all_states))
 
 
 def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool) -> Table:
@@ -111,6 +122,8 @@ def items(
     is a dead letter. The columns "fairness key" and "throttle keys" (those in the failure of a dead letter) are there
     if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
     """
+    from foqs.client.json_lines import item_json
+
     wanted = None if state is None else state.number
     in_table = sys.stdout.isatty() and not as_json
     most = (TABLE_ITEMS if in_table else None) if limit is None else limit or None
@@ -128,7 +141,7 @@ def items(
         what = "items" if state is None else f"{state.value} items"
         print(f"topic {name(topic)} in namespace {name(connection.namespace)} has no {what}")
         return
-    _print(items_table(rows[:most], now_ms))
+    show(items_table(rows[:most], now_ms))
     if most is not None and len(rows) > most:
         print(f"foqs: these are the first {most:,} items; --limit shows more", file=sys.stderr)
 
@@ -179,6 +192,8 @@ def item(
     connection: Connection,
 ) -> None:
     """Show one item as JSON, without leasing it."""
+    from foqs.client.json_lines import item_json
+
     try:
         number = parse_id(item_id)
     except Invalid as error:
@@ -187,5 +202,8 @@ def item(
         write_line(item_json(client.get_item(number)))
 
 
-def _print(table: Table) -> None:
-    Console(markup=False, highlight=False, emoji=False).print(table)
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    topics: ("foqs topics --all", "foqs topics --all-namespaces"),
+    items: ("foqs items emails --state leased", "foqs items emails --json > items.jsonl"),
+    item: ("foqs item 281474976710657",),
+}

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foqs.checks import LONGEST_MS, check_text
 from foqs.cli.connection import BATCH_ITEMS, Connection
 from foqs.cli.consume import say_why_empty
-from foqs.cli.errors import fail
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import counting
-from foqs.client import Client, Delivery, Duplicate, FoqsError, Item, Items, ItemSpec, NotFound, StaleLease
-from foqs.client.copies import copy_key, is_there, job_of, store_copies
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
 from foqs.travel import bare
+
+if TYPE_CHECKING:
+    from foqs.client import Client, Item, ItemSpec
 
 BATCH_BYTES = 4 << 20
 LEASE_MS = 60_000
 """More than the enqueue and the ack of a batch take, with their repetitions."""
 WAIT_MS = 1_000
 """Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "foqs move emails.dlq emails --count 100", group=QUEUE)(piped(move))
 
 
 def move(
@@ -99,6 +107,9 @@ class Move:
     def __init__(
         self, client: Client, source: str, target: str, *, lease_ms: int = LEASE_MS, delete_consumed: bool = False
     ) -> None:
+        from foqs.client import Items
+        from foqs.client.copies import job_of
+
         self._client, self._source, self._target = client, source, target
         self._lease_ms, self._delete_consumed = lease_ms, delete_consumed
         # As `foqs spark move` without --where: each continues what the other began.
@@ -155,6 +166,8 @@ class Move:
         return lines
 
     def _batch(self, items: list[Item]) -> None:
+        from foqs.client.copies import store_copies
+
         for item in items:
             if item.at_most_once:  # its copy may be stored from now on: given back, it could be delivered twice
                 del self._held[item.id]
@@ -171,6 +184,9 @@ class Move:
         self._ack([item for item in items if item.id in copies and self._may_go(item, copies[item.id])])
 
     def _copy(self, item: Item) -> ItemSpec:
+        from foqs.client import Delivery, ItemSpec
+        from foqs.client.copies import copy_key
+
         return ItemSpec(
             self._target,
             item.payload,
@@ -186,6 +202,8 @@ class Move:
 
     def _may_go(self, item: Item, copy: int) -> bool:
         """Return whether the item may be removed, because its copy was stored now or is still in the new topic."""
+        from foqs.client.copies import is_there
+
         if not isinstance(copy, Duplicate) or item.at_most_once or self._delete_consumed:
             return True
         try:

@@ -6,11 +6,7 @@ shows which steps are left until the hosts have finished them.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-import pwd
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
-from rich.console import Console
 
 from foqs.cli import logs
 from foqs.errors import Invalid
@@ -87,6 +81,8 @@ def cluster_of(config: Config) -> ZookeeperSection:
 
 def look(config: ZookeeperSection, connect_s: float) -> Facts:
     """Return the current facts. Raises Unavailable."""
+    import asyncio
+
     from foqs.cli.cluster import Cluster
 
     async def work() -> Facts:
@@ -111,6 +107,8 @@ def perform(
     runs again afterwards, because `first` may take long. `then` makes other changes to the cluster right before. Raises
     what `decide`, `first` and `then` raise, Invalid, Unavailable, Forbidden, NotDone.
     """
+    import asyncio
+
     from foqs.config.load import load
 
     config = cluster_of(load(cluster.config))
@@ -167,6 +165,10 @@ def _say(change: Change, said: str | None) -> str:
 
 def audit(change: Change, certain: bool) -> None:
     """Log the change, whatever FOQS_LOG__LEVEL is."""
+    import logging
+
+    import structlog
+
     always = structlog.make_filtering_bound_logger(logging.INFO)
     log = structlog.wrap_logger(logs.Stderr("foqs.audit"), wrapper_class=always)
     outcome = "made" if certain else "unknown"
@@ -176,6 +178,9 @@ def audit(change: Change, certain: bool) -> None:
 
 def _who() -> str:
     """Return the account that runs the command, from the system: the environment can be set to anything."""
+    import pwd
+    import socket
+
     number = os.getuid()
     try:
         user = pwd.getpwuid(number).pw_name
@@ -192,6 +197,8 @@ def quietly() -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Show the steps that are left on stderr: one changing line on a terminal, else a line for each change."""
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         yield lambda words: print(f"waiting: {words}", file=sys.stderr, flush=True)

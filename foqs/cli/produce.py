@@ -7,18 +7,33 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines, write_line
-from foqs.cli.errors import fail
+from foqs.cli.errors import fail, piped
+from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import reading
-from foqs.client import Duplicate, FoqsError, ItemOptions, ItemSpec, Producer
-from foqs.client.json_lines import copy_of_line, spec_of_line
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError
 from foqs.limits import MOST_WEIGHT
 from foqs.travel import bare
+
+if TYPE_CHECKING:
+    from foqs.client import ItemOptions, ItemSpec, Producer
+
+
+def register(app: typer.Typer) -> None:
+    command(
+        app,
+        """echo '{"payload": "hello"}' | foqs enqueue emails --priority -5""",
+        "foqs enqueue emails hello",
+        "foqs enqueue emails --raw < lines.txt",
+        "foqs items emails --json | foqs enqueue --copy letters",
+        group=QUEUE,
+    )(piped(enqueue))
 
 
 def enqueue(
@@ -92,6 +107,9 @@ def enqueue(
         with connection.client() as client:
             write_line({"id": str(client.enqueue(topic or "", os.fsencode(text), **options))})
         return
+
+    from foqs.client import ItemSpec, Producer
+    from foqs.client.json_lines import copy_of_line, spec_of_line
 
     def spec(line: bytes) -> ItemSpec:
         if copy:

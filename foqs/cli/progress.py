@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 
 @contextmanager
 def reading(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
@@ -19,6 +16,9 @@ def reading(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty() or sys.stdout.isatty() or source.isatty():
         yield lambda _bytes: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     about = os.fstat(source.fileno())
     total = about.st_size if stat.S_ISREG(about.st_mode) else None
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.fields[items]:,} items"), TimeElapsedColumn())
@@ -49,6 +49,8 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda _items: None
         return
+    from rich.console import Console
+
     total = 0
     with Console(stderr=True, highlight=False).status(what) as status:
 

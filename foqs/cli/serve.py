@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import structlog
 import typer
 
 from foqs.cli import logs
 from foqs.cli.help import RUN, command
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.operators import ConfigOption
-from foqs.config.exposure import exposed
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
-
-log = structlog.get_logger("foqs.host")
 
 HostOption = Annotated[str | None, typer.Option(help="The host listens on this address. Default: 127.0.0.1.")]
 MOST_WORKERS = 64
@@ -49,6 +44,8 @@ def dev(
     Items survive a restart.
     """
     with ends_at_once():
+        import structlog
+
         from foqs.cli.process import dev_shards, run
         from foqs.config.load import load
         from foqs.store.schema import create_schema
@@ -59,7 +56,7 @@ def dev(
         for section in config.shards:
             create_schema(section.url, section.id)
         logs.configure(config.log.level, config.log.format)
-        log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
+        structlog.get_logger("foqs.host").info("dev.data", directory=str(data_dir), shards=len(config.shards))
         run(config, None, take_over=False)
 
 
@@ -124,6 +121,11 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
 
 
 def _warn(config: Config) -> None:
+    import structlog
+
+    from foqs.config.exposure import exposed
+
+    log = structlog.get_logger("foqs.host")
     for words in exposed(config).values():
         log.warning("host.not_secure", listens_on=config.server.host, why=words)
 
@@ -132,6 +134,8 @@ def named(config: Config) -> Config:
     """Name a host of a cluster after its machine and port if the configuration names none: unique, and lasting."""
     if config.zookeeper is None or "id" in config.server.model_fields_set:
         return config
+    import socket
+
     name = f"{socket.gethostname()}:{config.server.port or os.getpid()}"
     return config.model_copy(update={"server": config.server.model_copy(update={"id": name})})
 

@@ -7,16 +7,18 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.tables import plain_table
-from foqs.client import Client, Conflict, Invalid, Settings, SettingsChange
+from foqs.cli.tables import plain_table, show
+from foqs.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from foqs.client import Client, Settings, SettingsChange
 
 OUT = object()
 """In place of a value: the field is taken out."""
@@ -50,12 +52,11 @@ def get(
         for key, value in sorted(found.entries.items()):
             print(json.dumps({"key": key, "value": value}, ensure_ascii=False))
         return
-    console = Console(markup=False, highlight=False, emoji=False)
     table = plain_table("key", "value", folded=("key", "value"))
     for key, value in sorted(found.entries.items()):
         table.add_row(key, value)
-    console.print(table)
-    console.print(f"version {found.version}")
+    show(table)
+    print(f"version {found.version}")
 
 
 @command(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from foqs.cli.help import QUEUE, command, commands
-from foqs.spark.jobs import enqueue, export, move, report
 
 _ZOOKEEPER = "--zookeeper zk-1:2181"
 
@@ -17,6 +16,8 @@ app = commands(
 
 
 def register(parent: typer.Typer) -> None:
+    from foqs.spark.jobs import enqueue, export, move, report
+
     command(app, f"foqs spark report --page report.html {_ZOOKEEPER}")(report.report)
     command(app, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(export.export)
     command(app, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(enqueue.enqueue)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command, commands
@@ -21,6 +18,8 @@ from foqs.shardmgr.status import Status, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from rich.table import Table
 
     from foqs.config.load import Config
     from foqs.shardmgr.facts import Facts, ShardFact
@@ -55,6 +54,8 @@ def status(
     ] = False,
 ) -> None:
     """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
+    import asyncio
+
     from foqs.config.load import load
 
     show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
@@ -106,6 +107,8 @@ def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
 
 
 def _tables_shown(*, clear: bool) -> Show:
+    from rich.console import Console
+
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)

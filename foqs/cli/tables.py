@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _SHOWN = 200
 """Characters of a payload; the terminal cuts the rest."""
@@ -20,6 +21,8 @@ def plain_table(
     `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal, and is
     cut at its edge; folded columns beside it are twice as wide.
     """
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
     for header in headers:
         if header == rest:
@@ -30,6 +33,13 @@ def plain_table(
             ratio = 2 if fold and rest is not None else None
             table.add_column(header, justify=justify, no_wrap=not fold, ratio=ratio, overflow="fold")
     return table
+
+
+def show(table: Table) -> None:
+    """Print a table to stdout."""
+    from rich.console import Console
+
+    Console(markup=False, highlight=False, emoji=False).print(table)
 
 
 def duration(ms: int) -> str:

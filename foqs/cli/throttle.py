@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection, write_line
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
-from foqs.cli.tables import duration, plain_table
-from foqs.client import ThrottleStats
+from foqs.cli.tables import duration, plain_table, show
 from foqs.policies.remedy import throttle_command
 from foqs.shardmgr.change import name
-from foqs.throttles.throttle import Throttle
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foqs.client import ThrottleStats
+    from foqs.throttles.throttle import Throttle
 
 _PREFIX = "throttle."
 _TABLE_ROWS = 100
@@ -165,7 +167,7 @@ def list_(
         for row in rows[:most]:
             write_line(row.json())
     elif rows:
-        Console(markup=False, highlight=False, emoji=False).print(throttles_table(rows[:most]))
+        show(throttles_table(rows[:most]))
         if most is not None and len(rows) > most:
             print(f"foqs: these are the first {most:,} rows; --limit shows more", file=sys.stderr)
     else:

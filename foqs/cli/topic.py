@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
-from foqs.cli.tables import plain_table
-from foqs.client import TenantStats
+from foqs.cli.tables import plain_table, show
 from foqs.shardmgr.change import name
+
+if TYPE_CHECKING:
+    from foqs.client import TenantStats
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _JSON = {
@@ -164,7 +165,7 @@ def tenants(
         table.add_row(name(one.fairness_key) if one.fairness_key else "(no key)", *_numbers(one))
     if more is not None:
         table.add_row("(further tenants)", *_numbers(more))
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    show(table)
 
 
 def _numbers(one: TenantStats) -> list[str]:
@@ -238,4 +239,4 @@ def _show(topic: str, connection: Connection) -> None:
     for field, value in found.policy.items():
         source = found.overruled.get(field) or found.policy_layers.get(field, "built in")
         table.add_row(field, json.dumps(value, ensure_ascii=False), source)
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    show(table)

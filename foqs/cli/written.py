@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from foqs.cli.errors import discard_stdout, fail
-from foqs.client import Client, Item
-from foqs.client.json_lines import item_json
+
+if TYPE_CHECKING:
+    from foqs.client import Client, Item
 
 
 def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
@@ -17,6 +19,8 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
     Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
     stdout fails in another way, as a full disk does.
     """
+    from foqs.client.json_lines import item_json
+
     written = 0
     try:
         for item in items:

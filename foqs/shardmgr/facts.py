@@ -10,13 +10,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.checks import is_text
 from foqs.dedup import SLOTS
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
-from foqs.policies.settings import Settings
+
+if TYPE_CHECKING:
+    from foqs.policies.settings import Settings
 
 KNOWS = 2
 """What this version knows of the requests that hosts send each other: 2 is tenants and throttle keys of items."""

@@ -8,12 +8,10 @@ States of a store: closed -> `open` -> open -> (connection lost) -> lost -> `rec
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.marks import Mark
-from foqs.policies.filter import FailureFilter
-from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,
@@ -30,6 +28,10 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.travel import TravellingError
+
+if TYPE_CHECKING:
+    from foqs.policies.filter import FailureFilter
+    from foqs.policies.settings import Change, Settings
 
 
 class StoreError(TravellingError):

@@ -1,14 +1,107 @@
-"""A client command such as `foqs ack` starts fast: it imports no library that only a host needs."""
+"""A command starts fast: it imports the modules that it needs, and `--help` imports none that does the work.
+
+The tests count modules, because the time of a start depends on the machine.
+"""
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+from rich.markup import escape
+from typer.main import get_command
+
+import foqs.cli
+from foqs.cli.help import escaped
+from foqs.cli.main import VERBS, app, registered
 from tests.api.hosts import environment
 
-HEAVY = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop")
+HOST = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop", "pymysql", "lupa", "pyspark")
+FOQS = ("admin", "api", "client", "config", "engine", "hooks", "lab", "peers", "rpc", "server", "store.sql", "zk")
+WORK = (*HOST, "thriftpy2", "structlog", "asyncio", "ssl", *(f"foqs.{name}" for name in FOQS))
+TABLES = ("rich.table", "rich.console")
+MOST_MODULES = 280
+"""Modules that `foqs VERB --help` may load beside those of Typer, which loads pydantic, and of rich."""
+ONE_OF_EACH = {each.modules: verb for verb, each in VERBS.items()}.values()
+LIBRARIES = ("typer", "pydantic", "pydantic_core", "rich", "annotated_types", "typing_inspection", "typing_extensions")
+
+RUN = """
+import atexit, sys
+from pathlib import Path
+file, *sys.argv[1:] = sys.argv[1:]
+before = set(sys.modules)
+atexit.register(lambda: Path(file).write_text("\\n".join(sys.modules.keys() - before)))
+from foqs.cli.entry import main
+main()
+"""
+
+Loaded = Callable[..., set[str]]
 
 
-def test_a_client_command_loads_nothing_of_a_host() -> None:
-    code = f"import sys, foqs.cli.main; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loaded:
+    """Return the modules that a command loads."""
+
+    def run(*argv: str, status: int = 0) -> set[str]:
+        found = tmp_path / "modules"
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, found, *argv],
+            capture_output=True, text=True, env=environment(), timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        return set(found.read_text().split())
+
+    return run
+
+
+def of(modules: set[str], names: tuple[str, ...]) -> set[str]:
+    return {one for one in modules if one.startswith(tuple(f"{name}." for name in names)) or one in names}
+
+
+@pytest.mark.parametrize("verb", [(), *((verb,) for verb in ONE_OF_EACH)], ids=" ".join)
+def test_help_loads_nothing_that_does_the_work(loaded: Loaded, verb: tuple[str, ...]) -> None:
+    modules = loaded(*verb, "--help")
+    assert of(modules, WORK) == set()
+    own = modules - of(modules, LIBRARIES)
+    assert len(own) < MOST_MODULES, sorted(own)
+
+
+def test_the_list_of_commands_loads_none_of_them(loaded: Loaded) -> None:
+    modules = {verb.modules for verb in VERBS.values()}
+    assert not loaded("--help") & {f"foqs.cli.{one}" for each in modules for one in each.split()}
+    assert not of(loaded("--help"), ("pydantic",))
+
+
+@pytest.mark.parametrize("argv", [("ack", "1"), ("topics",), ("enqueue", "t", "x"), ("topic", "pause", "t")])
+def test_a_client_command_loads_nothing_of_a_host_and_no_tables(loaded: Loaded, argv: tuple[str, ...]) -> None:
+    status = 2 if argv == ("ack", "1") else 1
+    modules = loaded(*argv, *(() if status == 2 else ("--address", "127.0.0.1:1")), status=status)
+    assert of(modules, (*HOST, "structlog", *TABLES)) == set()
+
+
+def test_a_command_without_a_name_is_not_imported(loaded: Loaded) -> None:
+    assert "foqs.cli.serve" not in loaded("topicz", status=2)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_table_says_what_each_command_says(verb: str) -> None:
+    """`foqs --help` shows the table; the command has the text."""
+    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+    assert (command.name, command.rich_help_panel) == (verb, VERBS[verb].group)
+    assert (command.help or "").split("\n\n")[0] == escaped(VERBS[verb].text)
+
+
+@pytest.mark.parametrize("modules", sorted({verb.modules for verb in VERBS.values()}))
+def test_the_table_has_every_command_of_its_modules(modules: str) -> None:
+    assert registered(modules).keys() == {name for name, verb in VERBS.items() if verb.modules == modules}
+
+
+def test_the_table_has_every_module_that_registers_commands() -> None:
+    found = {path.stem for path in Path(foqs.cli.__path__[0]).glob("*.py") if "\ndef register(" in path.read_text()}
+    assert found == {one for verb in VERBS.values() for one in verb.modules.split()}
+
+
+@pytest.mark.parametrize("text", ["[tls]", "\\[x] a [b", "[[shards]]", "[1]", "a\\\\[/b]", "foqs.toml [@x]"])
+def test_brackets_are_escaped_as_rich_does(text: str) -> None:
+    assert escaped(text) == escape(text)

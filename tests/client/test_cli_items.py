@@ -17,9 +17,10 @@ from tests.support import forked
 APP = textwrap.dedent(
     """
     import typer
-    from foqs.cli import items
+    from foqs.cli import change, consume, look, move, produce
     app = typer.Typer(pretty_exceptions_enable=False)
-    items.register(app)
+    for commands in (change, consume, look, move, produce):
+        commands.register(app)
     app()
     """
 )

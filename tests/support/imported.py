@@ -1,7 +1,15 @@
 """The imports of every `foqs` command, for the process that tests/support/forked.py forks."""
 
-import foqs.cli.main
+from importlib import import_module
+
 import foqs.cli.process
 import foqs.doctor
 import foqs.store.schema
 import foqs.zk.client  # noqa: F401
+from foqs.cli.main import VERBS
+
+for modules in {verb.modules for verb in VERBS.values()}:
+    for module in modules.split():
+        import_module(f"foqs.cli.{module}")
+for module in ("foqs.client", "foqs.client.json_lines", "foqs.client.copies"):
+    import_module(module)

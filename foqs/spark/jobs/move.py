@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.client.copies import job_of
 from foqs.errors import FoqsError, Invalid
 from foqs.spark.jobs import command
 from foqs.spark.jobs.redrive import NAMES, Target, Totals, move_rows, refuse_strangers
@@ -89,6 +88,8 @@ def move(
 
     Without --copy, hosts and shards must belong to the same cluster; the command checks this with the first items.
     """
+    from foqs.client.copies import job_of
+
     if (from_namespace, from_topic) == (to_namespace, to_topic):
         raise Invalid("source and target are the same topic")
     if copy and delete_consumed:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foqs.client import Client, Delivery, Duplicate, FoqsError, Invalid, ItemSpec, NotFound
-from foqs.client.copies import copy_key, is_there, store_copies
+from foqs.dedup import Duplicate
+from foqs.errors import FoqsError, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from foqs.client import Client, ItemSpec
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
@@ -51,6 +54,8 @@ class Target:
     delete_consumed: bool = False
 
     def client(self) -> Client:
+        from foqs.client import Client
+
         return Client(self.endpoints, self.namespace, token=self.token, tls=self.tls)
 
 
@@ -107,6 +112,9 @@ def move_rows(
 
 def spec_of(row: Any, target: Target) -> ItemSpec:
     """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
+    from foqs.client import Delivery, ItemSpec
+    from foqs.client.copies import copy_key
+
     verb = "copy" if target.copy else "move"
     return ItemSpec(
         target.topic,
@@ -162,6 +170,8 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _move(batch: list[Any], target: Target, client: Any) -> Totals:
+    from foqs.client.copies import is_there, store_copies
+
     specs = {row["id"]: spec_of(row, target) for row in batch}
     copies, failures = store_copies(specs, client)
     error = next((str(failure) for failure in failures.values()), None)

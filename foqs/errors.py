@@ -98,6 +98,10 @@ class NotSent(Unavailable):
     """The other side did not receive the whole request: nothing was changed."""
 
 
+class Unreachable(NotSent):
+    """No connection was made: the server refuses it, or TLS, or the address leads to no server."""
+
+
 class LostReply(OutcomeUnknown):
     """The request was sent, and no usable reply came."""
 

@@ -66,7 +66,7 @@ def delete(
         except Invalid as wrong:
             fail(wrong.message, 2)
     count = Count()
-    with connection.client() as client:
+    with connection.client_for_stdin() if ids == ["-"] else connection.client() as client:
         for ended in settle(numbers, client.delete_items):
             count.add(ended)
             if ended.error is not None:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.errors import FoqsError, NotSent
+from foqs.cli.errors import hint_of
+from foqs.errors import FoqsError
 
 if TYPE_CHECKING:
     from foqs.client import Client
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 TIMEOUT_MS = 10_000
+WAIT_SERVER_MS = 60_000
 BATCH_ITEMS = 500
 """Items of a request."""
 _CONNECTION = "Connection"
@@ -63,6 +65,15 @@ class Connection:
             help="The connection uses TLS: `on`, or any of ca_file, cert_file, key_file and server_name.",
         ),
     ] = None
+    wait_server: Annotated[
+        bool,
+        typer.Option(
+            "--wait-server",
+            rich_help_panel=_CONNECTION,
+            help="If the server refuses the connection, or TLS, the command tries again for "
+            f"{WAIT_SERVER_MS // 1000} s. Default: it ends at once.",
+        ),
+    ] = False
 
     def client(self) -> Client:
         from foqs.client import Client
@@ -73,10 +84,22 @@ class Connection:
             self.namespace,
             token=self.token,
             tls=self.tls,
-            timeout_ms=TIMEOUT_MS,
+            timeout_ms=WAIT_SERVER_MS if self.wait_server else TIMEOUT_MS,
             routing=False,
+            wait_server=self.wait_server,
             on_retry=_say_retry,
         )
+
+    def client_for_stdin(self) -> Client:
+        """Return a client that a server has answered: a command whose server refuses it shall not wait for stdin.
+        Raises the error of the first call."""
+        client = self.client()
+        try:
+            client.server_info()
+        except BaseException:
+            client.close()
+            raise
+        return client
 
 
 def server_clock(client: Client) -> Callable[[], int]:
@@ -103,9 +126,4 @@ def write_line(value: dict[str, Any]) -> None:
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:
-    hint = (
-        "; check that a server runs there, or name another with --address or FOQS_ADDRESS"
-        if isinstance(error, NotSent)
-        else ""
-    )
-    print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint}", file=sys.stderr, flush=True)
+    print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint_of(error)}", file=sys.stderr, flush=True)

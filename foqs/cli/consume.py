@@ -20,7 +20,7 @@ from foqs.policies.remedy import throttle_command, topic_command
 from foqs.shardmgr.change import name
 
 if TYPE_CHECKING:
-    from foqs.client import Items, Lease
+    from foqs.client import Client, Items, Lease
 
 MOST_ITEMS = 1_000
 
@@ -116,7 +116,7 @@ def ack(
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
     line: the id, or the error with the number of the line. A wrong line fails alone.
     """
-    with connection.client() as client:
+    with _client(connection, item_id) as client:
         _each_lease(item_id, lease, "acked", client.ack_many)
 
 
@@ -160,7 +160,7 @@ def nack(
         fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
     from foqs.client import Nack
 
-    with connection.client() as client:
+    with _client(connection, item_id) as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
             return client.nack_many(
@@ -169,6 +169,10 @@ def nack(
             )
 
         _each_lease(item_id, lease, "nacked", give_back)
+
+
+def _client(connection: Connection, item_id: str | None) -> Client:
+    return connection.client_for_stdin() if item_id is None else connection.client()
 
 
 def _each_lease(

@@ -10,7 +10,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 from foqs.cli import logs
 from foqs.cli.interrupt import INTERRUPTED, body_of_command
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +32,14 @@ def _listed(message: str) -> str:
     return message if plain else "\n  ".join([f"{len(lines)} errors:", *lines])
 
 
+def hint_of(error: FoqsError) -> str:
+    """Return the remedy for a server that was not reached; else nothing."""
+    if not isinstance(error, NotSent):
+        return ""
+    wait = ", or wait for it with --wait-server" if isinstance(error, Unreachable) else ""
+    return f"; check that a server runs there, or name another with --address or FOQS_ADDRESS{wait}"
+
+
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that typed errors become one line. Any other error is a bug and keeps its traceback."""
 
@@ -43,7 +51,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         except Invalid as error:
             fail(_listed(error.message))
         except FoqsError as error:
-            fail(str(error))
+            fail(f"{error}{hint_of(error)}")
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
         except Exception as error:

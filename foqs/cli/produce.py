@@ -129,7 +129,7 @@ def enqueue(
             first_error = first_error or error
 
     with (
-        connection.client() as client,
+        connection.client_for_stdin() as client,
         Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
         reading(sys.stdin.buffer) as advance,
     ):

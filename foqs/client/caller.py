@@ -21,7 +21,7 @@ from foqs.client.request_ids import current
 from foqs.client.retry import pause_ms
 from foqs.client.returned import call_to_end
 from foqs.client.wrong_peer import WrongPeer
-from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, named
+from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.wire.errors import GoAway, Malformed
@@ -66,6 +66,7 @@ class Asked(NamedTuple):
 class Caller:
     """Thread-safe. Makes requests with one token over one pool. `traceparent` gives what they carry of the trace.
     `on_retry(error, left_s)` is called before the first retry, and before another only after `QUIET_S` without any.
+    Without `wait_server` no call is tried again after Unreachable, until a server has answered one.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Caller:
         max_frame_bytes: int,
         traceparent: Callable[[], str | None] | None = None,
         on_retry: OnRetry | None = None,
+        wait_server: bool = True,
     ) -> None:
         self.pool = pool
         self.max_frame_bytes = max_frame_bytes
@@ -83,6 +85,7 @@ class Caller:
         self._context_head = b""
         self._attempt_timeout_ms = attempt_timeout_ms
         self._traceparent = traceparent
+        self._wait_server = wait_server
         self._on_retry = on_retry or self._log_retry
         self._retried_at = -inf
         self._sequence = count(1)
@@ -186,7 +189,7 @@ class Caller:
             waits = None if places is None or places.waker is None else places
             frame = connection.receive(asked.until) if waits is None else connection.receive(asked.until, waits)
             response = asked.method.decode(frame, asked.sequence)
-            usable = connection.authenticated = True
+            usable = connection.authenticated = self._wait_server = True
         except LostReply as error:
             self.pool.avoid(connection.address)
             named(error, asked.request_id)
@@ -197,6 +200,7 @@ class Caller:
         except Malformed as error:
             raise named(LostReply(f"{connection.address}: {error}"), asked.request_id) from error
         except FoqsError as answered:
+            self._wait_server |= not isinstance(answered, NotSent)
             named(answered, asked.request_id)
             if isinstance(answered, Unavailable) and self.pool.has_others:
                 self.pool.avoid(connection.address)
@@ -220,6 +224,8 @@ class Caller:
         """Attempts `task` until it is finished, its time is over or the client is closed."""
         tries = 0
         while not task.attempt():
+            if isinstance(task.error, Unreachable) and not self._wait_server:
+                return
             tries += 1
             pause_s = pause_ms(tries, task.retry_after_ms, random.random) / 1000
             if self._closed.is_set() or monotonic() + pause_s >= task.deadline:

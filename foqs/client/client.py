@@ -80,6 +80,8 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     max_frame_bytes     the largest request, 4,096 to 67,108,864; the server's `frame_bytes`
     routing             learn the hosts of all shards, keep that fresh in a thread, and send requests straight there;
                         then hosts beyond `address` are called as well. False for one address in front of all
+    wait_server         retry also while a server refuses connections, or TLS. False: if no server has answered a call
+                        yet, such a call ends at once
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
                         context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
     on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
@@ -119,6 +121,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         max_idle_ms: int = 300_000,
         max_frame_bytes: int = _LIMITS.frame_bytes,
         routing: bool = True,
+        wait_server: bool = True,
         tracing: bool = False,
         on_retry: OnRetry | None = None,
     ) -> None:
@@ -130,7 +133,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         token = read_token(token)
         pool = Pool(given, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
         traceparent = None if self.tracing is None else self.tracing.traceparent
-        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry)
+        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server)
         self._router = Router(
             given, token, connect_timeout_ms / 1000, pool.living, securing=securing, enabled=routing,
             connections=unlimited(pool_size),

@@ -26,7 +26,7 @@ from foqs.client.wrong_peer import (
     spoken,
     why_no_handshake,
 )
-from foqs.errors import FoqsError, Invalid, LostReply, NotSent
+from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20
@@ -108,7 +108,8 @@ class Connection:
     """Used by one thread at a time. Times are of the monotonic clock, in seconds."""
 
     def __init__(self, address: Address, timeout_s: float, securing: Securing | None = None) -> None:
-        """Raises NotSent, or WrongPeer if the peer does not speak TLS though `securing` asks for it."""
+        """Raises NotSent (Unreachable, unless time ran out), or WrongPeer if the peer does not speak TLS though
+        `securing` asks for it."""
         self.address = address
         self.idle_since = 0.0  # set when it is kept for another request, so after a reply
         self.authenticated = False  # a request of this connection was answered
@@ -123,9 +124,10 @@ class Connection:
                 found := why_no_handshake(error, lambda: asked_plainly(address, min(PROBE_S, timeout_s)))
             ):
                 raise found.error(address) from error
-            raise NotSent(f"cannot connect to {address}: {_said(error)}") from error
+            kind = NotSent if isinstance(error, TimeoutError) else Unreachable
+            raise kind(f"cannot connect to {address}: {_said(error)}") from error
         except UnicodeError as error:
-            raise NotSent(f"cannot connect to {address}: not the name of a host") from error
+            raise Unreachable(f"cannot connect to {address}: not the name of a host") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket.setblocking(False)  # a time-out of the socket costs system calls in each request
@@ -177,7 +179,7 @@ class Connection:
             return self._receive(deadline)
         except OSError as error:
             if refused(error):
-                raise NotSent(f"{self.address} does not take the client's certificate: {_said(error)}") from error
+                raise Unreachable(f"{self.address} does not take the client's certificate: {_said(error)}") from error
             self._raise_wrong_peer(error, deadline)
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
         finally:

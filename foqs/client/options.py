@@ -221,6 +221,7 @@ _CHECKS: Mapping[str, Check] = {
     "max_frame_bytes": whole(LEAST_FRAME_BYTES, MOST_FRAME_BYTES),
     "routing": check_bool,
     "tracing": check_bool,
+    "wait_server": check_bool,
     "tls": check_tls,
     "on_retry": partial(check_callable, form="on_retry(error, left_s)", none=True),
     "held_longer_than_ms": whole(0, 1 << 62, zero="all of them", none=True),

@@ -12,7 +12,7 @@ from foqs.client.forks import renew_after_fork
 from foqs.client.options import unlimited
 from foqs.client.tls import Securing
 from foqs.client.wrong_peer import WrongPeer
-from foqs.errors import FoqsError, NotSent
+from foqs.errors import FoqsError, NotSent, Unreachable
 from foqs.travel import bare
 
 AVOID_S = 1.0
@@ -167,7 +167,7 @@ class Pool:
                 connection = Connection(address, min(left, self._connect_timeout_s), self._securing)
             except (NotSent, WrongPeer) as failed:
                 # The call is tried again if one of the addresses may answer later.
-                error = bare(failed) if error is None or isinstance(error, WrongPeer) else error
+                error = bare(failed) if error is None or isinstance(error, WrongPeer | Unreachable) else error
                 self._refused[address] = self._refused.get(address, 0) + 1
                 self.avoid(address)
             else:

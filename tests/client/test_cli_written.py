@@ -1,4 +1,4 @@
-"""Items that `foqs dequeue` cannot write are given back; commands say at once that no server answers."""
+"""Items that `foqs dequeue` cannot write are given back; commands end at once if no server answers."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ import pytest
 from foqs.cli.written import write_items
 from foqs.client import Delivery, ItemSpec
 from foqs.idl import idl
-from tests.client.peer import Act, failed
+from tests.client.peer import LATER, Act, failed
 from tests.client.test_cli_items import APP
 from tests.support.ports import held_port
 
@@ -141,6 +141,9 @@ def test_a_full_disk_is_one_line_and_gives_back(peer, client_of):
         ["enqueue", "t"],
         ["enqueue", "t", "x"],
         ["dequeue", "t"],
+        ["ack"],
+        ["nack"],
+        ["delete", "-"],
         ["ack", "1", "1"],
         ["nack", "1", "1"],
         ["topics"],
@@ -151,13 +154,34 @@ def test_a_full_disk_is_one_line_and_gives_back(peer, client_of):
         ["move", "t", "u"],
     ],
 )
-def test_a_command_says_at_once_that_no_server_answers(args):
+def test_a_command_ends_at_once_if_the_server_refuses_connections(args):
+    """Also one that reads stdin, which stays open. Its time-out is longer than the deadline here."""
     with held_port() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         running = start(*args, address=address, stdin=subprocess.PIPE)
         try:
-            running.stdin.write(b"{}\n")
-            running.stdin.flush()
+            assert running.wait(LATER) == 1
+            written, said = running.stdout.read().decode(), running.stderr.read().decode()
+            if args[-1].isdecimal() and args[0] in ("ack", "nack", "delete"):
+                line = json.loads(written)
+                assert (line["error"], line["message"].partition(": ")[2]) == ("UNAVAILABLE", "Connection refused")
+            else:
+                assert written in ("", "0 items moved from t to u\n")
+                assert said.startswith(f"foqs: cannot connect to {address}: Connection refused; check that"), said
+                assert "FOQS_ADDRESS" in said and "--wait-server" in said
+            assert len(said.splitlines()) == 1
+        finally:
+            running.kill()
+            running.communicate()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("args", [["enqueue", "t"], ["enqueue", "t", "x"], ["topics"], ["ack", "1", "1"]])
+def test_wait_server_waits_for_it_and_says_so(args):
+    with held_port() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        running = start(*args, "--wait-server", address=address, stdin=subprocess.PIPE)
+        try:
             line = running.stderr.readline().decode()
             assert line.startswith(f"foqs: cannot connect to {address}: Connection refused; retrying for up to ")
             assert "FOQS_ADDRESS" in line

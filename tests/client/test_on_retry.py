@@ -1,10 +1,12 @@
 """What a client says of its first retry."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
-from foqs.client import Client, ItemSpec, caller
+from foqs.client import Client, Code, Invalid, ItemSpec, Lease, caller
+from foqs.errors import Unreachable
 from tests.client.peer import LATER, Act, eventually, refused, script
 from tests.support.ports import held_port
 
@@ -51,3 +53,56 @@ def test_on_retry_replaces_the_line(new_peer, client_of, retry_lines):
     ((code, left_s),) = got
     assert code == "OVERLOADED" and 0 < left_s <= 60
     assert retry_lines() == []
+
+
+LONG_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.enqueue("t", b"x"),
+        lambda client: client.dequeue("t"),
+        lambda client: client.ack(Lease(1, 1)),
+        lambda client: client.server_info(),
+        lambda client: client.settings(),
+        lambda client: list(client.list_items("t")),
+    ],
+)
+def test_without_wait_server_a_refused_call_ends_at_once(retry_lines, call):
+    with held_port() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with (
+            Client(f"{address},{address}", routing=False, wait_server=False, timeout_ms=LONG_MS) as client,
+            pytest.raises(Unreachable, match=f"cannot connect to {address}: Connection refused"),
+        ):
+            call(client)
+        assert client.waits[0] == 0
+    assert retry_lines() == []
+
+
+@pytest.mark.parametrize("answer", [Act.SERVE, refused(Code.INVALID)])
+def test_without_wait_server_calls_are_retried_once_a_server_has_answered(new_peer, answer):
+    peer = new_peer(script("Enqueue", answer))
+    with Client(peer.address, routing=False, wait_server=False, timeout_ms=LONG_MS) as client:
+        with suppress(Invalid):
+            client.enqueue("t", b"x")
+        port = int(peer.address.rpartition(":")[2])
+        peer.close()
+        stored = threading.Thread(target=client.enqueue_many, args=([ItemSpec("t", b"x")],))
+        stored.start()
+        eventually(lambda: client.waits[0] >= 1)
+        later = new_peer(port=port)
+        stored.join(LATER)
+        assert len(later.items) == 1
+
+
+def test_without_wait_server_another_address_is_tried(new_peer):
+    peer = new_peer()
+    with held_port() as held:
+        both = f"127.0.0.1:{held.getsockname()[1]},{peer.address}"
+        for _ in range(2):  # the clients begin with different addresses
+            with Client(both, routing=False, wait_server=False, timeout_ms=LONG_MS) as client:
+                client.enqueue("t", b"x")
+                client.enqueue("t", b"x")
+    assert len(peer.items) == 4

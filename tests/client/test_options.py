@@ -70,6 +70,7 @@ BAD: dict[str, list[Any]] = {
     "max_frame_bytes": [*INTEGERS, 0, 4_095, None],
     "routing": FLAGS,
     "tracing": FLAGS,
+    "wait_server": FLAGS,
     "on_retry": OBJECTS,
     "items": MANY,
     "item": ITEMS,

@@ -42,7 +42,7 @@ def decode(data: bytes) -> Mark:
     """Parse a mark; unknown keys are ignored. Raises Invalid."""
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Invalid("not JSON") from None
     match record:
         case {"epoch": int(epoch), "number": int(number), "ceiling": int(ceiling)} if min(epoch, number, ceiling) >= 0:

@@ -156,6 +156,8 @@ def parse(text: str) -> Principals:
     """Raises Invalid."""
     try:
         entries = _File.model_validate(tomllib.loads(text)).principals
+    except RecursionError:
+        raise Invalid("nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise Invalid(str(error)) from None
     except ValidationError as error:

@@ -224,7 +224,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text())
         return {name: document[name] for name in ("plan", "rounds", "versions", "missing")} | document
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         fail(f"{path} has no figures that `foqs bench --json` has printed: {error}", 2)
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import Connection, write_line
-from foqs.cli.errors import fail, piped
+from foqs.cli.connection import Connection
+from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.look import State, state_of
 from foqs.cli.operators import YesOption
 from foqs.cli.progress import counting
+from foqs.cli.streams import write_line
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.shardmgr.change import count as counted
@@ -33,8 +34,8 @@ def register(app: typer.Typer) -> None:
         "foqs delete 281474976710657 0x1000000000002",
         "foqs items emails --state delayed --json | foqs delete -",
     )
-    command(app, *examples, group=QUEUE)(piped(delete))
-    command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes", group=QUEUE)(piped(purge))
+    command(app, *examples, group=QUEUE)(delete)
+    command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes", group=QUEUE)(purge)
 
 
 def delete(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foqs.cli.errors import hint_of
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid
 
 if TYPE_CHECKING:
     from foqs.client import Client
@@ -114,15 +113,13 @@ def server_clock(client: Client) -> Callable[[], int]:
 
 
 def stdin_lines(what: str) -> Iterator[tuple[int, bytes]]:
-    """Return the lines of stdin with their numbers, from 1. On a terminal, ask for `what`."""
+    """Yield the lines of stdin with their numbers, from 1. On a terminal, ask for `what`. Raises Invalid."""
     if sys.stdin.isatty():
         print(f"foqs: type {what}, one in each line; Ctrl-D ends them", file=sys.stderr, flush=True)
-    return enumerate(sys.stdin.buffer, 1)
-
-
-def write_line(value: dict[str, Any]) -> None:
-    """Write a JSON line to stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    try:
+        yield from enumerate(sys.stdin.buffer, 1)
+    except OSError as error:
+        raise Invalid(f"cannot read stdin: {error.strerror or error}") from None
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.checks import I64_MAX, LONGEST_MS
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.lines import Count, entries_of_lines, settle
+from foqs.cli.streams import write_line
 from foqs.cli.written import write_items
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
@@ -39,7 +40,7 @@ LeaseArgument = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, examples in _EXAMPLES.items():
-        command(app, *examples, group=QUEUE)(piped(function))
+        command(app, *examples, group=QUEUE)(piped(function) if function is dequeue else function)
 
 
 def dequeue(

@@ -11,12 +11,13 @@ import typer
 from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.change import purge_items
 from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.dead_filter import Cause, DeadFilter, shown_cause, shown_fingerprint
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
+from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, preview, show
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.shardmgr.change import count as counted
@@ -44,7 +45,9 @@ TopicArgument = Annotated[str, typer.Argument(help="The dead letters are in this
 
 def register(parent: typer.Typer) -> None:
     for function, examples in _EXAMPLES.items():
-        command(app, *examples, name=function.__name__.removesuffix("_dead"))(piped(function))
+        command(app, *examples, name=function.__name__.removesuffix("_dead"))(
+            piped(function) if function is list_dead else function
+        )
     parent.add_typer(app, rich_help_panel=QUEUE)
 
 

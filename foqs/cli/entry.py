@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 def main() -> None:
     end_at_once()
     try:
-        _run()
+        from foqs.cli import streams
+
+        streams.prepare()
+        with streams.guarded():
+            _run()
     except KeyboardInterrupt:  # a second one, while the command reports the first
         end()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
-from foqs.cli import logs
+from foqs.cli import logs, streams
 from foqs.cli.interrupt import INTERRUPTED, body_of_command
 from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
 
@@ -65,21 +64,17 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def piped(command: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that it ends quietly if the reader of its stdout ends first (`| head`)."""
+    """Wrap a command that changes nothing: it ends quietly if the reader of its stdout ends first (`| head`)."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        streams.go_on(False)
         try:
             result = command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
-            discard_stdout()
+            streams.discard_stdout()
             raise SystemExit(1) from None
         return result
 
     return wrapped
-
-
-def discard_stdout() -> None:
-    """Drop the buffered stdout. Otherwise the interpreter tries to write it at its end, and prints an error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.errors import piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.look import JsonOption
+from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
 from foqs.errors import Invalid
 from foqs.ids import parse_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable
 from math import isfinite
@@ -11,9 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import typer
 
+from foqs.cli import streams
 from foqs.cli.errors import fail, report_errors
 from foqs.option_groups import spread
 
+_AS_BYTES = "text"
+"""The payload of `foqs enqueue`: any bytes."""
 _STYLE = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
 
 RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
@@ -35,7 +39,7 @@ def command(
         decorate = app.command(
             name, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
         )
-        decorate(report_errors(_finite(spread(function))))
+        decorate(report_errors(_checked(spread(function))))
         return function
 
     return register
@@ -51,17 +55,36 @@ def top(text: str, *examples: str) -> dict[str, Any]:
     return {"help": text, "epilog": _epilog(examples), "no_args_is_help": True}
 
 
-def _finite(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command so that it refuses `nan` and `inf`, which lie within the bounds of every option."""
+def _checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that it refuses `nan` and `inf`, which lie within the bounds of every option, and texts that
+    are not UTF-8. It goes on when it loses stdout, unless it is `piped`."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **given: P.kwargs) -> R:
+        streams.go_on()
         for name, value in given.items():
             if isinstance(value, float) and not isfinite(value):
                 fail(f"--{name.replace('_', '-')} is {value}: it must be a finite number", 2)
+            if name != _AS_BYTES:
+                given[name] = _utf8(name, value)
         return function(*args, **given)
 
     return wrapped
+
+
+def _utf8(name: str, value: Any) -> Any:
+    """Return the value. Python decodes arguments by the locale, and bytes that do not fit as surrogates."""
+    if isinstance(value, list):
+        return [_utf8(name, one) for one in value]
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            try:
+                return os.fsencode(value).decode()
+            except UnicodeError:
+                fail(f"{name.replace('_', '-')} is {value!a}: it is not UTF-8", 2)
+    return value
 
 
 def escaped(text: str) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.checks import I32_MAX
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.settings import read
+from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
 from foqs.rows import FailureCause
 from foqs.shardmgr.change import name
@@ -120,7 +121,7 @@ def list_(as_json: JsonOption = False, *, connection: Connection) -> None:
     rows = scripts(entries)
     if as_json or not sys.stdout.isatty():
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            write_line(row)
         return
     table = plain_table("script", "bytes", "named by", numbers=("bytes",), folded=("named by",))
     for row in rows:
@@ -146,7 +147,7 @@ def stats(
         print(f"host {address} did not answer: its calls are not counted", file=sys.stderr)
     if as_json or not sys.stdout.isatty():
         for one in found.hooks:
-            print(json.dumps(one._asdict(), ensure_ascii=False))
+            write_line(one._asdict())
         return
     table = plain_table("hook", "script", "calls", "failures", "breaker", numbers=("calls", "failures"))
     for one in found.hooks:

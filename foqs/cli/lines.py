@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from foqs.cli import streams
 from foqs.cli.connection import BATCH_ITEMS, stdin_lines
 from foqs.cli.errors import fail
 from foqs.errors import FoqsError, Invalid
@@ -48,6 +49,7 @@ class Count:
         if self.failed:
             sys.stdout.flush()
             fail(f"{self.failed} of {self.total} items were not {done}")
+        streams.say_done(f"all {self.total} items were {done}")
 
 
 def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tuple[int, T | Invalid]]:

@@ -56,7 +56,7 @@ def from_file(path: Path) -> None:
         return
     import tomllib
 
-    with suppress(OSError, ValueError, KeyError, TypeError):  # load() reports the error
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # load() reports the error
         if tomllib.loads(path.read_text())["log"]["format"] == "json":
             configure("info", "json")
 

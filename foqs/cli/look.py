@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.dead_filter import shown_cause
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
+from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, preview, show
 from foqs.errors import Invalid
 from foqs.ids import parse_id

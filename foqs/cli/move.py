@@ -10,7 +10,7 @@ import typer
 from foqs.checks import LONGEST_MS, check_text
 from foqs.cli.connection import BATCH_ITEMS, Connection
 from foqs.cli.consume import say_why_empty
-from foqs.cli.errors import fail, piped
+from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import counting
 from foqs.dedup import Duplicate
@@ -30,7 +30,7 @@ WAIT_MS = 1_000
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "foqs move emails.dlq emails --count 100", group=QUEUE)(piped(move))
+    command(app, "foqs move emails.dlq emails --count 100", group=QUEUE)(move)
 
 
 def move(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.checks import I32_MAX, I64_MAX
-from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines, write_line
-from foqs.cli.errors import fail, piped
+from foqs.cli import streams
+from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines
+from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import reading
+from foqs.cli.streams import write_line
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError
 from foqs.limits import MOST_WEIGHT
@@ -33,7 +35,7 @@ def register(app: typer.Typer) -> None:
         "foqs enqueue emails --raw < lines.txt",
         "foqs items emails --json | foqs enqueue --copy letters",
         group=QUEUE,
-    )(piped(enqueue))
+    )(enqueue)
 
 
 def enqueue(
@@ -105,7 +107,9 @@ def enqueue(
     }
     if text is not None:
         with connection.client() as client:
-            write_line({"id": str(client.enqueue(topic or "", os.fsencode(text), **options))})
+            item_id = str(client.enqueue(topic or "", os.fsencode(text), **options))
+        write_line({"id": item_id})
+        streams.say_done(f"item {item_id} is enqueued")
         return
 
     from foqs.client import ItemSpec, Producer
@@ -147,6 +151,7 @@ def enqueue(
             write_oldest()
     if failed:
         fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
+    streams.say_done(f"all {total} items are enqueued")
 
 
 def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:

@@ -9,7 +9,7 @@ import typer
 
 from foqs.checks import I64_MAX
 from foqs.cli.connection import Connection
-from foqs.cli.errors import fail, piped
+from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         "foqs release emails --worker host-3:4711",
         "foqs release emails --held-longer-than-ms 3600000",
     )
-    command(app, *examples, group=QUEUE)(piped(release))
+    command(app, *examples, group=QUEUE)(release)
 
 
 def release(

@@ -14,6 +14,7 @@ import typer
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.streams import json_text, write_line
 from foqs.cli.tables import plain_table, show
 from foqs.errors import Conflict, Invalid
 
@@ -50,7 +51,7 @@ def get(
         found = client.settings(prefix)
     if not sys.stdout.isatty():
         for key, value in sorted(found.entries.items()):
-            print(json.dumps({"key": key, "value": value}, ensure_ascii=False))
+            write_line({"key": key, "value": value})
         return
     table = plain_table("key", "value", folded=("key", "value"))
     for key, value in sorted(found.entries.items()):
@@ -106,7 +107,7 @@ def export(*, connection: Connection) -> None:
     with connection.client() as client:
         found = client.settings()
     document = {"namespace": connection.namespace, "version": found.version, "entries": found.entries}
-    print(json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True))
+    print(json_text(document, indent=2, sort_keys=True))
 
 
 @command(app, "foqs settings import shop.json --ns shop", "foqs settings import - --ns shop < shop.json", name="import")
@@ -184,6 +185,8 @@ def _imported(file: Path) -> dict[str, str]:
     """Raises Invalid."""
     try:
         document: Any = json.loads(read(file))
+    except RecursionError:
+        raise Invalid(f"{file}: not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:
         raise Invalid(f"{file}: not JSON: {error}") from None
     entries = document.get("entries") if isinstance(document, dict) else None

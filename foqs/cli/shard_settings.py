@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from foqs.cli.help import command
 from foqs.cli.kept import copies_of, remove_copies
 from foqs.cli.operators import ClusterOptions, YesOption, look
 from foqs.cli.shards import DATABASES, app, shard_urls
+from foqs.cli.streams import json_text
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import MAX_SHARD
 from foqs.store.protocol import StoreError, explained
@@ -78,7 +78,7 @@ def settings(
     if export:
         for copy in kept.values():
             document = {"namespace": copy.ns, "version": copy.version, "entries": copy.entries}
-            print(json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True))
+            print(json_text(document, indent=2, sort_keys=True))
         return
     confirm(f"Remove the settings of {', '.join(sorted(kept))} from the database of shard {number}?", yes=yes)
     remove_copies(url, number, kept)

@@ -39,6 +39,8 @@ def read(path: Path) -> list[ShardFact]:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)]
         raise Invalid(f"{path}: {'; '.join(lines)}") from None
+    except RecursionError:
+        raise Invalid(f"{path}: nested too deeply") from None
     except ValueError as error:
         raise Invalid(f"{path}: {error}") from None
     return [ShardFact(shard.id, shard.url, shard.weight) for shard in found.shards]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from foqs.cli import settings
-from foqs.cli.connection import Connection, write_line
+from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
+from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
 from foqs.policies.remedy import throttle_command
 from foqs.shardmgr.change import name

@@ -14,6 +14,7 @@ from foqs.cli.connection import Connection
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
+from foqs.cli.streams import write_line
 from foqs.cli.tables import plain_table, show
 from foqs.shardmgr.change import name
 
@@ -85,7 +86,6 @@ def open_(topic: Topic, *, connection: Connection) -> None:
     """foqs topic policy mail max_attempts=5 'retry={"kind": "constant"}'""",
     "foqs topic policy mail max_attempts= --ns shop",
 )
-@piped
 def policy(
     topic: Topic,
     fields: Annotated[
@@ -157,7 +157,7 @@ def tenants(
     more = found.more_tenants
     if as_json or not sys.stdout.isatty():
         for row in [*(one._asdict() for one in found.tenants), *([_further(more)] if more else [])]:
-            print(json.dumps(row, ensure_ascii=False))
+            write_line(row)
         return
     numbers = ("weight", "share", "served", "ready", "parked")
     table = plain_table("tenant", *numbers, numbers=numbers, folded=("tenant",))
@@ -233,7 +233,7 @@ def _show(topic: str, connection: Connection) -> None:
     if not sys.stdout.isatty():
         for field, value in found.policy.items():
             origin = {"from": found.policy_layers.get(field), "overruled": found.overruled.get(field)}
-            print(json.dumps({"field": field, "value": value, **origin}))
+            write_line({"field": field, "value": value, **origin})
         return
     table = plain_table("field", "value", "from", folded=("value",))
     for field, value in found.policy.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from foqs.cli.errors import discard_stdout, fail
+from foqs.cli.errors import fail
+from foqs.cli.streams import discard_stdout, write_line
 
 if TYPE_CHECKING:
     from foqs.client import Client, Item
@@ -24,7 +24,7 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
     written = 0
     try:
         for item in items:
-            sys.stdout.write(json.dumps(item_json(item), ensure_ascii=False) + "\n")
+            write_line(item_json(item))
             sys.stdout.flush()
             written += 1
     except BaseException as error:

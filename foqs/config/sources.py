@@ -101,7 +101,9 @@ def from_file(model: type[BaseModel], path: Path) -> Source:
         source.errors.append(((), f"{path}: {error.strerror}"))
     except UnicodeDecodeError:
         source.errors.append(((), f"{path}: not UTF-8"))
-    except (ValueError, RecursionError) as error:  # among them TOMLDecodeError
+    except RecursionError:
+        source.errors.append(((), f"{path}: nested too deeply"))
+    except ValueError as error:  # among them TOMLDecodeError
         source.errors.append(((), f"{path}: {error}"))
     source.follow_paths(model, path.parent)
     return source
@@ -128,7 +130,7 @@ class _Environment(EnvSettingsSource):
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         try:
             return super().decode_complex_value(field_name, field, value)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         # pydantic does not pass the variable's name. Its text is the same object, so look for that.
         found = (name for name, text in self.env_vars.items() if text is value and name.endswith(field_name))

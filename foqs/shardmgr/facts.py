@@ -226,7 +226,7 @@ def _encode(record: dict[str, Any]) -> bytes:
 def _decode(data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Invalid("not JSON") from None
     if not isinstance(record, dict):
         raise Invalid("not a JSON object")

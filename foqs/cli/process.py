@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import gc
 import os
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import structlog
@@ -36,6 +37,7 @@ log = structlog.get_logger("foqs.host")
 
 When = Callable[[Callable[[], None], Apply], None]
 
+_LOCK = "dev.lock"
 _SWITCH_S = 0.0005
 _GC_THRESHOLDS = (200_000, 10, 10)
 UNFINISHED = "stopped before all requests were finished: raise server.grace_ms"
@@ -50,6 +52,33 @@ def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
     held = [int(path.stem.removeprefix("shard-")) for path in data_dir.glob("shard-*.db") if path.stem[6:].isdigit()]
     count = max([shards, *held])
     return [ShardSection(id=n, url=_file_url(data_dir.resolve() / f"shard-{n}.db")) for n in range(1, count + 1)]
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder of an embedded host against a second one, which would wait for its shards as a standby.
+
+    Raises Invalid if a host holds it. The system ends the hold with the process.
+    """
+    try:
+        lock = (folder / _LOCK).open("a+")
+    except OSError as error:
+        raise Invalid(f"--data-dir {folder}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            by = f" ({words})" if (words := lock.read().strip()) else ""
+            raise Invalid(
+                f"--data-dir {folder}: another `foqs dev` runs on this folder{by}: use that host, stop it, or choose "
+                "another --data-dir"
+            ) from None
+        except OSError:  # the file system has no locks; the shards have theirs
+            pass
+        lock.truncate(0)
+        print(f"process {os.getpid()}", file=lock, flush=True)
+        yield
 
 
 def _make_private(folder: Path) -> None:

@@ -46,18 +46,19 @@ def dev(
     with ends_at_once():
         import structlog
 
-        from foqs.cli.process import dev_shards, run
+        from foqs.cli.process import dev_shards, held_folder, run
         from foqs.config.load import load
         from foqs.store.schema import create_schema
 
         sections = dev_shards(data_dir, shards)
-        shards_of = [section.model_dump() for section in sections]
-        config = load(**_server(host, port), shards=shards_of, store={"state_dir": data_dir.resolve()})
-        for section in config.shards:
-            create_schema(section.url, section.id)
-        logs.configure(config.log.level, config.log.format)
-        structlog.get_logger("foqs.host").info("dev.data", directory=str(data_dir), shards=len(config.shards))
-        run(config, None, take_over=False)
+        with held_folder(data_dir):
+            shards_of = [section.model_dump() for section in sections]
+            config = load(**_server(host, port), shards=shards_of, store={"state_dir": data_dir.resolve()})
+            for section in config.shards:
+                create_schema(section.url, section.id)
+            logs.configure(config.log.level, config.log.format)
+            structlog.get_logger("foqs.host").info("dev.data", directory=str(data_dir), shards=len(config.shards))
+            run(config, None, take_over=False)
 
 
 def serve(

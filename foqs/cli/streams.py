@@ -1,6 +1,6 @@
 """The standard streams of a command: closed, full, without a reader, or with another encoding than UTF-8.
 
-A command that only reads ends when nobody can have its output. A command that changes something goes on: its items are
+A command that only reads ends when its output is lost. A command that changes something goes on: its items are
 stored, acked or moved whatever becomes of stdout, and its words are on stderr then.
 """
 
@@ -33,7 +33,7 @@ class Stdout(io.TextIOWrapper):
         return len(text)
 
     def write_item(self, line: str) -> None:
-        """Write a whole line, of as many as there are items. It is not repeated on stderr."""
+        """Write a whole line about one item. It is not repeated on stderr."""
         self._put(line, again=False)
 
     def flush(self) -> None:

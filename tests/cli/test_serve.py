@@ -275,16 +275,23 @@ def test_dev_makes_its_directory(tmp_path: Path) -> None:
         assert host.stop() == 0
 
 
-def test_two_dev_hosts_on_one_directory(tmp_path: Path) -> None:
-    """The second host waits until the first one has stopped."""
+def test_a_second_dev_host_on_one_directory_ends(tmp_path: Path) -> None:
+    """It says that one runs. After an end of the first host, also by SIGKILL, another one starts."""
     with dev(tmp_path) as first:
         assert first.address
-        log = tmp_path / "second"
-        with HostProcess(log, ["dev", "--data-dir", tmp_path / "data", "--port", "0"]) as second:
-            until(lambda: "another host has the shard" in second.said(), "the second to wait")
-            assert first.stop() == 0
-            assert second.address
-            assert second.stop() == 0
+        (tmp_path / "way").symlink_to(tmp_path / "data")
+        for folder in (tmp_path / "data", tmp_path / "way"):
+            for port in ("0", str(first.address[1])):
+                said = refused("dev", "--data-dir", folder, "--port", port)
+                assert f"{folder}: another `foqs dev` runs on this folder (process {first.pid})" in said, said
+        assert first.stop() == 0
+    with dev(tmp_path) as second:
+        assert second.address
+        second.process.kill()
+        second.process.wait(30)
+    with dev(tmp_path) as third:
+        assert third.address
+        assert third.stop() == 0
 
 
 def test_dev_refuses(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_full_disk_is_one_line_and_gives_back(peer, client_of):
         ["move", "t", "u"],
     ],
 )
-def test_a_command_ends_at_once_if_the_server_refuses_connections(args):
+def test_a_command_ends_at_once_if_a_server_refuses_it(args):
     """Also one that reads stdin, which stays open. Its time-out is longer than the deadline here."""
     with held_port() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"

@@ -82,7 +82,7 @@ def test_without_wait_server_a_refused_call_ends_at_once(retry_lines, call):
 
 
 @pytest.mark.parametrize("answer", [Act.SERVE, refused(Code.INVALID)])
-def test_without_wait_server_calls_are_retried_once_a_server_has_answered(new_peer, answer):
+def test_without_wait_server_an_answer_makes_calls_patient(new_peer, answer):
     peer = new_peer(script("Enqueue", answer))
     with Client(peer.address, routing=False, wait_server=False, timeout_ms=LONG_MS) as client:
         with suppress(Invalid):

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from foqs.cli import streams
 from foqs.cli.errors import fail, report_errors
@@ -27,6 +28,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Flags:
+    """Shows a flag without the type of its value: it has none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "is_flag", False) and one.metavar is None:
+                one.metavar = ""
+        return params
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class Group(_Flags, TyperGroup):
+    """A group of commands."""
+
+
 def command(
     app: typer.Typer, *examples: str, name: str | None = None, group: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -37,7 +57,7 @@ def command(
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         decorate = app.command(
-            name, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
+            name, cls=_Command, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
         )
         decorate(report_errors(_checked(spread(function))))
         return function
@@ -47,7 +67,7 @@ def command(
 
 def commands(name: str, text: str, *examples: str) -> typer.Typer:
     """Return an app that holds the sub-commands of `foqs NAME`."""
-    return typer.Typer(name=name, help=text, epilog=_epilog(examples), no_args_is_help=True)
+    return typer.Typer(name=name, cls=Group, help=text, epilog=_epilog(examples), no_args_is_help=True)
 
 
 def top(text: str, *examples: str) -> dict[str, Any]:

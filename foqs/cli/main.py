@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_group
 
 from foqs import __version__, build
 from foqs.cli import logs
 from foqs.cli.errors import report_errors
-from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN, top
+from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN, Group, top
 from foqs.cli.interrupt import ends_at_once
 
 
@@ -112,7 +112,7 @@ class _Commands(Mapping[str, Any]):
         return len(VERBS)
 
 
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.commands: Any = _Commands()
@@ -123,7 +123,7 @@ class _Verbs(TyperGroup):
         listed.commands = {
             name: TyperCommand(name, help=verb.text, rich_help_panel=verb.group) for name, verb in VERBS.items()
         }
-        TyperGroup.format_help(listed, ctx, formatter)
+        Group.format_help(listed, ctx, formatter)
 
 
 app = typer.Typer(

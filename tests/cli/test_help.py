@@ -110,6 +110,13 @@ def test_examples_fit_a_terminal(one):
 
 
 @pytest.mark.parametrize("one", EVERY)
+def test_flags_are_shown_without_a_type(one):
+    shown = help_of(one)
+    assert "<bool>" not in shown
+    assert re.search(r"^│.*? --help +Show ", shown, re.M), shown
+
+
+@pytest.mark.parametrize("one", EVERY)
 def test_brackets_are_shown(one):
     """rich reads an unescaped [tls] as a style and drops it."""
     shown = " ".join(help_of(one).replace("│", " ").split())

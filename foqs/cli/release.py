@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +11,10 @@ from foqs.checks import I64_MAX
 from foqs.cli.connection import Connection
 from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
+from foqs.cli.look import JsonOption
+from foqs.cli.streams import json_text
+from foqs.cli.tables import plain_table, show
+from foqs.shardmgr.change import name
 
 
 def register(app: typer.Typer) -> None:
@@ -35,16 +39,22 @@ def release(
             help="The command ends only leases that were given more than this many milliseconds ago; 0: all of them.",
         ),
     ] = None,
+    as_json: JsonOption = False,
     *,
     connection: Connection,
 ) -> None:
     """End leases as if by time: the items are delivered again, and the attempts count.
 
-    The command writes the number of ended leases as JSON. At-most-once items are removed. A worker that still runs
-    learns at its next extension that the lease is lost.
+    The command shows the number of ended leases: a table on a terminal, else JSON. At-most-once items are removed. A
+    worker that still runs learns at its next extension that the lease is lost.
     """
     with connection.client() as client:
         released, missing = client.release_leases(topic, worker=worker, held_longer_than_ms=held_longer_than_ms)
-    print(json.dumps({"released": released, "missing": missing}), flush=True)
+    if as_json or not sys.stdout.isatty():
+        print(json_text({"released": released, "missing": missing}))
+    else:
+        table = plain_table("topic", "worker", "released", numbers=("released",), folded=("topic", "worker"))
+        table.add_row(name(topic), "(all)" if worker is None else name(worker), f"{released:,}")
+        show(table)
     if missing:
-        fail(f"{len(missing)} of the hosts did not answer in time: leases of their shards may stand")
+        fail(f"these hosts did not answer in time, and leases of their shards may stand: {', '.join(missing)}")

@@ -15,11 +15,13 @@ from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.streams import write_line
-from foqs.cli.tables import plain_table, show
+from foqs.cli.tables import duration, plain_table, show
 from foqs.shardmgr.change import name
 
 if TYPE_CHECKING:
-    from foqs.client import TenantStats
+    from rich.table import Table
+
+    from foqs.client import TenantStats, TopicStats
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _JSON = {
@@ -117,14 +119,27 @@ def policy(
 
 @command(app, "foqs topic stats mail --ns shop")
 @piped
-def stats(topic: Topic, *, connection: Connection) -> None:
-    """Print how many items the topic has by state, its tenants, and the workers that hold leases, as JSON.
+def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) -> None:
+    """Show the topic's items by state, its workers and tenants: tables on a terminal, else JSON.
 
-    Workers are in the order of their oldest leases. Hosts in `missing` did not answer, and their items are not counted.
-    `foqs topic tenants` lists the tenants.
+    Workers with handlers that hang are first, then those that hold leases, in the order of their oldest leases. Hosts
+    that did not answer are in `missing`, or named on stderr, and their items are not counted. `foqs topic tenants`
+    lists the tenants.
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
+    if as_json or not sys.stdout.isatty():
+        write_line(_stats_json(found))
+        return
+    _say_missing(found)
+    state = [word for word, on in (("paused", found.paused), ("closed", found.closed)) if on]
+    print(f"topic {name(topic)} in namespace {name(connection.namespace)}{': ' if state else ''}{' and '.join(state)}")
+    for table in stats_tables(found):
+        print()
+        show(table)
+
+
+def _stats_json(found: TopicStats) -> dict[str, Any]:
     counts = {"ready": found.ready, "delayed": found.delayed, "leased": found.leased}
     state = {"paused": found.paused, "closed": found.closed, "missing": found.missing}
     tenants = {
@@ -132,7 +147,38 @@ def stats(topic: Topic, *, connection: Connection) -> None:
         "more_tenants": found.more_tenants and _further(found.more_tenants),
     }
     hooks = {"hooks": [one._asdict() for one in found.hooks]}
-    print(json.dumps(counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants | hooks))
+    return counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants | hooks
+
+
+def stats_tables(found: TopicStats) -> list[Table]:
+    """Return the counts, and a table each of the workers, the tenants and the scripts if there are any."""
+    states = ("ready", "delayed", "leased")
+    counts = plain_table(*states, numbers=states)
+    counts.add_row(f"{found.ready:,}", f"{found.delayed:,}", f"{found.leased:,}")
+    tables = [counts]
+    if found.workers:
+        numbers = ("held", "oldest lease", "hung")
+        workers = plain_table("worker", *numbers, numbers=numbers, folded=("worker",))
+        for worker in found.workers:
+            oldest = duration(worker.oldest_lease_ms) if worker.held else "-"
+            workers.add_row(name(worker.worker) or "(no name)", f"{worker.held:,}", oldest, f"{worker.hung:,}")
+        tables.append(workers)
+    if found.tenants:
+        tables.append(_tenants_table(found))
+    if found.hooks:
+        hooks = plain_table(
+            "hook", "script", "calls", "failures", "state", numbers=("calls", "failures"), folded=("script",)
+        )
+        for hook in found.hooks:
+            stopped = f"not called for {duration(hook.retry_after_ms)}" if hook.breaker_open else "called"
+            hooks.add_row(hook.hook, name(hook.script), f"{hook.calls:,}", f"{hook.failures:,}", stopped)
+        tables.append(hooks)
+    return tables
+
+
+def _say_missing(found: TopicStats) -> None:
+    for address in found.missing:
+        print(f"host {address} did not answer: its items are not counted", file=sys.stderr)
 
 
 @command(app, "foqs topic tenants mail --ns shop", "foqs topic tenants mail --limit 1000 --json")
@@ -152,20 +198,23 @@ def tenants(
     """
     with connection.client() as client:
         found = client.topic_stats(topic, tenants=limit)
-    for address in found.missing:
-        print(f"host {address} did not answer: its items are not counted", file=sys.stderr)
+    _say_missing(found)
     more = found.more_tenants
     if as_json or not sys.stdout.isatty():
         for row in [*(one._asdict() for one in found.tenants), *([_further(more)] if more else [])]:
             write_line(row)
         return
+    show(_tenants_table(found))
+
+
+def _tenants_table(found: TopicStats) -> Table:
     numbers = ("weight", "share", "served", "ready", "parked")
     table = plain_table("tenant", *numbers, numbers=numbers, folded=("tenant",))
     for one in found.tenants:
         table.add_row(name(one.fairness_key) if one.fairness_key else "(no key)", *_numbers(one))
-    if more is not None:
-        table.add_row("(further tenants)", *_numbers(more))
-    show(table)
+    if found.more_tenants is not None:
+        table.add_row("(further tenants)", *_numbers(found.more_tenants))
+    return table
 
 
 def _numbers(one: TenantStats) -> list[str]:

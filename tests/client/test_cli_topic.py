@@ -219,3 +219,44 @@ def test_an_entry_without_fields_is_removed() -> None:
     assert with_fields({"topic.t": '{"a": 1}'}, "topic.t", {"a": OUT}) == ({}, ["topic.t"])
     assert with_fields({"topic.t": "{}"}, "topic.t", {}) == ({}, ["topic.t"])
     assert with_fields({}, "topic.t", {"a": OUT}) == ({}, ())
+
+
+def test_stats_in_a_terminal_are_tables(run: Run, client: Client) -> None:
+    client.put_settings({"topic.mail": '{"closed": false, "hooks": {"on_enqueue": "s"}}', "script.s": SCRIPT})
+    for tenant in ("a", "b", "b"):
+        client.enqueue("mail", b"x", fairness_key=tenant)
+    client.enqueue("mail", b"x", delay_ms=3_600_000)
+    client.dequeue("mail", wait_ms=5_000, worker="w:1")
+    run("pause", "mail")
+    _, shown = in_terminal(client, "topic", "stats", "mail")
+    head, *tables = [part.splitlines() for part in shown.split("\n\n")]
+    assert head == [f"topic mail in namespace {client.namespace}: paused"]
+    counts, workers, tenants, hooks = [[row.split() for row in table] for table in tables]
+    assert counts == [["ready", "delayed", "leased"], ["2", "1", "1"]]
+    assert workers[0] == ["worker", "held", "oldest", "lease", "hung"]
+    assert (workers[1][:2], workers[1][3]) == (["w:1", "1"], "0")
+    assert tenants[0] == ["tenant", "weight", "share", "served", "ready", "parked"]
+    assert {row[0] for row in tenants[1:]} >= {"b"}
+    assert hooks == [["hook", "script", "calls", "failures", "state"], ["on_enqueue", "s", "4", "0", "called"]], shown
+    assert max(map(len, shown.splitlines())) <= 80
+    (line,) = in_terminal(client, "topic", "stats", "mail", "--json")[1].splitlines()
+    found, piped = json.loads(line), json.loads(run("stats", "mail").stdout)
+    assert {**found, "workers": piped["workers"]} == piped
+    _, shown = in_terminal(client, "topic", "stats", "none")
+    assert shown.startswith(f"topic none in namespace {client.namespace}\n\n")
+
+
+def test_a_release_in_a_terminal_is_a_table(client: Client) -> None:
+    client.enqueue_many([ItemSpec("mail", b"x")] * 3)
+    assert len(client.dequeue("mail", 2, wait_ms=5_000, worker="w:1")) == 2
+    status, shown = in_terminal(client, "release", "mail", "--worker", "w:1")
+    rows = [line.split() for line in shown.splitlines()]
+    assert (status, rows) == (0, [["topic", "worker", "released"], ["mail", "w:1", "2"]])
+    _, shown = in_terminal(client, "release", "mail")
+    assert shown.splitlines()[1].split() == ["mail", "(all)", "0"]
+    assert json.loads(in_terminal(client, "release", "mail", "--json")[1]) == {"released": 0, "missing": []}
+    piped = foqs("release", "mail", "--ns", client.namespace, "--address", client.address)
+    assert json.loads(piped.stdout) == {"released": 0, "missing": []}
+
+
+SCRIPT = "function on_enqueue(item) end"

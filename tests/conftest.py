@@ -250,7 +250,7 @@ def sasl_zookeeper(folder: Path, **passwords: str) -> ZookeeperServer:
     """As above, one that authenticates these users by DIGEST-MD5. `folder` gets its configuration."""
     users = " ".join(f'user_{user}="{password}"' for user, password in passwords.items())
     jaas = folder / "jaas.conf"
-    jaas.write_text(f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required {users}; }};")
+    jaas.write_text(f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required {users}; }};", "utf-8")
     provider = "-Dzookeeper.authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
     return zookeeper_or_skip(f"-Djava.security.auth.login.config={jaas}", provider)
 

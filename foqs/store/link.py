@@ -125,6 +125,9 @@ class Database:
                 "read_timeout": whole(io_timeout_s),
                 "write_timeout": whole(io_timeout_s),
             }
+            if url.get_driver_name() == "pymysql" and url.password is not None:
+                # PyMySQL would encode it in Latin-1. Servers hash the UTF-8 of it, as the other drivers send it.
+                connect_args["password"] = url.password.encode()
         try:
             engine = create_engine(
                 url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=connect_args, hide_parameters=True

@@ -256,5 +256,16 @@ def _authentication(config: ZookeeperSection) -> dict[str, Any]:
         return {}
     if config.auth_scheme == "sasl":
         user, _, password = config.auth_credential.partition(":")
-        return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": user, "password": password}}
+        names = {"username": _as_digested(user), "password": _as_digested(password)}
+        return {"sasl_options": {"mechanism": "DIGEST-MD5", **names}}
     return {"auth_data": [(config.auth_scheme, config.auth_credential)]}
+
+
+def _as_digested(text: str) -> bytes:
+    """Return the bytes that DIGEST-MD5 hashes: Latin-1 where that has all letters, else UTF-8 (RFC 2831, 2.1.2.1).
+
+    kazoo alone would take UTF-8 for both."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 
@@ -132,3 +133,18 @@ def test_odd_names_are_quoted() -> None:
         "an administrator runs: CREATE DATABASE IF NOT EXISTS `odd``name`; "
         "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX ON `odd``name`.* TO 'o''hara'@'%';"
     )
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqldb"])
+@pytest.mark.parametrize("word", ["grün", "пароль", "密码-😀", "a€b@:/?#%"])
+def test_a_password_of_any_letters(server: Server, driver: str, word: str) -> None:
+    """PyMySQL alone would encode it in Latin-1, and the servers hash its UTF-8."""
+    server.query("CREATE DATABASE orders")
+    server.query("CREATE USER worker@'127.0.0.1' IDENTIFIED BY %s", word)
+    server.query("GRANT ALL ON orders.* TO worker@'127.0.0.1'")
+    for encoded in {quote(word, safe=""), word if word.isalpha() else quote(word, safe="")}:
+        url = f"mysql+{driver}://worker:{encoded}@127.0.0.1:{server.port}/orders"
+        create_schema(url, 1)
+        assert check_schema(url, 1) == []
+    with pytest.raises(ShardRefused, match="wrong user or password"):
+        create_schema(f"mysql+{driver}://worker:{quote(word + 'ж')}@127.0.0.1:{server.port}/orders", 1)

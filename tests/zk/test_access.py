@@ -19,6 +19,7 @@ from tests.zk.rig import ZookeeperRig
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper]
 
 SECRET = "hunter2-the-secret"
+LETTERS = ["", "grün", "пароль", "密码-😀"]
 DIGEST = {"auth_scheme": "digest", "auth_credential": f"foqs:{SECRET}", "acl": "creator"}
 
 
@@ -32,13 +33,15 @@ class As:
         return self.rig.store(session_ms, **self.settings)
 
 
-def test_what_a_creator_makes_is_its_own(zk_rig: ZookeeperRig) -> None:
-    a = Client(As(zk_rig, **DIGEST))
+@pytest.mark.parametrize("letters", LETTERS)
+def test_what_a_creator_makes_is_its_own(zk_rig: ZookeeperRig, letters: str) -> None:
+    digest = DIGEST | {"auth_credential": f"foqs:{letters}{SECRET}"}
+    a = Client(As(zk_rig, **digest))
     a.join(host("a"))
     assert a.put(ShardFact(1, "x"), new=True) is None
     assert a.own(1, "a", 1) is None
     assert a.assign({1: "a"}, -1) is None
-    b = Client(As(zk_rig, **DIGEST))
+    b = Client(As(zk_rig, **digest))
     assert (set(b.facts.shards), set(b.facts.hosts), b.facts.controller) == ({1}, {"a"}, "a")
     assert b.put(ShardFact(1, "y"), new=False) is None
 
@@ -85,10 +88,13 @@ def test_other_accounts_are_refused(
         assert SECRET not in thing
 
 
-def test_sasl(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("letters", LETTERS)
+def test_sasl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, letters: str
+) -> None:
     caplog.set_level(1, logging.getLogger().name)
-    sasl = {"auth_scheme": "sasl", "auth_credential": f"foqs:{SECRET}", "acl": "creator"}
-    with sasl_zookeeper(tmp_path, foqs=SECRET) as server:
+    sasl = {"auth_scheme": "sasl", "auth_credential": f"foqs:{letters}{SECRET}", "acl": "creator"}
+    with sasl_zookeeper(tmp_path, foqs=f"{letters}{SECRET}") as server:
         rig = ZookeeperRig(server)
         try:
             a = Client(As(rig, **sasl))

@@ -123,4 +123,5 @@ def stdin_lines(what: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:
-    print(f"foqs: {error.message}; retrying for up to {left_s:.0f} s{hint_of(error)}", file=sys.stderr, flush=True)
+    said = f"{error.message}; retrying for up to {left_s:.0f} s{hint_of(error, waits=True)}"
+    print(f"foqs: {said}", file=sys.stderr, flush=True)

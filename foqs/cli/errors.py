@@ -31,11 +31,11 @@ def _listed(message: str) -> str:
     return message if plain else "\n  ".join([f"{len(lines)} errors:", *lines])
 
 
-def hint_of(error: FoqsError) -> str:
-    """Return the remedy for a server that was not reached; else nothing."""
+def hint_of(error: FoqsError, *, waits: bool = False) -> str:
+    """Return the remedy for a server that was not reached; else nothing. `waits`: the command tries again."""
     if not isinstance(error, NotSent):
         return ""
-    wait = ", or wait for it with --wait-server" if isinstance(error, Unreachable) else ""
+    wait = ", or wait for it with --wait-server" if isinstance(error, Unreachable) and not waits else ""
     return f"; check that a server runs there, or name another with --address or FOQS_ADDRESS{wait}"
 
 

@@ -184,7 +184,7 @@ def test_wait_server_waits_for_it_and_says_so(args):
         try:
             line = running.stderr.readline().decode()
             assert line.startswith(f"foqs: cannot connect to {address}: Connection refused; retrying for up to ")
-            assert "FOQS_ADDRESS" in line
+            assert "FOQS_ADDRESS" in line and "--wait-server" not in line
         finally:
             running.kill()
             running.communicate()

@@ -259,7 +259,9 @@ class Opened:
     by lane the rows of `timer`, and those of them that are leases.
 
     `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
-    `behind`: the mark of the shard that was saved, if its database is an older copy.
+    `behind`: the mark of the shard that was saved, if its database is an older copy; `leases_ended` are its leases.
+    `identity` is the shard's, in hex, and `seq` the number of transactions that its owners have committed. `server`
+    tells one database server, or file, from another; empty: not known.
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
     `tail`: the database can say which items have no row in `ready` yet, and it has the table `failure`. `dead`: the
@@ -284,6 +286,10 @@ class Opened:
     tail: bool = False
     dead: list[int] = field(default_factory=list)
     settings: list[SettingRow] = field(default_factory=list)
+    identity: str = ""
+    seq: int = 0
+    server: bytes = b""
+    leases_ended: int = 0
 
 
 @dataclass(slots=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from foqs.errors import Invalid
-from foqs.marks import STEP, Mark, ahead, decode, encode, newer
+from foqs.marks import STEP, Mark, Stamp, ahead, decode, encode
 from foqs.store.ownership import ShardRow, Start, start_of
 
 EPOCH_JUMP, NUMBER_JUMP = 1 << 20, 1 << 30
 
 
-def row(epoch: int, next_number: int) -> ShardRow:
-    return ShardRow(True, epoch, 0, next_number, 0, 0, 0, 0, b"", 2)
+def row(epoch: int, next_number: int, seq: int = 0) -> ShardRow:
+    return ShardRow(True, epoch, seq, next_number, 0, 0, 0, 0, b"", 2)
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
-    assert decode(encode(Mark(3, 500, 1 << 40))) == Mark(3, 500, 1 << 40)
+    mark = Mark(3, 500, 1 << 40, 77, Stamp(1_000, 990, "host-a"))
+    assert decode(encode(mark)) == mark
 
 
 def test_unknown_keys_of_a_mark_are_ignored() -> None:
@@ -31,11 +32,8 @@ def test_a_mark_that_is_damaged_is_refused(data: bytes) -> None:
         decode(data)
 
 
-def test_the_later_owners_mark_counts() -> None:
-    assert newer(Mark(2, 5, 9), Mark(1, 800, 900)) == Mark(2, 5, 9)
-    assert newer(Mark(2, 5, 9), Mark(2, 6, 7)) == Mark(2, 6, 7)
-    assert newer(None, Mark(1, 2, 3)) == newer(Mark(1, 2, 3), None) == Mark(1, 2, 3)
-    assert newer(None, None) is None
+def test_a_mark_of_a_wrong_seq_or_stamp_counts_without_it() -> None:
+    assert decode(b'{"epoch": 1, "number": 2, "ceiling": 3, "seq": "x", "stamp": [1]}') == Mark(1, 2, 3)
 
 
 def test_without_a_mark_the_row_counts() -> None:
@@ -67,3 +65,22 @@ def test_a_mark_behind_the_row_changes_nothing() -> None:
 
 def test_a_changed_server_is_jumped_over() -> None:
     assert start_of(row(4, 100), 0, moved=True) == Start(5 + EPOCH_JUMP, 100 + NUMBER_JUMP, behind=False)
+
+
+def test_a_copy_from_before_the_last_commits_is_an_older_one() -> None:
+    """Nothing was enqueued since: the epoch and the number are those of the mark."""
+    assert not start_of(row(4, 100, 7), 0, mark=Mark(4, 100, 100, 7)).behind
+    assert not start_of(row(4, 100, 9), 0, mark=Mark(4, 100, 100, 7)).behind
+    assert start_of(row(4, 100, 6), 0, mark=Mark(4, 100, 100, 7)).behind
+
+
+def test_numbers_that_another_shard_may_have_given_are_skipped() -> None:
+    """Its identity differs, so it says nothing of this shard's epochs."""
+    assert start_of(row(4, 100), 0, mark=Mark(4, 100, 100), floor=5_000) == Start(5, 5_000, behind=False)
+    assert start_of(row(4, 6_000), 0, mark=Mark(4, 100, 100), floor=5_000) == Start(5, 6_000, behind=False)
+
+
+def test_a_shard_that_was_served_and_has_no_mark_is_jumped_over() -> None:
+    """It may be a copy that was restored beside no marks. A new shard begins with 1."""
+    assert start_of(row(4, 100), 0, unknown=True) == Start(5, 100 + NUMBER_JUMP, behind=False)
+    assert start_of(row(0, 1), 0, unknown=True) == Start(1, 1, behind=False)

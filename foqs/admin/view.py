@@ -32,7 +32,8 @@ class View:
         return (self.node.unreachable | lost).intersection(self.wanted())
 
     def notes(self) -> list[str]:
-        return notes(self.unreachable(), self.node.read_only)
+        clock = self.node.runner.clock_note
+        return [*([f"clock: {clock}"] if clock else []), *notes(self.unreachable(), self.node.read_only)]
 
     def missing(self) -> list[str]:
         """Return the reasons why the host is not ready; none if it is."""

@@ -28,6 +28,7 @@ from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid
+from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
 from foqs.server.node import Node
@@ -246,5 +247,10 @@ def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
         return ClusterNode(config, config.zookeeper, facts, make_store, fatal, shared_port)
     urls = {section.id: section.url for section in config.shards}
     directory = config.store.state_dir
-    marks = None if directory is None else FileMarks(directory, urls)
-    return Node(config, lambda number: make_store(number, urls[number]), take_over=take_over, marks=marks)
+    marks = None if directory is None else FileMarks(directory)
+    survey = ClockSurvey(
+        urls.values, asyncio.get_running_loop(), timeouts["connect_timeout_s"], timeouts["io_timeout_s"]
+    )
+    return Node(
+        config, lambda number: make_store(number, urls[number]), take_over=take_over, marks=marks, survey=survey
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -107,8 +108,43 @@ def check(cluster: ClusterOptions) -> None:
         wrong = wrong or bool(findings)
         for finding in findings or ["good"]:
             print(f"shard {shard}: {finding}")
+        if not findings and (restored := _restored(url)):
+            print(f"shard {shard}: {restored}")
     if wrong:
         sys.exit(1)
+
+
+def _restored(url: str) -> str:
+    """Return a line about the last restore of a shard; '' if there was none."""
+    from foqs.store.schema import restore_of
+
+    at_ms, ended = restore_of(url)
+    if not at_ms:
+        return ""
+    when = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    leases = f"{ended:,} lease{'' if ended == 1 else 's'}"
+    return f"a host found an older copy here on {when}, and ended the {leases} that came back with it"
+
+
+@command(app, "foqs shards renew 3 --config copy.toml", group=DATABASES)
+def renew(shard: ShardArgument, cluster: ClusterOptions, yes: YesOption = False) -> None:
+    """Give a copy of a shard an identity of its own.
+
+    A host refuses a copy while its original is served. Renew a copy that you want to serve in addition, not a backup
+    that takes the place of its original: with another identity, hosts do not notice that it is older. No host may
+    serve the copy.
+    """
+    from foqs.store.schema import renew_identity
+
+    url = dict(shard_urls(cluster)).get(shard)
+    if url is None:
+        raise Invalid(f"the configuration or its cluster has no shard {shard}: give the number of a shard that it has")
+    confirm(f"Give the database of shard {shard} a new identity?", yes=yes)
+    try:
+        identity = renew_identity(url, shard)
+    except StoreError as error:
+        fail(f"shard {shard}: {explained(error)}")
+    print(f"shard {shard}: its identity is {identity} now")
 
 
 def shard_urls(cluster: ClusterOptions) -> list[tuple[int, str]]:

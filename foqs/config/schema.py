@@ -177,6 +177,11 @@ class HostSection(Section):
     """The host removes the row of a lane empty for this long, or at once if a shard nears `lanes`. 0: at once."""
     clock_jump_ms: int = Field(default=500, ge=10, le=LONGEST_MS)
     """The host sets its clock to the databases' clocks if it differs by more than this."""
+    clock_bound_ms: Live[int] = Field(default=60_000, ge=10, le=LONGEST_MS)
+    """Clocks that differ by at most this agree. A host whose time would jump by more waits, and logs the reason,
+    unless this machine's clock or two databases agree about the new time."""
+    clock_wait_ms: Live[int] = Field(default=0, ge=0, le=LONGEST_MS)
+    """Longest wait of a host that does not know what time it is; then it follows the databases. 0: no limit."""
 
 
 class AdminSection(Section):

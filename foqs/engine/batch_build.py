@@ -91,7 +91,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if asked and shard.state is ShardState.SERVING:
         return shard.retry_at_ms(now_ms)
     at_ms = NEVER_MS
-    if shard.state is ShardState.SERVING:
+    if shard.state is ShardState.SERVING and not shard.held:
         at_ms = min(shard.timers.due_ms(now_ms), shard.ttls.due_ms(now_ms), shard.keys.scan.due_ms(now_ms))
     oldest = shard.oldest_unwritten_ms()
     if oldest is not None:
@@ -303,7 +303,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         kept.append((given_ms, item, lease))
         if item.busy:
             continue
-        if item.lease_expires_at_ms <= now_ms and not _ends_in_scan(shard, item):
+        if item.lease_expires_at_ms <= now_ms and not shard.held and not _ends_in_scan(shard, item):
             change = item_end.change_at_expiry(item, now_ms)
         else:
             change = Change(item, To.LEASED, Cause.LEASE)
@@ -371,9 +371,10 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 
 
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
-    if shard.state is ShardState.SERVING:
-        if shard.pages_wanted or shard.bodies_wanted:
-            pages.add(shard, batch, now_ms)
+    serving = shard.state is ShardState.SERVING
+    if serving and (shard.pages_wanted or shard.bodies_wanted):
+        pages.add(shard, batch, now_ms)
+    if serving and not shard.held:
         rows = shard.config.scan_rows
         if shard.timers.due_ms(now_ms) <= now_ms:
             batch.due = (shard.timers.begin(now_ms), rows)

@@ -321,7 +321,7 @@ class Engine(State):
         at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self.housekeeping_ms)
         for shard in self.serving:
             at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
-            if shard.grace_from_ms is not None:
+            if shard.grace_from_ms is not None and not shard.held:
                 quiet_ms = shard.config.confirm_ms + 1
                 at_ms = min(at_ms, shard.grace_from_ms + quiet_ms if shard.in_takeover_grace(now_ms) else now_ms)
         return min(at_ms, next(iter(self.held_up.values()), NEVER_MS))

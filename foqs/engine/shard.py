@@ -86,6 +86,8 @@ class Shard(ShardMemory):
         self.clock_read_ms = 0
         self.clock_ahead_ms = 0  # of the database, before the host's, when it was read
         self.late_ms = 0  # items end this much later than by the host's clock, as the database's clock is behind
+        self.server = b""  # as in `Opened`
+        self.held = False  # nothing is delivered, scanned or removed, as it is not known what time it is
         self.confirming: list[Callable[[], None]] = []  # called after the next batch, or when the shard is closed
         self.grace_from_ms: int | None = None  # when the shard was taken from an owner that may still run
         self.in_flight: ShardBatch | None = None
@@ -115,8 +117,10 @@ class Shard(ShardMemory):
         return 0 <= now_ms - self.confirmed_ms <= self.config.confirm_ms
 
     def in_takeover_grace(self, now_ms: int) -> bool:
-        """Whether the replaced owner may still lease ready items, because its last confirmation may be valid."""
-        return self.grace_from_ms is not None and 0 <= now_ms - self.grace_from_ms <= self.config.confirm_ms
+        """Return True if the replaced owner may still lease ready items, because its last confirmation may be valid; or
+        if the shard is `held`."""
+        from_ms = self.grace_from_ms
+        return from_ms is not None and (self.held or 0 <= now_ms - from_ms <= self.config.confirm_ms)
 
     def may_lease(self, now_ms: int) -> bool:
         """Whether leases may be given now: ownership was confirmed in time, and leases are written in time."""

@@ -30,7 +30,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.rows import Opened
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -51,7 +51,7 @@ class DrivenShard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make a closed store and read the shard's mark; report `prepared` or `unusable`."""
+    """Make a closed store and read the shard's marks; report `prepared` or `unusable`."""
 
     number: int
     attempt: int
@@ -65,7 +65,7 @@ class Open:
     attempt: int
     take_over: bool
     epoch_above: int
-    mark: Mark | None
+    marks: Marks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +212,14 @@ class ShardDriver:
         self._shards[number].to(ShardState.ASSIGNED)
         return []
 
-    def prepared(self, number: int, attempt: int, mark: Mark | None) -> Steps:
-        """The store is made; `mark` is the shard's, None if there is none."""
+    def prepared(self, number: int, attempt: int, marks: Marks | None) -> Steps:
+        """The store is made; `marks` are those of the shard's number, None if the host keeps none."""
         life = self._life(number, attempt)
         if life is None or self.stopping:
             return []
         if life.unwanted:
             return self._forget_unopened(number)
-        return [Open(number, attempt, self._take_over, life.epoch_above, mark)]
+        return [Open(number, attempt, self._take_over, life.epoch_above, marks)]
 
     def opened(self, number: int, attempt: int, opened: Opened) -> Steps:
         """The store took ownership."""

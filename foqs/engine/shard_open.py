@@ -116,6 +116,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.opened_ms = now_ms
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None
+    shard.server = opened.server
     shard.counters.shards_opened += 1
     shard.to(ShardState.SERVING)
 
@@ -139,6 +140,20 @@ def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
         shard.grace_from_ms = None
         consumers.wake_all(state, shard)
         consumers.wake(state, shard, now_ms)  # tenants stand aside for it, also where no consumer waits
+
+
+def hold(shard: Shard, now_ms: int) -> None:
+    """Deliver, scan and remove nothing until `unhold`, as in the time after a take-over."""
+    shard.held = True
+    if shard.grace_from_ms is None:
+        shard.grace_from_ms = now_ms
+
+
+def unhold(state: State, shard: Shard) -> None:
+    """End what `hold` began. The next tick wakes the consumers."""
+    shard.held = False
+    state.touch(shard)
+    state.alarm(state.now_ms)
 
 
 def clock_set(state: State, by_ms: int) -> None:

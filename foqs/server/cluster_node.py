@@ -20,6 +20,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.daemon_thread import on_daemon_thread
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.peers.shard_load import ShardLoads
+from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_settings import ClusterSettings
 from foqs.server.fact_writer import LoggedFactWriter
 from foqs.server.marks import ClusterMarks
@@ -87,6 +88,12 @@ class ClusterNode:
             lambda number: make_store(number, self._urls[number]),
             neighbours=neighbours,
             marks=ClusterMarks(facts),
+            survey=ClockSurvey(
+                self._shard_urls,
+                self._loop,
+                config.store.connect_timeout_ms / 1000,
+                config.store.io_timeout_ms / 1000,
+            ),
         )
         assert isinstance(self.node.keeper, ClusterSettings)
         self.settings: ClusterSettings = self.node.keeper
@@ -226,6 +233,10 @@ class ClusterNode:
             self._loads.ask(host.address for host in facts.hosts.values())
         else:
             self._loads.forget()
+
+    def _shard_urls(self) -> list[str]:
+        """Return the URLs of all shards that hosts of the cluster may serve."""
+        return [fact.url for fact in self.seat.facts.shards.values() if fact.use is not ShardUse.DISABLED]
 
     def _now_ms(self) -> int:
         return self.node.now_ms()

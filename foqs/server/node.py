@@ -30,9 +30,10 @@ from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
 from foqs.server.cluster_settings import ClusterSettings
+from foqs.server.database_clock import Survey
 from foqs.server.hook_log import HookLog
 from foqs.server.hook_pool import HookPool
-from foqs.server.marks import Marks
+from foqs.server.marks import MarkStore
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
 from foqs.server.settings_log import SettingsLog
@@ -47,8 +48,8 @@ _ANY = ("0.0.0.0", "::")
 
 
 class Node:
-    """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went. All methods run
-    on the event loop.
+    """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went, and
+    `survey` reads the clocks of all databases that the host knows of. All methods run on the event loop.
 
     A host in a cluster takes and releases shards as its membership says. A lone host keeps the shards of its
     configuration, and waits as a standby for those that another host holds.
@@ -61,7 +62,8 @@ class Node:
         *,
         take_over: bool = False,
         neighbours: Neighbours = LONE,
-        marks: Marks | None = None,
+        marks: MarkStore | None = None,
+        survey: Survey | None = None,
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -99,6 +101,7 @@ class Node:
             served=lambda: self.forwarder.shard_served(),  # noqa: PLW0108
             serves=lambda: self.server.serves,
             keeper=lambda: self.keeper,
+            survey=survey,
         )
         self.engine: Engine = self.runner.engine
         self.hooks = TopicHooks(

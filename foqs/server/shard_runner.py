@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +22,10 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
+from foqs.marks import Marks, Stamp
 from foqs.rows import Opened, SettingRow
-from foqs.server.database_clock import DatabaseClock
-from foqs.server.marks import Marker, Marks
+from foqs.server.database_clock import DatabaseClock, Survey
+from foqs.server.marks import Marker, MarkStore
 from foqs.server.open_log import OpenLog
 from foqs.server.settings_copies import SettingsCopies
 from foqs.server.shard_thread import ShardThread
@@ -54,8 +56,9 @@ class SettingsKeeper(Protocol):
 @dataclass(slots=True)
 class _Opening:
     store: ShardStore
-    begun_ms: int = 0
-    """Time of the host's clock when the store was asked to open."""
+    marks: Marks | None = None
+    begun_ns: int = 0
+    """Monotonic time when the store was asked to open."""
 
 
 class ShardRunner:
@@ -74,7 +77,7 @@ class ShardRunner:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         later: Later,
-        marks: Marks | None,
+        marks: MarkStore | None,
         callbacks: Callbacks,
         *,
         static: bool,
@@ -83,6 +86,7 @@ class ShardRunner:
         served: Callable[[], None],
         serves: Callable[[], bool],
         keeper: Callable[[], SettingsKeeper],
+        survey: Survey | None = None,
     ) -> None:
         self._host = config.server.id
         self._make_store = make_store
@@ -99,8 +103,8 @@ class ShardRunner:
             config, budget, random.Random(), self._submit, callbacks, shards_elsewhere=not static
         )
         self.driver = ShardDriver(self.engine.shards, static=static, take_over=take_over)
-        self.marker = Marker(marks, later)
-        self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock)
+        self.marker = Marker(marks, later, self._stamp)
+        self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, later, survey, self._untried)
         self._open_log = OpenLog(self.engine.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}
@@ -136,6 +140,7 @@ class ShardRunner:
     def release(self, number: int, handover_ms: int) -> None:
         """Finish the shard's work within `handover_ms`, write its leases and close it."""
         self._perform(self.driver.release(number, self._loop_ms(), handover_ms))
+        self._timekeeper.dismiss(number)
 
     def stop(self) -> None:
         """Take no new work and open nothing any more."""
@@ -151,6 +156,23 @@ class ShardRunner:
 
     def stop_ticking(self) -> None:
         self._ticker.stop()
+
+    @property
+    def clock_note(self) -> str:
+        """Return why the host waits for the time; '' if it does not."""
+        return self._timekeeper.why
+
+    def _stamp(self) -> Stamp:
+        at_ms = self._clock.now_ms()
+        return Stamp(at_ms, at_ms + self._clock.machine_ahead_ms(), self._host)
+
+    def _ahead_ms(self, opened: Opened) -> int:
+        """Return the lead of a database's clock over the host's."""
+        read_ns = opened.read_ns or time.monotonic_ns()  # a store without a real clock reads none
+        return opened.db_now_ms - self._clock.at_ms(read_ns)
+
+    def _untried(self) -> int:
+        return len(self.engine.shards.keys() - self.driver.tried - set(self._timekeeper.arrived))
 
     def workers(self) -> dict[int, ShardWorker | ShardThread]:
         """Return the workers of the shards that are open here."""
@@ -177,11 +199,11 @@ class ShardRunner:
             self._open_log.failed(number, explained(error), held=False)
             self._perform(self.driver.unusable(number, attempt))
             return
-        self.marker.recall(number, lambda mark: self._perform(self.driver.prepared(number, attempt, mark)))
+        self.marker.recall(number, lambda marks: self._perform(self.driver.prepared(number, attempt, marks)))
 
     def _open(self, step: steps.Open) -> None:
         number, attempt, opening = step.number, step.attempt, self._opening[step.number]
-        opening.begun_ms = self._clock.now_ms()
+        opening.marks, opening.begun_ns = step.marks, time.monotonic_ns()
         worker = worker_of(opening.store, f"shard-{number}", self._loop, self._deliver)
         self._workers[number] = worker
 
@@ -193,6 +215,7 @@ class ShardRunner:
             read_only = isinstance(outcome, StoreReadOnly)
             reason = explained(outcome)
             ended(self.driver.not_opened(number, attempt, reason, held=held, down=down, read_only=read_only))
+            self._timekeeper.tried()
             if isinstance(outcome, ShardRefused) and not held:
                 self._keeper().unusable(number)
 
@@ -201,7 +224,12 @@ class ShardRunner:
                 ended(self.driver.not_opened(number, attempt, refused, held=False, down=False))
                 return
             shard = self.engine.shards[number]
-            self.engine.fill(shard, outcome, partial(opened, shard, outcome))
+            self.engine.fill(shard, outcome, partial(filled, shard, outcome))
+
+        def filled(shard: Shard, outcome: Opened) -> None:
+            mark = (opening.marks or {}).get(outcome.identity)
+            stamp, then = Stamp() if mark is None else mark.stamp, partial(opened, shard, outcome)
+            self._timekeeper.admit(number, outcome.server, self._ahead_ms(outcome), stamp, then)
 
         def opened(shard: Shard, outcome: Opened) -> None:
             ended(self.driver.opened(number, attempt, outcome))
@@ -212,7 +240,7 @@ class ShardRunner:
             self._set_ready()
             self._ticker.arm()
 
-        worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, mark=step.mark, done=done)
+        worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, marks=step.marks, done=done)
 
     def _set_ready(self) -> None:
         if self.engine.serving:
@@ -223,11 +251,9 @@ class ShardRunner:
         number, opened = step.number, step.opened
         shard, opening = self.engine.shards[number], self._opening.pop(number)
         self.marker.opened(number, opened)
-        db_ahead_ms = opened.db_now_ms - self._clock.at_ms(opened.read_ns)
-        set_ms = self._timekeeper.opened(db_ahead_ms)
-        begun_ms = opening.begun_ms + set_ms
+        begun_ms = self._clock.at_ms(opening.begun_ns)
         self.engine.opened(shard, opened, opening.store.max_batch_bytes, begun_ms, self._clock.now_ms())
-        self._timekeeper.served(shard, db_ahead_ms - set_ms)
+        self._timekeeper.served(shard, self._ahead_ms(opened))
         self._keeper().copies.opened(number, opened.settings)
         for warning in opened.warnings:
             log.warning("shard.unsafe", shard=number, warning=warning)

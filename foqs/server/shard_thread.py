@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from foqs.buffers.shard_batch import BatchResult, DeadRead, GroupsRead, ListRead, Outcome, ShardBatch
 from foqs.dead_rows import DeadPage, FailureGroups
 from foqs.dedup import bounds_of
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.rows import Batch, Body, FailureRow, Found, Opened, ReadyRow, TimerRow
 from foqs.store.protocol import (
     CommitUnknown,
@@ -252,13 +252,13 @@ class ShardThread:
         *,
         take_over: bool,
         epoch_above: int = 0,
-        mark: Mark | None = None,
+        marks: Marks | None = None,
         done: Callable[[Opened | StoreError], None],
     ) -> None:
         def job() -> None:
             outcome: Opened | StoreError
             try:
-                outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
+                outcome = self._store.open(owner, take_over=take_over, epoch_above=epoch_above, marks=marks)
             except StoreError as error:
                 outcome = bare(error)
             except Exception as error:  # noqa: BLE001 - as in `submit`

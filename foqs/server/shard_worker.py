@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.rows import Batch, Opened
 from foqs.server.loop_transactions import LoopTransactions
 from foqs.server.shard_thread import Begun, ShardThread
@@ -76,10 +76,10 @@ class ShardWorker:
         *,
         take_over: bool,
         epoch_above: int = 0,
-        mark: Mark | None = None,
+        marks: Marks | None = None,
         done: Callable[[Opened | StoreError], None],
     ) -> None:
-        self._thread.open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark, done=done)
+        self._thread.open(owner, take_over=take_over, epoch_above=epoch_above, marks=marks, done=done)
 
     def submit(
         self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]

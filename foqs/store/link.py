@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from foqs.store.packets import BadReply
 from foqs.store.prepared import Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.rights import Place
-from foqs.store.server import is_read_only
+from foqs.store.server import facts, is_read_only
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
@@ -223,6 +224,21 @@ def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> boo
                 return not is_read_only(link.connection)
     except StoreError:
         return False
+
+
+def read_clock(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> tuple[bytes, int, int] | None:
+    """Read the clock of a shard's database over a connection of its own: the name of its server (as in
+    `Opened`), its time in ms, and the machine's monotonic time in ns. None if it does not answer. Raises nothing."""
+    try:
+        database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
+        with database.seam():
+            database.refuse_missing()
+            with closing(Link(database)) as link:
+                identity = facts(link.connection).identity or f"file:{database.file}".encode()
+                dialect = SQLITE if database.is_file else MYSQL
+                return identity, int(link.fetch(f"SELECT {dialect.clock_ms}")[0][0]), time.monotonic_ns()
+    except StoreError:
+        return None
 
 
 def _place(url: URL) -> Place:

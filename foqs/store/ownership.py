@@ -12,21 +12,31 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
 
 from foqs.ids import first_id, number_of, shard_of
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import DEAD_VERSION, OLDEST_READER, SCHEMA_VERSION, TAIL_VERSION, TENANTS_VERSION
+from foqs.store.tables import (
+    DEAD_VERSION,
+    IDENTITY_VERSION,
+    OLDEST_READER,
+    SCHEMA_VERSION,
+    TAIL_VERSION,
+    TENANTS_VERSION,
+)
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
 _ASK_AGAIN_S = 0.02
 _EPOCH_JUMP = 1 << 20
 _NUMBER_JUMP = 1 << 30
+_LEASES_AT_ONCE = 10_000
+"""Leases that one statement ends, so that it does not outlast the time-out of the connection."""
 
 
 class Lock(Protocol):
@@ -167,48 +177,102 @@ class Start(NamedTuple):
     behind: bool
 
 
+class Taken(NamedTuple):
+    """A shard that was taken: its row as it was, what the owner begins with, and the shard's identity in hex, empty
+    for a database of schema version 1. `mark` is the shard's own. `leases_ended` are those of an older copy."""
+
+    row: ShardRow
+    start: Start
+    identity: str
+    mark: Mark | None
+    leases_ended: int
+
+
 def start_of(
-    stored: ShardRow, highest_number: int, *, epoch_above: int = 0, mark: Mark | None = None, moved: bool = False
+    stored: ShardRow,
+    highest_number: int,
+    *,
+    epoch_above: int = 0,
+    mark: Mark | None = None,
+    moved: bool = False,
+    floor: int = 0,
+    unknown: bool = False,
 ) -> Start:
-    """`highest_number` is that of an item in the tables, 0 if there is none. `moved`: another server wrote the row."""
+    """Decide what a new owner begins with.
+
+    `highest_number` is that of an item in the tables, 0 if there is none. `moved`: another server wrote the row.
+    `floor` is the highest ceiling of other shards that had the number. `unknown`: marks are kept, and this shard has
+    none, so nothing says how far its ids went.
+    """
     # The row of a copy that was put back may lag behind its own items.
     next_number = max(stored.next_number, highest_number + 1)
     epoch = max(stored.epoch, epoch_above)
-    behind = mark is not None and (stored.epoch < mark.epoch or next_number < mark.number)
+    behind = mark is not None and (
+        stored.epoch < mark.epoch or next_number < mark.number or stored.seq < mark.seq
+    )  # the last one is true also where nothing was enqueued since the copy
     if mark is not None:
         epoch, next_number = max(epoch, mark.epoch), max(next_number, mark.ceiling)
     if moved or behind:
-        # The last commits may be missing here (and in the mark, which is written behind), but its ids are out.
         epoch += _EPOCH_JUMP
+    if moved or behind or (unknown and stored.epoch):
+        # The last commits may be missing here (and in the mark, which is written behind), but its ids are out.
         next_number += _NUMBER_JUMP
-    return Start(epoch + 1, next_number, behind)
+    return Start(epoch + 1, max(next_number, floor), behind)
+
+
+def identity_of(link: Link, version: int) -> bytes:
+    """Return the identity in the shard's row, empty if it has none yet. Raises the driver's errors."""
+    return bytes(link.fetch(queries.IDENTITY)[0][0]) if version >= IDENTITY_VERSION else b""
 
 
 def take_epoch(
-    link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int, mark: Mark | None
-) -> tuple[ShardRow, Start]:
-    """Makes `owner` the owner, in a transaction, which also writes the rows in `ready` that the last owner left out.
-    Returns the row as it was, and what the owner begins with. Raises ShardRefused and the driver's errors, with that
-    transaction left open."""
+    link: Link, dialect: Dialect, owner: str, server: bytes, shard: int, epoch_above: int, marks: Marks | None
+) -> Taken:
+    """Makes `owner` the owner, in a transaction, which also writes the rows in `ready` that the last owner left out,
+    and ends the leases of an older copy. `marks` are those of the shard's number, None where none are kept. Raises
+    ShardRefused and the driver's errors, with that transaction left open."""
     link.execute(dialect.begin)
     columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, version"
     query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
     last_server, *values = link.fetch(query)[0]
     stored = ShardRow(*values)
     moved = bool(last_server) and bytes(last_server) != server
-    start = start_of(stored, _highest_number(link, shard), epoch_above=epoch_above, mark=mark, moved=moved)
+    named = stored.version >= IDENTITY_VERSION
+    identity = identity_of(link, stored.version) or (uuid4().bytes if named else b"")
+    mark = None if marks is None else marks.get(identity.hex())
+    floor = max([one.ceiling for key, one in (marks or {}).items() if key != identity.hex()], default=0)
+    start = start_of(
+        stored, _highest_number(link, shard), epoch_above=epoch_above, mark=mark, moved=moved, floor=floor,
+        unknown=marks is not None and mark is None,
+    )  # fmt: skip
     _refuse_without_fence(link)
+    ended = _end_leases(link) if start.behind else 0
     tail = ""
     if stored.has_tail:
         _index_tail(link, dialect)
         reader = f"CASE WHEN min_reader < {TAIL_VERSION} THEN {TAIL_VERSION} ELSE min_reader END"
         tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {reader}, "
+    if named:
+        tail += f"identity = x'{identity.hex()}', "
+        if start.behind:
+            tail += f"restored_ms = {dialect.clock_ms}, leases_ended = {ended:d}, "
     link.execute(
         f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {tail}"
         f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
     )
     link.execute("COMMIT")
-    return stored, start
+    return Taken(stored, start, identity.hex(), mark, ended)
+
+
+def _end_leases(link: Link) -> int:
+    """Let all leases end now, by time, and return their number: they were given before the copy was made.
+
+    The scan of ended leases then decides as it does about any lease. It begins at the first time that there is.
+    """
+    ended = 0
+    while (last_ms := link.fetch(queries.last_lease(_LEASES_AT_ONCE))[0][0]) is not None:
+        ended += sum(link.run([queries.end_leases(int(last_ms))]))
+    return ended
 
 
 def _index_tail(link: Link, dialect: Dialect) -> None:

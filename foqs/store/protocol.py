@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.rows import (
     Batch,
     Body,
@@ -95,11 +95,13 @@ class ShardStore(Protocol):
     def max_batch_bytes(self) -> int:
         """Payload, metadata and headers that one batch may carry."""
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
-        """Takes the shard for `owner` with an epoch above the stored one, `epoch_above` and that of `mark`, and goes
-        on from its ceiling, if that is above the stored number.
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
+        """Takes the shard for `owner` with an epoch above the stored one, `epoch_above` and that of its mark, and goes
+        on from the highest ceiling of `marks`, if that is above the stored number. `marks` are those of the shard's
+        number, None where none are kept.
 
-        ShardRefused(held) when another connection holds it and `take_over` is False.
+        ShardRefused(held) when another connection holds it and `take_over` is False; ShardRefused for a copy of a shard
+        that is served.
         """
 
     def commit(self, batch: Batch) -> None:

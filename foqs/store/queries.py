@@ -25,6 +25,9 @@ DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"
 SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
+IDENTITY = "SELECT identity FROM shard WHERE one = 1"
+_ENDED_MS = 1
+"""The time of leases that are ended before they are over."""
 
 
 def with_rows(dialect: Dialect) -> str:
@@ -60,6 +63,17 @@ def index_tail(dialect: Dialect, above: int) -> str:
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} "
         f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL"
     )
+
+
+def last_lease(limit: int) -> str:
+    """The last time of the first `limit` leases, NULL if there is none."""
+    first = f"SELECT due FROM timer WHERE lease <> 0 AND due > {_ENDED_MS} ORDER BY due LIMIT {limit:d}"
+    return f"SELECT MAX(due) FROM ({first}) AS f"
+
+
+def end_leases(until_ms: int) -> str:
+    """Makes the leases up to that time end at once."""
+    return f"UPDATE timer SET due = {_ENDED_MS} WHERE lease <> 0 AND due > {_ENDED_MS} AND due <= {until_ms:d}"
 
 
 def clock(dialect: Dialect) -> str:

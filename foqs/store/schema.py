@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from sqlalchemy.engine import Connection
 
 from foqs.ids import MAX_SHARD
 from foqs.store import migrate, remedies, server
 from foqs.store.errors import Kind, Seam
-from foqs.store.link import Database
+from foqs.store.link import Database, Link
+from foqs.store.ownership import lock_of
 from foqs.store.protocol import ShardRefused
 from foqs.store.rights import account_of, grant
 from foqs.store.server import Finding
 from foqs.store.shape import TableShape, differences, missing, read_shapes
 from foqs.store.shard_row import NO_SCHEMA, read_shard_row, refuse_foreign
-from foqs.store.tables import OLDEST_READER, SCHEMA_VERSION, metadata, parts_since, shard
+from foqs.store.tables import IDENTITY_VERSION, OLDEST_READER, SCHEMA_VERSION, metadata, parts_since, shard
 
 _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
@@ -137,7 +139,7 @@ def _first_row(shard_number: int) -> dict[str, Any]:
         "one": 1, "version": SCHEMA_VERSION, "min_reader": OLDEST_READER, "number": shard_number,
         "epoch": 0, "seq": 0, "owner": b"", "connection_id": 0, "server": b"",
         "next_number": 1, "due_from_ms": 0, "expiry_from_ms": 0,
-        "dedup_from_ms": 0, "slots_stamp": 0, "slots": b"",
+        "dedup_from_ms": 0, "slots_stamp": 0, "slots": b"", "identity": uuid4().bytes,
     }  # fmt: skip
 
 
@@ -217,6 +219,49 @@ def _wrong_row(row: Any, shard_number: int | None) -> list[Finding]:
     except ShardRefused as refused:
         return [Finding(str(refused), refused.mend)]
     return []
+
+
+class Restore(NamedTuple):
+    """When a host found that a shard's database is an older copy, and how many leases it ended; 0 for never."""
+
+    at_ms: int
+    leases_ended: int
+
+
+def restore_of(url: str) -> Restore:
+    """Return the last restore of a shard. Raises StoreError when its database does not answer or refuses."""
+    database = Database(url)
+    with database.seam():
+        database.refuse_missing()
+        with closing(Link(database)) as link:
+            if int(link.fetch("SELECT version FROM shard WHERE one = 1")[0][0]) < IDENTITY_VERSION:
+                return Restore(0, 0)
+            return Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
+
+
+def renew_identity(url: str, shard_number: int) -> str:
+    """Give a copy of a shard an identity of its own, and return it in hex.
+
+    Raises ShardRefused while a host serves the copy, for another shard's tables, and for schema version 1; StoreError
+    when the database does not answer.
+    """
+    database = Database(url)
+    with database.seam():
+        database.refuse_missing()
+        with closing(Link(database)) as link:
+            row = read_shard_row(link.connection, database.seam_errors)
+            refuse_foreign(row, shard_number)
+            if row.version < IDENTITY_VERSION:
+                raise ShardRefused("the schema has no identities yet", mend="migrate it: foqs shards migrate")
+            lock = lock_of(database, shard_number)
+            if not lock.take(link):
+                raise ShardRefused("a host serves the shard", mend="stop the host or disable the shard, and try again")
+            try:
+                identity = uuid4()
+                link.execute(f"UPDATE shard SET identity = x'{identity.hex}' WHERE one = 1")
+            finally:
+                lock.release(link)
+    return identity.hex
 
 
 def check_tables(url: str) -> list[str]:

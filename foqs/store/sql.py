@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import structlog
 
 from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.policies.filter import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
@@ -40,9 +40,10 @@ from foqs.rows import (
 from foqs.store import packed, queries, server, settings
 from foqs.store.dead_reads import DeadReads
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
+from foqs.store.identity import Identity
 from foqs.store.link import PACKET_BYTES, Database, Link
 from foqs.store.opening import read_opened
-from foqs.store.ownership import Lock, give_up_epoch, lock_of, take_again, take_epoch
+from foqs.store.ownership import Lock, give_up_epoch, identity_of, lock_of, take_again, take_epoch
 from foqs.store.pipelines import transaction_of
 from foqs.store.plans import ANOTHER_OWNER, COMMIT, Plan, planner_of
 from foqs.store.protocol import (
@@ -95,6 +96,8 @@ class SqlStore:
         self._dialect = SQLITE if self._database.is_file else MYSQL
         self._errors = self._database.seam_errors
         self._lock: Lock = lock_of(self._database, shard)
+        self._claim = Identity(self._database, shard)
+        self._identity = ""
         self._link: Link | None = None
         self._own_connections: deque[int] = deque(maxlen=16)
         self._server = b""
@@ -119,7 +122,7 @@ class SqlStore:
 
     # ------------------------------------------------------------------------------------------ ownership
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
         if self._link is not None:
             raise RuntimeError("the store is open")
         self._fenced, self._unsettled = "", False
@@ -128,14 +131,19 @@ class SqlStore:
             link, facts, known = self._connect()
             refuse_foreign(known, self._shard)
             seized = self._take_lock(link, take_over=take_over)
-            row, start = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, mark)
+            self._claim.claim(link, identity_of(link, known.version).hex(), facts.identity)
+            taken = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, marks)
+            row, start, self._identity = taken.row, taken.start, taken.identity
+            self._claim.claim(link, self._identity, facts.identity)
             self._epoch, self._seq, self._next_number = start.epoch, row.seq, start.next_number
             may_live = seized or not self._lock.free_when_dead
             # Counting a long backlog takes longer than any other call may.
             database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
             warnings = [one.found for one in facts.unsafe]
             opened = read_opened(database, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
-            return replace(opened, behind=mark) if start.behind else opened
+            server = facts.identity or f"file:{self._database.file}".encode()
+            opened = replace(opened, identity=taken.identity, seq=row.seq, server=server)
+            return replace(opened, behind=taken.mark, leases_ended=taken.leases_ended) if start.behind else opened
         except self._errors.error as error:
             self.close()
             raise self._errors.translate(error) from error
@@ -185,8 +193,9 @@ class SqlStore:
             raise StoreDown("the store was never opened")
         self._drop()
         try:
-            link, *_ = self._connect()
+            link, facts, _ = self._connect()
             seq = take_again(self._lock, link, self._dialect, self._epoch, self._own_connections)
+            self._claim.claim(link, self._identity, facts.identity)
         except Fenced as fenced:
             raise self._fence(str(fenced)) from fenced
         except self._errors.error as error:
@@ -223,6 +232,7 @@ class SqlStore:
         except self._errors.error:
             log.debug("lock.not_released", shard=self._shard)  # the lock goes with the connection
         self._drop()
+        self._claim.release()
         self._epoch = 0
 
     # --------------------------------------------------------------------------------------- transactions

@@ -33,6 +33,9 @@ would leave the row of an item behind that they remove."""
 TENANTS_VERSION = 2
 """The version whose hosts know lanes with a fairness key or throttle keys. `shard.min_reader` stays there while the
 shard has any: hosts of older versions would take them for the topic's only lane."""
+IDENTITY_VERSION = 2
+"""The version that added `shard.identity`."""
+IDENTITY_BYTES = 16
 FIRST_VERSION = 2
 """The version that added `item.first_at`."""
 TIMER_OF_ITEM = "timer_of_item"
@@ -63,6 +66,7 @@ PAYLOAD = _variant(LargeBinary(), mysql.MEDIUMBLOB())
 DIGEST = _variant(LargeBinary(DIGEST_BYTES), mysql.BINARY(DIGEST_BYTES))
 BITS = _variant(LargeBinary(SLOTS // 8), mysql.VARBINARY(SLOTS // 8))
 TEXT = _variant(LargeBinary(255), mysql.VARBINARY(255))
+IDENTITY = _variant(LargeBinary(IDENTITY_BYTES), mysql.VARBINARY(IDENTITY_BYTES))
 THROTTLES = _variant(LargeBinary(512), mysql.VARBINARY(512))
 REASON = _variant(LargeBinary(1024), mysql.VARBINARY(1024))
 RETRY = _variant(LargeBinary(64), mysql.VARBINARY(64))
@@ -170,6 +174,8 @@ dedup = _table(
     Index(DEDUP_BY_EXPIRY, "expires_at"),
 )
 
+# `identity`: the shard's UUID, empty until an owner of this version takes a migrated database. A restored copy has it.
+# `restored_ms`, `leases_ended`: when an owner found that the database is an older copy, and how many leases it ended.
 shard = _table(
     "shard",
     _key("one", I8),  # always 1
@@ -189,6 +195,9 @@ shard = _table(
     _value("slots", BITS),
     _added("done_from_ms", I64, "0", 2),
     _added("indexed_to", I64, "0", TAIL_VERSION),
+    _added("identity", IDENTITY, "x''", IDENTITY_VERSION),
+    _added("restored_ms", I64, "0", IDENTITY_VERSION),
+    _added("leases_ended", I64, "0", IDENTITY_VERSION),
 )
 
 done = _table(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import Invalid
-from foqs.marks import Mark, decode, encode
+from foqs.marks import Mark, Marks, decode, encode
 from foqs.policies import settings
 from foqs.policies.settings import Change, Settings
 from foqs.shardmgr.facts import (
@@ -120,17 +120,27 @@ class Changes:
         else:
             await self._link.answer(lambda client: client.set_async(path, data, version))
 
-    async def recall(self, shard: int) -> Mark | None:
-        path = self._paths.mark(shard)
-        found = await self._read(path)
-        return None if found is None else _mark(path, found[0])
+    async def recall(self, shard: int) -> Marks:
+        folder = self._paths.marks(shard)
+        found: dict[str, Mark] = {}
+        try:
+            names = await self._children(folder)
+        except ZkConflict:  # there is no such node
+            return found
+        for name in sorted(names):
+            path = f"{folder}/{name}"
+            record = await self._read(path)
+            if record is not None:
+                found["" if name == "-" else name] = _mark(path, record[0])
+        return found
 
-    async def remember(self, shard: int, mark: Mark) -> None:
-        path, data = self._paths.mark(shard), encode(mark)
+    async def remember(self, shard: int, identity: str, mark: Mark) -> None:
+        path, data = self._paths.mark(shard, identity), encode(mark)
         for _ in range(_TRIES):
             found = await self._read(path)
             with contextlib.suppress(ZkConflict):
                 if found is None:
+                    await self._make_folder(self._paths.marks(shard))
                     await self._link.answer(lambda client: client.create_async(path, data))
                     return
                 version = found[1].version

@@ -12,7 +12,7 @@ import structlog
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
@@ -91,22 +91,23 @@ class ZkFactStore:
     def remove_shard(self, shard: int, done: Done) -> None:
         self._change(self._paths.shard(shard), lambda: self._changes.remove_shard(shard), done)
 
-    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+    def recall(self, shard: int, done: Callable[[Marks, ZkError | None], None]) -> None:
         if self._reported is Session.CONNECTED:
             self._spawn(self._recall(shard, done))
         else:
-            self._loop.call_soon(done, None, ZkUnavailable("no connection to ZooKeeper"))
+            self._loop.call_soon(done, {}, ZkUnavailable("no connection to ZooKeeper"))
 
-    async def _recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
+    async def _recall(self, shard: int, done: Callable[[Marks, ZkError | None], None]) -> None:
         try:
-            mark = await self._changes.recall(shard)
+            marks = await self._changes.recall(shard)
         except ZkError as error:
-            done(None, bare(error))
+            done({}, bare(error))
         else:
-            done(mark, None)
+            done(marks, None)
 
-    def remember(self, shard: int, mark: Mark, done: Done) -> None:
-        self._change(self._paths.mark(shard), lambda: self._changes.remember(shard, mark), done)
+    def remember(self, shard: int, identity: str, mark: Mark, done: Done) -> None:
+        path = self._paths.mark(shard, identity)
+        self._change(path, lambda: self._changes.remember(shard, identity, mark), done)
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
         outcome: list[Settings | FoqsError] = []

@@ -32,8 +32,11 @@ class Paths:
     def owner(self, shard: int) -> str:
         return f"{self.root}/{OWNERS}/{shard}"
 
-    def mark(self, shard: int) -> str:
+    def marks(self, shard: int) -> str:
         return f"{self.root}/{MARKS}/{shard}"
+
+    def mark(self, shard: int, identity: str) -> str:
+        return f"{self.marks(shard)}/{node_name(identity or '-')}"
 
     def drained(self, host: str) -> str:
         return f"{self.root}/{DRAINED}/{node_name(host)}"

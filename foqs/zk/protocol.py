@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.policies.store import SettingsStore
 from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
@@ -77,12 +77,12 @@ class FactStore(SettingsStore, Protocol):
 
     def remove_shard(self, shard: int, done: Done) -> None: ...
 
-    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
-        """Read the mark of a shard (None: there is none). A mark is not part of the facts: only the host that opens the
-        shard reads it."""
+    def recall(self, shard: int, done: Callable[[Marks, ZkError | None], None]) -> None:
+        """Read the marks of a shard's number. They are no part of the facts: only the host that opens the shard reads
+        them."""
 
-    def remember(self, shard: int, mark: Mark, done: Done) -> None:
-        """Write the mark of a shard; a mark of a later owner stays."""
+    def remember(self, shard: int, identity: str, mark: Mark, done: Done) -> None:
+        """Write the mark of the shard with this identity; a mark of a later owner stays."""
 
     def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
         """Mark a host as drained, or remove the mark."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.hosts import HostProcess, dev, foqs
+from tests.api.hosts import HostProcess, dev, foqs, until
 from tests.api.wire import Wire
 
 
@@ -59,3 +59,65 @@ def test_serve_keeps_marks_beside_its_file_or_elsewhere(
     stored(host)
     host.stop()
     assert [file.parent for file in tmp_path.glob("*/*.mark")] == [tmp_path / (wanted or "foqs-state")]
+
+
+def configured(folder: Path, database: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = folder / "foqs.toml"
+    config.write_text(
+        f'[server]\nport = 0\n[admin]\nenabled = false\n[[shards]]\nid = 1\nurl = "sqlite:///{database}"\n'
+    )
+    return config
+
+
+def test_a_copy_and_its_original(tmp_path: Path, serve: Callable[..., HostProcess]) -> None:
+    """Another host refuses the copy, and says what to do; with an identity of its own the copy is served."""
+    original = tmp_path / "1.db"
+    config, other = configured(tmp_path / "one", original), configured(tmp_path / "two", tmp_path / "copies" / "1.db")
+    assert foqs("shards", "create", "-c", config).returncode == 0
+    host = serve("-c", config)
+    ids = stored(host)
+    assert host.stop() == 0
+    copied(original, tmp_path / "copies")
+    host = serve("-c", config)
+    ids |= stored(host)
+    copy = serve("-c", other)
+    until(lambda: "shard 1 is a copy" in copy.said(), "the copy is refused")
+    assert f"served in {original} already" in copy.said()
+    assert "foqs shards renew 1" in copy.said()
+    in_use = foqs("shards", "renew", "1", "-c", config, "--yes")
+    assert (in_use.returncode, "a host serves the shard" in in_use.stderr) == (1, True)
+    renewed = foqs("shards", "renew", "1", "-c", other, "--yes")
+    assert renewed.returncode == 0, renewed.stderr
+    assert not ids & stored(copy)
+    missing = foqs("shards", "renew", "2", "-c", other, "--yes")
+    assert (missing.returncode, "no shard 2" in missing.stderr) == (1, True)
+
+
+def test_check_reports_the_leases_that_a_restore_brought_back(
+    tmp_path: Path, serve: Callable[..., HostProcess]
+) -> None:
+    database = tmp_path / "1.db"
+    config = configured(tmp_path / "one", database)
+    assert foqs("shards", "create", "-c", config).returncode == 0
+    host = serve("-c", config)
+    with Wire(host.address) as wire:
+        wire.put("t", b"x", b"y")
+        leased = wire.dequeue("t", 2, lease_ms=3_600_000)
+    assert host.stop() == 0  # it writes the leases
+    copied(database, tmp_path / "copies")
+    host = serve("-c", config)
+    with Wire(host.address) as wire:
+        assert wire.ack(*leased) == [0, 0]
+    assert host.stop() == 0
+    for file in tmp_path.glob("1.db*"):
+        file.unlink()
+    copied(tmp_path / "copies" / "1.db", tmp_path)
+    host = serve("-c", config)
+    with Wire(host.address) as wire:
+        assert {wire.one("t").attempt for _ in range(2)} == {2}
+    assert host.stop() == 0
+    good, line = foqs("shards", "check", "-c", config).stdout.splitlines()
+    assert good == "shard 1: good"
+    assert "found an older copy" in line
+    assert "ended the 2 leases that came back with it" in line

@@ -110,10 +110,10 @@ class Host:
 
 
 def test_a_taken_shard_is_prepared_and_opened() -> None:
-    host, mark = Host(), Mark(1, 2, 3)
+    host, marks = Host(), {"a1": Mark(1, 2, 3)}
     assert host.do(host.driver.take(N, 5)) == [Prepare(N, 1), Changed()]
     assert host.state is OPENING
-    assert host.driver.prepared(N, 1, mark) == [Open(N, 1, take_over=True, epoch_above=5, mark=mark)]
+    assert host.driver.prepared(N, 1, marks) == [Open(N, 1, take_over=True, epoch_above=5, marks=marks)]
     assert host.do(host.driver.opened(N, 1, OPENED)) == [Serve(N, OPENED), Changed()]
     assert (host.state, host.driver.tried) == (SERVING, {N})
 
@@ -141,7 +141,7 @@ def test_the_epoch_bound_outlives_a_retry() -> None:
     host = Host(static=True).opening(epoch_above=9)
     host.not_opened()
     host.do(host.driver.retry(N, 1))
-    assert host.driver.prepared(N, 2, None) == [Open(N, 2, take_over=True, epoch_above=9, mark=None)]
+    assert host.driver.prepared(N, 2, None) == [Open(N, 2, take_over=True, epoch_above=9, marks=None)]
 
 
 def test_a_database_that_is_down_is_reported_until_it_answers() -> None:
@@ -269,7 +269,7 @@ def test_a_static_host_stands_by_after_a_loss() -> None:
     host.shards[N].to(CLOSED)
     assert host.driver.lost(N) == [Discard(N), Retry(N, 1, HELD_RETRY_MS), Changed()]
     assert host.do(host.driver.retry(N, 1)) == [Prepare(N, 2)]
-    assert host.driver.prepared(N, 2, None) == [Open(N, 2, take_over=False, epoch_above=0, mark=None)]
+    assert host.driver.prepared(N, 2, None) == [Open(N, 2, take_over=False, epoch_above=0, marks=None)]
 
 
 def test_a_shard_that_is_handed_over_is_not_lost() -> None:

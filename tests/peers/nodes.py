@@ -10,7 +10,8 @@ from typing import Any
 import uvloop
 
 from foqs.config.load import Config, load
-from foqs.server.marks import Marks
+from foqs.server.database_clock import Survey
+from foqs.server.marks import MarkStore
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.shardmgr.lifecycle import ShardState
@@ -51,9 +52,10 @@ class Member(Node):
         )
         super().__init__(
             self.config,
-            lambda number: SqlStore(cluster.url(number), shard=number),
+            cluster.store,
             neighbours=neighbours,
             marks=cluster.marks,
+            survey=cluster.survey(),
         )
         self.peers.caller._connect_timeout_s = PATIENCE_S
 
@@ -91,7 +93,7 @@ class Cluster:
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self.members: list[Member] = []
-        self.marks: Marks | None = None  # of all its hosts
+        self.marks: MarkStore | None = None  # of all its hosts
         self.wires: list[Wire] = []
         self.shards: set[int] = set()
 
@@ -112,6 +114,14 @@ class Cluster:
 
     def url(self, number: int) -> str:
         return f"sqlite:///{self.path(number)}"
+
+    def store(self, number: int) -> SqlStore:
+        """A closed store of a shard, for each host that opens it."""
+        return SqlStore(self.url(number), shard=number)
+
+    def survey(self) -> Survey | None:
+        """What a host reads the clocks of all databases with. Called on the loop."""
+        return None
 
     def add(self, name: str, *shards: int, handover_ms: int = 20_000, **sections: Any) -> Member:
         """Starts a host, with `sections` of the configuration."""

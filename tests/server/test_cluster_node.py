@@ -40,10 +40,10 @@ class Told:
     def close(self, done: Callable[[], None]) -> None:
         done()
 
-    def recall(self, shard: int, done: Callable[[None, None], None]) -> None:
-        done(None, None)
+    def recall(self, shard: int, done: Callable[[Any, None], None]) -> None:
+        done({}, None)
 
-    def remember(self, shard: int, mark: object, done: Callable[[None], None]) -> None:
+    def remember(self, shard: int, identity: str, mark: object, done: Callable[[None], None]) -> None:
         done(None)
 
     def __getattr__(self, name: str) -> Callable[..., None]:

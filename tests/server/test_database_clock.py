@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from foqs.buffers.shard_batch import ShardBatch
+from foqs.engine import batch_build
 from foqs.leases.deadlines import NEVER_MS
-from foqs.server.database_clock import DatabaseClock
+from foqs.marks import Stamp
+from foqs.server.database_clock import DatabaseClock, Reading
 from tests.api.wire import State, Wire
 from tests.engine.laboratory import Laboratory
 from tests.peers.nodes import Cluster, cluster_in
 
 HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
 
 
 class LaboratoryClock:
@@ -28,6 +32,9 @@ class LaboratoryClock:
 
     def now_ms(self) -> int:
         return self.laboratory.now_ms
+
+    def at_ms(self, monotonic_ns: int) -> int:
+        return self.laboratory.now_ms - monotonic_ns // 1_000_000  # `monotonic_ns` counts backwards from now
 
     def machine_ahead_ms(self) -> int:
         return self.machine_ms
@@ -51,6 +58,10 @@ class Readings:
         """Return by how many ms the clock was set since the start."""
         return self.laboratory.now_ms - self.begun_ms
 
+    @property
+    def held(self) -> bool:
+        return all(shard.held for shard in self.laboratory.engine.serving)
+
     def pass_ms(self, ms: int) -> None:
         self.laboratory.now_ms += ms
         self.begun_ms += ms
@@ -66,13 +77,64 @@ class Readings:
 def test_a_lasting_difference_is_followed() -> None:
     """The step comes after ten seconds, because the ends of held leases move with the clock."""
     readings = Readings(1)
-    readings.read(_1=HOUR_MS)
+    readings.read(_1=MINUTE_MS)
     readings.pass_ms(9_999)
-    readings.read(_1=HOUR_MS)
+    readings.read(_1=MINUTE_MS)
     assert readings.set_by_ms == 0
+    assert not readings.held
     readings.pass_ms(1)
+    readings.read(_1=MINUTE_MS)
+    assert readings.set_by_ms == MINUTE_MS
+
+
+@pytest.mark.parametrize("by_ms", [HOUR_MS, -HOUR_MS])
+def test_a_jump_of_the_only_database_makes_the_host_wait(by_ms: int) -> None:
+    """Nothing says which clock is right: the host delivers, scans and removes nothing, and says so, until it knows."""
+    readings = Readings(1)
+    laboratory, shard = readings.laboratory, readings.laboratory.engine.shards[1]
+    laboratory.enqueue()
+    laboratory.settle()
+    with capture_logs() as lines:
+        for _ in range(5):
+            readings.read(_1=by_ms)
+            shard.confirmed_ms = laboratory.now_ms
+            assert not any(laboratory.dequeue())
+            readings.pass_ms(10_000)
+    assert readings.set_by_ms == 0
+    assert readings.held
+    assert "jumped by" in readings.timekeeper.why
+    assert [line["event"] for line in lines].count("clock.waiting") == 1
+    batch = batch_build.build(shard, laboratory.now_ms)
+    assert batch is None or (batch.due, batch.expiring, batch.dedup_expired) == (None, None, None)
+    shard.in_flight = None
+    readings.read(_1=0)
+    assert (readings.held, readings.timekeeper.why) == (False, "")
+    laboratory.settle()
+    shard.confirmed_ms = laboratory.now_ms
+    assert [len(ids) for ids in laboratory.dequeue()] == [1]
+
+
+def test_a_jump_is_followed_when_the_operator_says_so() -> None:
+    readings = Readings(1)
+    readings.read(_1=HOUR_MS)
+    readings.pass_ms(60_000)
+    readings.read(_1=HOUR_MS)
+    assert readings.held
+    host = readings.laboratory.engine.config.host.model_copy(update={"clock_wait_ms": 60_000})
+    readings.laboratory.engine.config = readings.laboratory.engine.config.model_copy(update={"host": host})
     readings.read(_1=HOUR_MS)
     assert readings.set_by_ms == HOUR_MS
+    assert not readings.held
+
+
+def test_a_jump_of_two_of_three_databases_is_followed() -> None:
+    readings = Readings(3)
+    readings.read(_1=HOUR_MS, _2=HOUR_MS, _3=0)
+    assert readings.held
+    readings.pass_ms(10_000)
+    readings.read(_1=HOUR_MS, _2=HOUR_MS, _3=0)
+    assert readings.set_by_ms == HOUR_MS
+    assert not readings.held
 
 
 def test_a_passing_difference_is_not_followed() -> None:
@@ -108,12 +170,23 @@ def test_one_wrong_database_of_three_does_not_move_the_clock() -> None:
     assert readings.set_by_ms == 0
 
 
+@pytest.mark.parametrize("wrong_ms", [HOUR_MS, -HOUR_MS])
+def test_of_two_databases_the_one_that_jumps_is_not_followed(wrong_ms: int) -> None:
+    """The other one and the host's own time agree."""
+    readings = Readings(2)
+    for _ in range(3):
+        readings.read(_1=0, _2=wrong_ms)
+        readings.pass_ms(10_000)
+    assert readings.set_by_ms == 0
+    assert not readings.held
+
+
 def test_of_two_databases_the_earlier_is_followed() -> None:
     readings = Readings(2)
     for _ in range(3):
-        readings.read(_1=0, _2=-HOUR_MS)
+        readings.read(_1=0, _2=-MINUTE_MS)
         readings.pass_ms(10_000)
-    assert readings.set_by_ms == -HOUR_MS
+    assert readings.set_by_ms == -MINUTE_MS
 
 
 def test_a_slow_trip_sets_no_clock() -> None:
@@ -178,6 +251,126 @@ def test_dispense_keeps_items_until_their_database_says(ahead_ms: int) -> None:
     readings.read(_1=0, _2=0, _3=ahead_ms)
     assert laboratory.dequeue() == [[] if ahead_ms == 0 else [item.id]]
     assert (item.change is not None) == (ahead_ms == 0)
+
+
+# ------------------------------------------------------------------------------------- before shards are served
+
+
+class Arriving:
+    """A host without served shards, whose databases are surveyed when the test answers."""
+
+    def __init__(self, *servers: str, machine_ahead_ms: int = 0) -> None:
+        self.laboratory = Laboratory()
+        self.clock = LaboratoryClock(self.laboratory, machine_ahead_ms)
+        self.servers = servers
+        self.report: Callable[[str, Reading | None], None] = lambda name, reading: None
+        self.asked = 0
+        self.alarms: list[Callable[[], None]] = []
+        self.begun_ms = self.laboratory.now_ms
+        self.timekeeper = DatabaseClock(
+            self.laboratory.engine, self.clock, lambda after_ms, do: self.alarms.append(do), self
+        )
+        self.served: list[int] = []
+
+    def ask(self, report: Callable[[str, Reading | None], None]) -> Sequence[str]:
+        self.report = report
+        self.asked += 1
+        return self.servers
+
+    def open(self, number: int, server: str, ahead_ms: int, stamp: Stamp = Stamp()) -> None:  # noqa: B008 - a tuple
+        lead_ms = ahead_ms + self.begun_ms - self.laboratory.now_ms
+        self.timekeeper.admit(number, server.encode(), lead_ms, stamp, lambda: self.served.append(number))
+
+    def answer(self, server: str, ahead_ms: int | None) -> None:
+        reading = None if ahead_ms is None else Reading(server.encode(), self.begun_ms + ahead_ms, 0)
+        self.report(server, reading)
+
+    @property
+    def set_by_ms(self) -> int:
+        return self.laboratory.now_ms - self.begun_ms
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
+@pytest.mark.parametrize("machine_ahead_ms", [0, HOUR_MS, 2 * HOUR_MS])
+def test_a_wrong_database_of_three_sets_no_clock(order: tuple[str, ...], machine_ahead_ms: int) -> None:
+    """Also where this machine's clock is as wrong as the database's."""
+    host = Arriving("a", "b", "c", machine_ahead_ms=machine_ahead_ms)
+    ahead = {"a": HOUR_MS, "b": 0, "c": 3}
+    host.open(1, order[0], ahead[order[0]])
+    assert host.served == []
+    assert "1 of 3 databases have answered" in host.timekeeper.why
+    for server in order[1:]:
+        host.answer(server, ahead[server])
+    assert host.served == [1]
+    assert abs(host.set_by_ms) <= 3
+    assert host.timekeeper.why == ""
+
+
+def test_a_host_of_the_wrong_database_alone_reads_the_cluster() -> None:
+    """The cluster's other shards are on other hosts."""
+    host = Arriving("a", "b", "c", machine_ahead_ms=-HOUR_MS)
+    host.open(7, "a", HOUR_MS)
+    host.answer("c", 2)
+    host.answer("b", 0)
+    assert (host.served, host.set_by_ms) == ([7], 0)
+    host.open(8, "a", HOUR_MS)
+    assert host.served == [7, 8], "the time is known from here on"
+
+
+def test_databases_that_are_away_are_asked_again() -> None:
+    host = Arriving("a", "b", "c", machine_ahead_ms=-2 * HOUR_MS)
+    host.open(1, "a", HOUR_MS)
+    with capture_logs() as lines:
+        host.answer("a", HOUR_MS)
+        host.answer("b", None)
+        assert host.timekeeper.why
+        host.answer("c", None)
+    assert host.served == []
+    assert [line["event"] for line in lines] == ["clock.waiting"]
+    assert "1 of 3 databases answers" in host.timekeeper.why
+    host.laboratory.now_ms += 5_000
+    host.begun_ms += 5_000
+    host.alarms.pop()()
+    assert host.asked == 2
+    host.answer("b", 0)
+    host.answer("a", HOUR_MS)
+    host.answer("c", 0)
+    assert (host.served, host.set_by_ms) == ([1], 0)
+
+
+def test_a_single_database_and_the_last_run() -> None:
+    host = Arriving("a", machine_ahead_ms=2 * HOUR_MS)
+    host.open(1, "a", 0)
+    assert host.served == [1]
+    host = Arriving("a", machine_ahead_ms=2 * HOUR_MS)
+    host.open(1, "a", 0, Stamp(host.begun_ms + HOUR_MS, 0, "other"))
+    host.answer("a", 0)
+    assert host.served == []
+    assert "behind the time of the last run" in host.timekeeper.why
+
+
+def test_a_shard_that_is_given_up_waits_no_more() -> None:
+    host = Arriving("a", "b", "c", machine_ahead_ms=-2 * HOUR_MS)
+    host.open(1, "a", HOUR_MS)
+    host.timekeeper.dismiss(1)
+    assert host.served == [1], "the driver closes it"
+    assert host.timekeeper.why == ""
+
+
+def test_a_jump_is_judged_by_the_clusters_databases() -> None:
+    """It serves shards of one database. The other clocks, read again, say that this one is wrong."""
+    readings = Readings(1)
+    host = Arriving("a", "b")
+    host.laboratory, host.begun_ms = readings.laboratory, readings.begun_ms
+    clock = readings.clock
+    timekeeper = DatabaseClock(readings.laboratory.engine, clock, lambda after_ms, do: None, host)
+    shard = readings.laboratory.engine.shards[1]
+    timekeeper.read(shard, ShardBatch(begun_ms=readings.begun_ms), readings.begun_ms + HOUR_MS)
+    assert shard.held
+    host.answer("a", 0)
+    host.answer("b", 1)
+    assert not shard.held
+    assert readings.set_by_ms == 0
 
 
 # ------------------------------------------------------------------------------------- a real host on a real database

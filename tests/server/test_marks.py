@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.marks import STEP, Mark
-from foqs.server.marks import FileMarks, Marker, read_mark, write_mark
+from foqs.marks import STEP, Mark, Marks, Stamp
+from foqs.server.marks import FileMarks, Marker, mark_file, read_mark, read_marks, write_mark
+from foqs.store.schema import create_schema, restore_of
+from tests.api.wire import Delivery
+from tests.conftest import NewShardUrl
 from tests.peers.nodes import Cluster, Member, cluster_in
 from tests.store.copies import dump, restore
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def cluster(tmp_path: Path, shard_url: str) -> Iterator[Cluster]:
     """Hosts over one shard on SQLite, MariaDB and MySQL in turn, with their marks in files."""
     with cluster_in(tmp_path) as cluster:
         cluster.url = lambda number: shard_url  # type: ignore[method-assign]
-        cluster.marks = FileMarks(tmp_path / "state", {1: shard_url})
+        cluster.marks = FileMarks(tmp_path / "state")
         yield cluster
 
 
@@ -63,6 +67,108 @@ def test_an_older_copy_gives_no_id_again(cluster: Cluster) -> None:
     assert len(of(lines, "shard.restored")) == 1
     assert second.engine.shards[1].epoch > epoch
     assert not ids & enqueue(cluster, second, 500)
+
+
+def test_a_copy_under_another_name_gives_no_id_again(cluster: Cluster, new_shard_url: NewShardUrl) -> None:
+    """Marks belong to the shard's identity, which is in its row, and not to its address."""
+    first = cluster.add("a", 1)
+    ids = enqueue(cluster, first, 50)
+    copy = dump(cluster.url(1))
+    ids |= enqueue(cluster, first, 500)
+    release(cluster, first)
+    url = new_shard_url()
+    create_schema(url, 1)
+    restore(url, copy)
+    cluster.url = lambda number: url  # type: ignore[method-assign]
+    with capture_logs() as lines:
+        second = cluster.add("b", 1)
+    assert len(of(lines, "shard.restored")) == 1
+    assert not ids & enqueue(cluster, second, 500)
+
+
+def test_a_copy_beside_which_there_is_no_mark_gives_no_id_again(cluster: Cluster, tmp_path: Path) -> None:
+    """The folder of the marks was lost, or the copy is served elsewhere."""
+    first = cluster.add("a", 1)
+    ids = enqueue(cluster, first, 50)
+    copy = dump(cluster.url(1))
+    ids |= enqueue(cluster, first, 500)
+    release(cluster, first)
+    restore(cluster.url(1), copy)
+    cluster.marks = FileMarks(tmp_path / "another")
+    assert not ids & enqueue(cluster, cluster.add("b", 1), 500)
+
+
+def test_a_new_database_with_an_old_number_gives_no_id_again(cluster: Cluster, new_shard_url: NewShardUrl) -> None:
+    first = cluster.add("a", 1)
+    ids = enqueue(cluster, first, 50)
+    release(cluster, first)
+    url = new_shard_url()
+    cluster.url = lambda number: url  # type: ignore[method-assign]
+    with capture_logs() as lines:
+        second = cluster.add("b", 1)
+    assert not of(lines, "shard.restored")
+    assert not ids & enqueue(cluster, second, 50)
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: bool) -> None:
+    """Their items were acked after the copy was made, and nothing was enqueued since. Those that are delivered at most
+    once were delivered; the rest is delivered again, as after any lease that ended."""
+    first = cluster.add("a", 1)
+    wire = cluster.wire(first)
+    ids = set(wire.put("t", *[b"x"] * 10))
+    once = wire.put("once", b"x", delivery=Delivery.AT_MOST_ONCE)
+    leased = wire.dequeue("t", count=6, lease_ms=3_600_000) + wire.dequeue("once", lease_ms=3_600_000, wait_ms=9_000)
+    assert len(leased) == 7
+    shard = first.engine.shards[1]
+    cluster.until(lambda: shard.oldest_unwritten_ms() is None and not shard.in_flight, "the leases are written")
+    copy = dump(cluster.url(1))
+    assert set(wire.ack(*leased)) == {0}
+    if orderly:
+        release(cluster, first)
+    restore(cluster.url(1), copy)
+    with capture_logs() as lines:
+        if not orderly:
+            cluster.on_loop(lambda: first.look_whose(1))
+            cluster.until(lambda: 1 not in first.engine.shards, "the shard lost")
+        owner = cluster.add("b", 1) if orderly else first
+        if not orderly:
+            take(cluster, owner)
+    (line,) = of(lines, "shard.restored")
+    assert line["leases_ended"] == 7
+    again = cluster.wire(owner)
+    got: dict[int, int] = {}
+
+    def all_came() -> bool:
+        got.update({item.id: item.attempt for item in again.dequeue("t", count=10, wait_ms=1_000)})
+        return len(got) == 10
+
+    wait_until(all_came, "all items are delivered")
+    assert got == dict.fromkeys(ids, 1) | {item.id: 2 for item in leased[:6]}
+    wait_until(lambda: again.state(once[0]) is None, "the item that was delivered once is removed")
+    restored = restore_of(cluster.url(1))
+    assert restored.leases_ended == 7
+    assert restored.at_ms > 0
+
+
+def test_leases_survive_a_restart_and_a_take_over(cluster: Cluster) -> None:
+    """Nothing was restored."""
+    first = cluster.add("a", 1)
+    wire = cluster.wire(first)
+    wire.put("t", *[b"x"] * 3)
+    leased = wire.dequeue("t", count=3, lease_ms=3_600_000)
+    shard = first.engine.shards[1]
+    cluster.until(lambda: shard.oldest_unwritten_ms() is None and not shard.in_flight, "the leases are written")
+    with capture_logs() as lines:
+        second = cluster.add("b", 1)  # by force
+        cluster.on_loop(lambda: first.look_whose(1))
+        cluster.until(lambda: 1 not in first.engine.shards, "the shard lost")
+        release(cluster, second)
+        take(cluster, second)
+    assert not of(lines, "shard.restored")
+    cluster.tell(cluster.routing(second))
+    assert set(cluster.wire(second).ack(*leased)) == {0}
+    assert restore_of(cluster.url(1)) == (0, 0)
 
 
 def test_a_copy_that_is_put_back_after_a_crash_gives_no_id_again(cluster: Cluster) -> None:
@@ -133,29 +239,22 @@ def test_a_later_owners_mark_stands(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_reported_and_replaced(tmp_path: Path) -> None:
-    url = "sqlite:////somewhere/shard-1.db"
-    marks = FileMarks(tmp_path, {1: url})
-    file = marks._files[1]
+    """The marks of other shards that had the number are read all the same."""
+    marks, file, other = FileMarks(tmp_path), mark_file(tmp_path, 1, "a1"), mark_file(tmp_path, 1, "b2")
     file.write_bytes(b"{")
+    write_mark(other, Mark(4, 5, 6))
+    write_mark(mark_file(tmp_path, 11, "c3"), Mark(7, 8, 9))
 
     async def work() -> list[Any]:
         found: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        marks.recall(1, lambda mark, why_not: found.set_result([mark, why_not]))
+        marks.recall(1, lambda marks, why_not: found.set_result([marks, why_not]))
         return await found
 
-    mark, why_not = asyncio.run(work())
-    assert mark is None
+    found, why_not = asyncio.run(work())
+    assert found == {"b2": Mark(4, 5, 6)}
     assert str(file) in why_not
     write_mark(file, Mark(1, 2, 3))
-    assert read_mark(file) == Mark(1, 2, 3)
-
-
-def test_passwords_do_not_change_the_name_of_a_file(tmp_path: Path) -> None:
-    one, other, away = (
-        FileMarks(tmp_path, {1: f"mysql+pymysql://{who}@{where}/foqs_1"})._files[1]
-        for who, where in [("a:b", "db:3306"), ("c:d", "db:3306"), ("a:b", "other:3306")]
-    )
-    assert one == other != away
+    assert read_marks(tmp_path, 1) == ({"a1": Mark(1, 2, 3), "b2": Mark(4, 5, 6)}, "")
 
 
 class KeptMarks:
@@ -164,12 +263,12 @@ class KeptMarks:
     def __init__(self) -> None:
         self.saved: list[Mark] = []
         self.answers: list[Callable[[str], None]] = []
-        self.recalls: list[Callable[[Mark | None, str], None]] = []
+        self.recalls: list[Callable[[Marks, str], None]] = []
 
-    def recall(self, shard: int, done: Callable[[Mark | None, str], None]) -> None:
+    def recall(self, shard: int, done: Callable[[Marks, str], None]) -> None:
         self.recalls.append(done)
 
-    def save(self, shard: int, mark: Mark, done: Callable[[str], None]) -> None:
+    def save(self, shard: int, identity: str, mark: Mark, done: Callable[[str], None]) -> None:
         self.saved.append(mark)
         self.answers.append(done)
 
@@ -187,7 +286,7 @@ def later() -> list[Callable[[], None]]:
 @pytest.fixture
 def marker(kept: KeptMarks, later: list[Callable[[], None]]) -> Marker:
     marker = Marker(kept, lambda after_ms, do: later.append(do))
-    opened: Any = SimpleNamespace(epoch=1, next_number=1, behind=None)
+    opened: Any = SimpleNamespace(epoch=1, next_number=1, behind=None, identity="a1", seq=0)
     marker.opened(7, opened)
     return marker
 
@@ -198,7 +297,7 @@ def test_a_mark_is_written_once_for_half_a_step(marker: Marker, kept: KeptMarks)
         marker.committed(7, number)
     assert len(kept.saved) == 1
     marker.committed(7, STEP)
-    assert kept.saved[1:] == [Mark(1, STEP, 2 * STEP)]
+    assert kept.saved[1:] == [Mark(1, STEP, 2 * STEP, STEP // 2)]
 
 
 def test_one_save_at_a_time_and_the_last_one_counts(marker: Marker, kept: KeptMarks) -> None:
@@ -207,7 +306,7 @@ def test_one_save_at_a_time_and_the_last_one_counts(marker: Marker, kept: KeptMa
     assert len(kept.saved) == 1
     assert not marker.idle
     kept.answers.pop()("")
-    assert kept.saved[1:] == [Mark(1, 3 * STEP, 4 * STEP)]
+    assert kept.saved[1:] == [Mark(1, 3 * STEP, 4 * STEP, 3)]
     kept.answers.pop()("")
     assert marker.idle
 
@@ -227,14 +326,37 @@ def test_a_failure_is_logged_once_and_tried_again(
     assert len(kept.saved) == 4
 
 
+def test_a_mark_follows_the_commits(marker: Marker, kept: KeptMarks, later: list[Callable[[], None]]) -> None:
+    """So a copy from before the last acks is known, too, after a crash: nothing was enqueued since."""
+    kept.answers.pop()("")
+    for _ in range(3):
+        marker.committed(7, 5)
+    (refresh,) = later
+    refresh()
+    assert kept.saved[1:] == [Mark(1, 5, 1 + STEP, 3)]
+    kept.answers.pop()("")
+    refresh()
+    assert len(kept.saved) == 2
+
+
+def test_a_host_without_marks_remembers_its_own() -> None:
+    found: list[Marks | None] = []
+    marker = Marker(None, lambda after_ms, do: None, lambda: Stamp(5, 6, "h"))
+    marker.recall(7, found.append)
+    opened: Any = SimpleNamespace(epoch=1, next_number=1, behind=None, identity="a1", seq=4)
+    marker.opened(7, opened)
+    marker.recall(7, found.append)
+    assert found == [None, {"a1": Mark(1, 1, 1 + STEP, 4, Stamp(5, 6, "h"))}]
+
+
 def test_marks_that_do_not_come_hold_up_nothing(
     marker: Marker, kept: KeptMarks, later: list[Callable[[], None]]
 ) -> None:
     """The mark that this process remembers counts then."""
-    found: list[Mark | None] = []
+    found: list[Marks | None] = []
     with capture_logs() as lines:
         marker.recall(7, found.append)
         later.pop()()
-        kept.recalls.pop()(Mark(9, 9, 9), "")
-    assert found == [Mark(1, 1, 1 + STEP)]
+        kept.recalls.pop()({"a1": Mark(9, 9, 9)}, "")
+    assert found == [{"a1": Mark(1, 1, 1 + STEP)}]
     assert [line["event"] for line in lines] == ["shard.mark_not_read"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from foqs.config.load import load
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.rows import LaneRow, Opened
 from foqs.server.marks import Recalled, Saved
 from foqs.server.neighbours import Neighbours
@@ -34,10 +34,10 @@ class Store(MemoryStore):
         self.opens = 0
         self.closed: bool | None = None  # clean or not
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
         assert self.gate.wait(PATIENCE_S)
         self.opens += 1
-        return super().open(owner, take_over=take_over, epoch_above=epoch_above, mark=mark)
+        return super().open(owner, take_over=take_over, epoch_above=epoch_above, marks=marks)
 
     def close(self, *, clean: bool = False) -> None:
         self.closed = clean
@@ -53,7 +53,7 @@ class LateMarks:
     def recall(self, shard: int, done: Recalled) -> None:
         self.recalls.append(done)
 
-    def save(self, shard: int, mark: Mark, done: Saved) -> None:
+    def save(self, shard: int, identity: str, mark: Mark, done: Saved) -> None:
         done("")
 
 
@@ -107,7 +107,7 @@ def test_a_shard_released_before_its_mark_is_read_is_not_opened() -> None:
         node.take(1)
         node.release(1, 5_000)
         assert node.engine.shards[1].state is ShardState.OPENING
-        marks.recalls.pop()(None, "")
+        marks.recalls.pop()({}, "")
         assert 1 not in node.engine.shards
         assert (stores.made[0].opens, stores.database.epoch) == (0, 0)
         assert await node.stop()

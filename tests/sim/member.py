@@ -17,6 +17,7 @@ from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.leases.deadlines import NEVER_MS
+from foqs.marks import Stamp
 from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run
@@ -48,6 +49,9 @@ class MemberClock:
     def now_ms(self) -> int:
         return self.member.now_ms
 
+    def at_ms(self, monotonic_ns: int) -> int:
+        raise NotImplementedError("the simulation has no survey of clocks")
+
     def machine_ahead_ms(self) -> int:
         return self.machine_skew_ms - self.member.skew_ms
 
@@ -63,7 +67,8 @@ class Member:
         self.alive = True
         self.stores: dict[int, MemoryStore] = {}
         self.flights: dict[int, tuple[ShardBatch, BatchResult | None]] = {}
-        self._begun: dict[int, tuple[int, int]] = {}  # when a store was asked to open, and its database's clock
+        # When a store was asked to open, and the lead of its database's clock, both by the simulation's clock.
+        self._begun: dict[int, tuple[int, int]] = {}
         self.lost_shards = 0
         self.unheard_removals = 0  # of batches whose outcome was unknown when their shard was given up
         self.listings: list[Listing] = []
@@ -173,7 +178,7 @@ class Member:
                     self.stores[number] = MemoryStore(self.sim.dbs[number], self.sim.faults[number])
                     self._perform(self.driver.prepared(number, attempt, None))
                 case steps.Open(number):
-                    self._soon(self.sim.faults[number].trip_ms(), partial(self._open, step, self.now_ms))
+                    self._soon(self.sim.faults[number].trip_ms(), partial(self._open, step, self.sim.now_ms))
                 case steps.Serve(number, opened):
                     self._serve(self.engine.shards[number], opened)
                 case steps.Retire(number):
@@ -209,13 +214,17 @@ class Member:
             return
         sim.note("opened", self.name, number, opened.epoch)
         sim.ledger.owner_changed(number, sim.now_ms)
-        self._begun[number] = begun_ms, opened.db_now_ms - sim.now_ms  # of the simulation's clock
+        self._begun[number] = begun_ms, opened.db_now_ms - sim.now_ms
         # Counting a long backlog takes time after the epoch was taken; another host may take the shard in that time.
         late_ms = sim.rng.randint(0, 3_000) if sim.rng.random() < 0.2 and not sim.healing else 0
         self._soon(late_ms, partial(self._fill, number, attempt, opened))
 
     def _fill(self, number: int, attempt: int, opened: Opened) -> None:
         def filled() -> None:
+            _, db_ahead_ms = self._begun.get(number, (0, 0))
+            self.timekeeper.admit(number, opened.server, db_ahead_ms - self.skew_ms, Stamp(), served)
+
+        def served() -> None:
             self._perform(self.driver.opened(number, attempt, opened))
             self.engine.unfill(shard)
 
@@ -226,10 +235,9 @@ class Member:
         begun_ms, db_ahead_ms = self._begun.pop(shard.number)
         self.served.append((shard.number, opened.epoch))
         ahead_ms = db_ahead_ms - self.skew_ms
-        set_ms = self.timekeeper.opened(ahead_ms)
         store = self.stores[shard.number]
-        self.engine.opened(shard, opened, store.max_batch_bytes, begun_ms + set_ms, self.now_ms)
-        self.timekeeper.served(shard, ahead_ms - set_ms)
+        self.engine.opened(shard, opened, store.max_batch_bytes, begun_ms + self.skew_ms, self.now_ms)
+        self.timekeeper.served(shard, ahead_ms)
         self.neighbour.moves.changed()
         self.arm()
 

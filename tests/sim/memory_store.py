@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from foqs.dead_rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
-from foqs.marks import Mark
+from foqs.marks import Marks
 from foqs.policies.filter import FailureFilter
 from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
@@ -58,7 +58,7 @@ class MemoryStore:
     def max_batch_bytes(self) -> int:
         return self._db.max_batch_bytes
 
-    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, mark: Mark | None = None) -> Opened:
+    def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
         db = self._db
         self._faults.connecting()
         self._begin_late()

@@ -34,7 +34,7 @@ def test_a_packet_that_begins_after_it_was_settled(shard: ServerShard, store: Sq
     names that session's connection, so it stops before the first row and before COMMIT."""
     link = store._link
     assert link is not None
-    store._lock.release(link)
+    link.execute("DO RELEASE_ALL_LOCKS()")
     shard.proxy(store).arm(Break("BEGIN", missed=True))
     with pytest.raises(CommitUnknown):
         insert(store, new_item(1))

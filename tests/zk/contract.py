@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from foqs.dedup import SLOTS
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, SlotMove, Slots
 from foqs.shardmgr.session import Session
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable
@@ -86,16 +86,16 @@ class Client:
     def put(self, fact: ShardFact, *, new: bool) -> ZkError | None:
         return self.did(lambda done: self.store.put_shard(fact, new=new, done=done))
 
-    def remember(self, shard: int, mark: Mark) -> ZkError | None:
-        return self.did(lambda done: self.store.remember(shard, mark, done))
+    def remember(self, shard: int, mark: Mark, identity: str = "a1") -> ZkError | None:
+        return self.did(lambda done: self.store.remember(shard, identity, mark, done))
 
-    def recall(self, shard: int) -> Mark | None:
-        found: list[tuple[Mark | None, ZkError | None]] = []
-        self.store.recall(shard, lambda mark, error: found.append((mark, error)))
+    def recall(self, shard: int) -> Marks:
+        found: list[tuple[Marks, ZkError | None]] = []
+        self.store.recall(shard, lambda marks, error: found.append((marks, error)))
         self.rig.until(lambda: found)
-        mark, error = found[0]
+        marks, error = found[0]
         assert error is None
-        return mark
+        return marks
 
     def join(self, host: HostFact) -> None:
         """Until all of it is done: the candidacy is made after the record, and facts name the first candidate only."""

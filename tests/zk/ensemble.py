@@ -32,7 +32,7 @@ class Ensemble:
         self.hosts: dict[str, tuple[int, HostFact]] = {}  # with the session that each ephemeral record belongs to
         self.owners: dict[int, tuple[int, OwnerFact]] = {}
         self.drained: set[str] = set()
-        self.marks: dict[int, Mark] = {}
+        self.marks: dict[tuple[int, str], Mark] = {}
         self.assignment = Assignment()
         self.slots = Slots()
         self.settings: dict[str, Settings] = {}

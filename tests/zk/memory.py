@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import FoqsError
-from foqs.marks import Mark
+from foqs.marks import Mark, Marks
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
@@ -159,19 +159,19 @@ class MemoryFactStore:
 
         self._ask(f"shard {shard}", change, done)
 
-    def recall(self, shard: int, done: Callable[[Mark | None, ZkError | None], None]) -> None:
-        found: list[Mark | None] = []
+    def recall(self, shard: int, done: Callable[[Marks, ZkError | None], None]) -> None:
+        found: list[Marks] = []
 
         def read(_: int) -> None:
-            found.append(self._ensemble.marks.get(shard))
+            found.append({i: mark for (number, i), mark in self._ensemble.marks.items() if number == shard})
 
-        self._ask(f"mark {shard}", read, lambda error: done(found[-1] if found and error is None else None, error))
+        self._ask(f"mark {shard}", read, lambda error: done(found[-1] if found and error is None else {}, error))
 
-    def remember(self, shard: int, mark: Mark, done: Done) -> None:
+    def remember(self, shard: int, identity: str, mark: Mark, done: Done) -> None:
         def change(_: int) -> None:
-            before = self._ensemble.marks.get(shard)
+            before = self._ensemble.marks.get((shard, identity))
             if before is None or before.epoch <= mark.epoch:
-                self._ensemble.marks[shard] = mark
+                self._ensemble.marks[shard, identity] = mark
 
         self._ask(f"mark {shard}", change, done)
 

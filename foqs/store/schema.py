@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
@@ -23,6 +24,10 @@ from foqs.store.tables import IDENTITY_VERSION, OLDEST_READER, SCHEMA_VERSION, m
 
 _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
+
+_SERVED_S = 5.0
+"""A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
+_ASK_AGAIN_S = 0.02
 
 
 class Plan(NamedTuple):
@@ -254,7 +259,11 @@ def renew_identity(url: str, shard_number: int) -> str:
             if row.version < IDENTITY_VERSION:
                 raise ShardRefused("the schema has no identities yet", mend="migrate it: foqs shards migrate")
             lock = lock_of(database, shard_number)
-            if not lock.take(link):
+            deadline = time.monotonic() + _SERVED_S
+            while not lock.take(link):
+                if time.monotonic() < deadline:
+                    time.sleep(_ASK_AGAIN_S)
+                    continue
                 raise ShardRefused("a host serves the shard", mend="stop the host or disable the shard, and try again")
             try:
                 identity = uuid4()

@@ -22,6 +22,21 @@ class TakesIds(Protocol):
     def refused(self, indices: Sequence[int], error: FoqsError) -> None: ...
 
 
+class _Answered:
+    """Stands for a request that was answered before its items had an outcome."""
+
+    done = True
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        """The caller has its answer."""
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        """The caller has its answer."""
+
+
+ANSWERED = _Answered()
+
+
 class Chunk:
     """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 

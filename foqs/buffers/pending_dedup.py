@@ -108,6 +108,16 @@ class Keys:
         return f"Keys({len(self.pending)} pending)"
 
 
+class _Answered:
+    """Stands for a request that was answered before its items had an outcome."""
+
+    def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None:
+        """The caller has its answer."""
+
+
+_ANSWERED = _Answered()
+
+
 class KeyedRequest:
     """Stands for the request of a chunk with keys; other requests may wait for the same items.
 
@@ -159,6 +169,15 @@ class KeyedRequest:
         for keyed in entries:
             for call, at, _ in keyed.waits or ():
                 call.settled((at,), (error,))
+
+    def doubt(self, indices: Sequence[int], error: FoqsError) -> None:
+        """Answer all requests that wait for the items, which stay pending until their outcome is known."""
+        for keyed in [self._entries[i] for i in indices]:
+            waits, keyed.waits = keyed.waits or [], None
+            self._call.settled([keyed.at], [error])
+            for call, at, _ in waits:
+                call.settled((at,), (error,))
+        self._call = _ANSWERED
 
     def _end(self, indices: Sequence[int]) -> list[Keyed]:
         """Remove the items from `pending` and return them."""

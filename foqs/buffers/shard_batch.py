@@ -149,7 +149,8 @@ class BatchResult:
     Reads that were not made are None, or missing at the end of `pages`, `lanes_pages` and `lists`. `settled` answers a
     reconnect.
     `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
-    `read_only`: the database is `down` because it takes no writes.
+    `read_only`: the database is `down` because it takes no writes. `ended`: it is `down` because the server had ended
+    the connection, and what is missing here was not sent.
     """
 
     outcome: Outcome = Outcome.NONE
@@ -176,6 +177,7 @@ class BatchResult:
     fenced: bool = False
     disk_full: bool = False
     read_only: bool = False
+    ended: bool = False
     error: str = ""
     latency_ms: float = 0.0
     transaction_ms: float = field(default=0.0, repr=False)

@@ -27,19 +27,18 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     assert shard.in_flight is batch, "one batch at a time"
     shard.in_flight = None
     ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
+    if result.ended:
+        _connection_ended(shard, batch, result, now_ms)
+        return
     shard.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
     metrics = shard.batch_metrics
     metrics.seconds.observe(result.latency_ms / 1000)
     if batch.transaction is not None:
         metrics.transaction_seconds.observe(result.transaction_ms / 1000)
         metrics.transaction_rows.observe(batch.rows)
-    if result.down:
-        shard.lost, shard.read_only = True, result.read_only
     shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
-    if (result.down or result.disk_full) and shard.breaker.closed:
-        shard.breaker.trip(now_ms)
     if not ok or result.error:
-        shard.pause_from_ms = now_ms
+        _troubled(shard, batch, result, now_ms)
     if batch.reconnect:
         _reconnected(shard, result, now_ms)
         return
@@ -62,11 +61,36 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
             confirmed()
 
 
+def _troubled(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    if result.down:
+        _down(shard, batch, result)
+    if (result.down or result.disk_full) and shard.breaker.closed:
+        shard.breaker.trip(now_ms)
+    shard.pause_from_ms = now_ms
+
+
+def _down(shard: Shard, batch: ShardBatch, result: BatchResult) -> None:
+    shard.lost, shard.read_only = True, result.read_only
+    if shard.down_from_ms is None:
+        shard.down_from_ms = batch.begun_ms
+
+
+def _connection_ended(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    """Let all work of a batch that was not sent wait for the next connection, which is made at once."""
+    _down(shard, batch, result)
+    if batch.transaction is not None:
+        _apply_transaction(shard, batch, result, now_ms)
+    _apply_reads(shard, batch, result, now_ms)
+    returned, shard.returned = shard.returned, []
+    shard.chunks.extendleft(reversed(returned))
+    shard.chunk_rows += sum(len(chunk.items) for chunk in returned)
+
+
 def _reconnected(shard: Shard, result: BatchResult, now_ms: int) -> None:
     if result.settled is None:
         return
     shard.lost = shard.read_only = False
-    shard.pause_from_ms = None
+    shard.pause_from_ms = shard.down_from_ms = None
     batch, shard.unsettled = shard.unsettled, None
     if batch is not None:
         outcome = Outcome.COMMITTED if result.settled else Outcome.FAILED
@@ -384,7 +408,7 @@ def _apply_look(shard: Shard, ids: list[int], result: BatchResult) -> None:
         return  # they stay in `looks` for the next batch
     found = {row.body.id: row for row in result.look}
     for item_id in ids:
-        waiting = shard.looks.take(item_id)
+        waiting = shard.looks.take(item_id) if item_id in shard.looks else []
         row = found.get(item_id)
         item = shard.known.get(item_id)
         if item is None and row is not None:

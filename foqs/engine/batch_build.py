@@ -81,7 +81,11 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         hangs_ms = shard.in_flight.begun_ms + shard.hang_ms + 1
         return hangs_ms if hangs_ms > now_ms else now_ms + shard.hang_ms
     if shard.lost or shard.unsettled is not None or shard.breaker.state is not _CLOSED:
-        return max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
+        again_ms = max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
+        from_ms = shard.silent_from_ms()
+        if from_ms is None or now_ms < from_ms:
+            return again_ms
+        return min(again_ms, now_ms + shard.hang_ms - (now_ms - from_ms) % shard.hang_ms + 1)
     if shard.chunks or shard.changes or shard.looks or shard.lists or shard.dead_reads:
         return shard.retry_at_ms(now_ms)
     keys = shard.keys

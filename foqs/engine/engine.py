@@ -24,6 +24,7 @@ from foqs.engine import (
     item_ops,
     pauses,
     shard_open,
+    silence,
     turns,
 )
 from foqs.engine.inspect import OVERLOADED_RETRY_MS, Listing
@@ -267,7 +268,8 @@ class Engine(State):
             self.slots_written()
         if not was_healthy and shard.healthy(now_ms):
             consumers.wake_all(self, shard)
-        shard_open.place_again(self, shard, now_ms)
+        if not result.ended:
+            shard_open.place_again(self, shard, now_ms)
         self.touch(shard)
         consumers.wake(self, shard, now_ms)
 
@@ -309,7 +311,7 @@ class Engine(State):
             committing.deliver_now()
         consumers.end_merge_waits(self, now_ms)
         for shard in self.serving:
-            shard_open.check_hang(self, shard, now_ms)
+            silence.check(self, shard, now_ms)
             if batch_build.next_ms(shard, now_ms) <= now_ms:
                 self.touch(shard)
         if now_ms >= self.housekeeping_ms:

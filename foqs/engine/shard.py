@@ -95,6 +95,8 @@ class Shard(ShardMemory):
         self.lost = False
         self.disk_full = False  # until the next transaction is committed
         self.read_only = False  # lost, because its database takes no writes
+        self.down_from_ms: int | None = None  # since when a lost database has not answered
+        self.answered_ms = 0  # when requests that wait for it were answered last
         self.pause_from_ms: int | None = None  # after a passing failure
         self.returned: list[Chunk] = []
 
@@ -140,6 +142,12 @@ class Shard(ShardMemory):
         if from_ms is None or not 0 <= now_ms - from_ms < RETRY_MS:
             return 0
         return from_ms + RETRY_MS
+
+    def silent_from_ms(self) -> int | None:
+        """Return since when the database owes an answer; None if nothing is asked of it."""
+        if self.down_from_ms is not None:
+            return self.down_from_ms
+        return self.in_flight.begun_ms if self.in_flight is not None else None
 
     def oldest_unwritten_ms(self) -> int | None:
         unwritten = self.unwritten

@@ -22,7 +22,6 @@ from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
-from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 
 _LANES = 2_000
@@ -173,6 +172,10 @@ def clock_set(state: State, by_ms: int) -> None:
         shard.clock_read_ms += by_ms
         if shard.grace_from_ms is not None:
             shard.grace_from_ms += by_ms
+        if shard.down_from_ms is not None:
+            shard.down_from_ms += by_ms
+        if shard.unsettled is not None:
+            shard.unsettled.begun_ms += by_ms
         if shard.in_flight is not None:
             shard.in_flight.begun_ms += by_ms
         for item in shard.known.values():
@@ -182,18 +185,6 @@ def clock_set(state: State, by_ms: int) -> None:
             if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
                 item.lease_expires_at_ms += by_ms
         shard.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in shard.unwritten)
-
-
-def check_hang(state: State, shard: Shard, now_ms: int) -> None:
-    """Open the breaker if the batch in flight hangs. Items that were not sent go to other shards, or are refused."""
-    flight = shard.in_flight
-    if flight is None or now_ms - flight.begun_ms <= shard.hang_ms:
-        return
-    if shard.breaker.state is not BreakerState.OPEN:
-        shard.breaker.trip(now_ms)
-    chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
-    for chunk in chunks:
-        enqueue.place_elsewhere(state, shard, chunk, now_ms)
 
 
 def place_again(state: State, shard: Shard, now_ms: int) -> None:

@@ -44,6 +44,7 @@ class Callbacks:
     changed. `became_ready`: a topic has ready items that waiting consumers did not take. `ready_again`: a worker of
     another host that was refused items of a topic may have some (`per_worker`). `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
+    `hangs`: a shard's batch has had no reply for `hang_ms`; called again until it has ended.
     `tokens_wanted`: throttle keys need tokens. `ask_script`: ask a topic's script about a failed attempt; None: no
     script runs. `monotonic_ms` is the clock of tokens: it never goes back.
     """
@@ -55,6 +56,7 @@ class Callbacks:
     ready_again: Callable[[TopicKey], None] = _nothing
     left_waiting: Callable[[TopicKey], None] = _nothing
     slots_written: Callable[[], None] = _nothing
+    hangs: Callable[[Shard], None] = _nothing
     tokens_wanted: Callable[[], None] = _nothing
     ask_script: AskScript | None = None
     monotonic_ms: Callable[[], int] = lambda: 0
@@ -89,6 +91,7 @@ class State:
         self.ask_script = callbacks.ask_script
         self.timer_ms = NEVER_MS  # time of the next tick, if known: only an earlier alarm is set
         self.slots_written = callbacks.slots_written
+        self.hangs = callbacks.hangs
         self.shards_elsewhere = shards_elsewhere
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
         self.counters = Counters(Namespaces(config.admin.namespaces))

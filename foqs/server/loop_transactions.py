@@ -22,11 +22,15 @@ class LoopTransactions:
 
     `timeout_s` bounds each wait for the server. The socket is watched from the first transaction on until `detach`,
     which must precede any other use of the connection and its end: the system gives its number to another file.
+    `ended` is called when the server ends the connection between two transactions.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, timeout_s: float, ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
+        self._ended = ended
         self._fd = -1
         self._transaction: Transaction | None = None
         self._done: Done | None = None
@@ -78,8 +82,9 @@ class LoopTransactions:
     def _readable(self) -> None:
         transaction = self._transaction
         if transaction is None:
-            # The server ended the connection, or says why it is about to. The next transaction finds that out.
+            # The server ended the connection, or says why it is about to.
             self.detach()
+            self._ended()
             return
         try:
             self._read(transaction)

@@ -98,7 +98,7 @@ class ShardRunner:
         self._served = served
         self._keeper = keeper
         self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
-        callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm)
+        callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm, hangs=self._watch)
         self.engine: Engine = Engine(
             config, budget, random.Random(), self._submit, callbacks, shards_elsewhere=not static
         )
@@ -108,6 +108,7 @@ class ShardRunner:
         self._open_log = OpenLog(self.engine.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}
+        self._watched: set[int] = set()  # shards whose database is asked about a batch that hangs
         self._do: dict[type[steps.Step], Callable[[Any], None]] = {
             steps.Prepare: self._prepare,
             steps.Open: self._open,
@@ -204,7 +205,8 @@ class ShardRunner:
     def _open(self, step: steps.Open) -> None:
         number, attempt, opening = step.number, step.attempt, self._opening[step.number]
         opening.marks, opening.begun_ns = step.marks, time.monotonic_ns()
-        worker = worker_of(opening.store, f"shard-{number}", self._loop, self._deliver)
+        on_end = partial(self._connection_ended, number)
+        worker = worker_of(opening.store, f"shard-{number}", self._loop, self._deliver, on_end)
         self._workers[number] = worker
 
         def done(outcome: Opened | StoreError) -> None:
@@ -324,6 +326,28 @@ class ShardRunner:
             self._finished(shard, worker, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
 
         worker.submit(batch, partial(self._finished, shard, worker, batch), crashed)
+
+    def _watch(self, shard: Shard) -> None:
+        """End the connection of a batch that waits in vain: the next connection finds out its outcome."""
+        number, batch, worker = shard.number, shard.in_flight, self._workers.get(shard.number)
+        if worker is None or batch is None or batch.reconnect or number in self._watched:
+            return
+        self._watched.add(number)
+
+        def seen(vain: bool) -> None:
+            self._watched.discard(number)
+            if vain and shard.in_flight is batch and self._workers.get(number) is worker:
+                log.warning("shard.hangs", shard=number, after_ms=self._clock.now_ms() - batch.begun_ms)
+                worker.cut()
+
+        worker.watch(seen)
+
+    def _connection_ended(self, number: int) -> None:
+        """The server ended the connection of an idle shard: make another one before the next request needs it."""
+        shard = self.engine.shards.get(number)
+        if shard is not None and shard.state is ShardState.SERVING:
+            shard.confirm_wanted = True
+            self.engine.touch(shard)
 
     def _finished(
         self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, result: BatchResult

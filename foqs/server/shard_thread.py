@@ -25,6 +25,7 @@ from foqs.store.protocol import (
     ShardStore,
     StoreBusy,
     StoreDown,
+    StoreEnded,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -57,6 +58,7 @@ def run(store: ShardStore, shard_batch: ShardBatch, begun: Begun | None = None) 
         result.fenced, result.error = True, str(error)
     except StoreDown as error:
         result.down, result.read_only, result.error = True, isinstance(error, StoreReadOnly), str(error)
+        result.ended = isinstance(error, StoreEnded)
         if shard_batch.transaction is not None and result.outcome is Outcome.NONE:
             result.outcome = Outcome.FAILED
     except (StoreBusy, RowRejected) as error:  # a refused read, which the engine asks for again
@@ -296,6 +298,22 @@ class ShardThread:
             self._deliver(partial(done, outcome))
 
         self._jobs.put(job)
+
+    def watch(self, done: Callable[[bool], None]) -> None:
+        """Find out, on a thread of its own, if the batch in progress waits in vain. `done` gets the answer."""
+
+        def look() -> None:
+            try:
+                vain = self._store.waits_in_vain()
+            except Exception:  # noqa: BLE001 - a fault of ours says nothing about the batch
+                vain = False
+            self._deliver(partial(done, vain))
+
+        threading.Thread(target=look, name=f"{self._thread.name}-watch", daemon=True).start()
+
+    def cut(self) -> None:
+        """End the connection of the batch in progress: it fails at once."""
+        self._store.cut()
 
     def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
         """Close the store after all queued jobs, and end the thread."""

@@ -46,16 +46,21 @@ def _changed_bytes(batch: Batch) -> int:
 
 
 def worker_of(
-    store: ShardStore, name: str, loop: asyncio.AbstractEventLoop, deliver: Callable[[Callable[[], None]], None]
+    store: ShardStore,
+    name: str,
+    loop: asyncio.AbstractEventLoop,
+    deliver: Callable[[Callable[[], None]], None],
+    ended: Callable[[], None] = lambda: None,
 ) -> ShardWorker | ShardThread:
     """Return the worker of a shard: its thread alone, if the event loop cannot run transactions of such a store."""
     if isinstance(store, SqlStore) and store.in_python:
-        return ShardWorker(store, name, loop, deliver)
+        return ShardWorker(store, name, loop, deliver, ended)
     return ShardThread(store, name, deliver)
 
 
 class ShardWorker:
-    """`deliver(fn)` runs `fn` on the event loop, in order; it is called from the thread."""
+    """`deliver(fn)` runs `fn` on the event loop, in order; it is called from the thread. `ended` is called on the event
+    loop when the server has ended an idle connection, where that is noticed."""
 
     def __init__(
         self,
@@ -63,11 +68,12 @@ class ShardWorker:
         name: str,
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[Callable[[], None]], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._deliver = deliver
         self._thread = ShardThread(store, name, deliver)
-        self._on_loop = LoopTransactions(loop, store.io_timeout_s)
+        self._on_loop = LoopTransactions(loop, store.io_timeout_s, ended)
         self._close: Callable[[], None] | None = None
 
     def open(
@@ -99,6 +105,14 @@ class ShardWorker:
     def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
         """As that of the thread. A transaction of the loop may be under way: `work` leaves its connection alone."""
         self._thread.call(work, done)
+
+    def watch(self, done: Callable[[bool], None]) -> None:
+        """As that of the thread."""
+        self._thread.watch(done)
+
+    def cut(self) -> None:
+        """As that of the thread."""
+        self._store.cut()
 
     def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
         """Close the store after the batch in flight, and end the thread. `submit` must not be called any more."""

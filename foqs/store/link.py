@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,10 @@ _MULTI_STATEMENTS = 1 << 16
 _PACKAGES = {"pymysql": "PyMySQL", "mysqldb": "mysqlclient"}
 _PRODUCTS = {"mysql": "MySQL", "mariadb": "MariaDB"}
 _PORT = 3306
+_ENDED = getattr(select, "POLLRDHUP", select.POLLHUP)
+_LOOK_AGAIN_S = 0.2
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+"""In seconds, and a number of probes: an idle connection notices after 19 s that its server's machine is gone."""
 
 
 class Database:
@@ -241,6 +247,34 @@ def read_clock(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> tu
         return None
 
 
+class Seen(Enum):
+    """What a server does with a connection whose reply is late."""
+
+    WORKS = "it works on a statement, or does not say"
+    WAITS = "it waits for the next statement, or has ended the connection"
+    AWAY = "it does not answer"
+
+
+def look_at(url: str, connection: int, *, connect_timeout_s: float, io_timeout_s: float) -> Seen:
+    """Ask a server over another connection what it does with `connection`. Raises nothing.
+
+    A statement may begin or end between two questions. So the server WAITS if it says so twice.
+    """
+    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
+    query = f"SELECT 1 FROM information_schema.processlist WHERE id = {connection:d} AND command <> 'Sleep'"
+    try:
+        with closing(Link(database)) as link:
+            if link.fetch(query):
+                return Seen.WORKS
+            time.sleep(_LOOK_AGAIN_S)
+            return Seen.WORKS if link.fetch(query) else Seen.WAITS
+    except database.seam_errors.error as error:
+        # A server that refuses this connection may work on the other.
+        return Seen.WORKS if database.seam_errors.is_answer(error) else Seen.AWAY
+    except ShardRefused:
+        return Seen.WORKS
+
+
 def _place(url: URL) -> Place:
     if url.get_backend_name() == "sqlite":
         return Place("SQLite", url.database or "")
@@ -283,6 +317,7 @@ class Link:
         self._dbapi = dbapi
         self._cursor: Any = dbapi.cursor()
         self._file = database.file
+        self.poll = self._watch() if not database.is_file else None
         try:
             self._opened = self._file.stat() if self._file is not None else None
             self.id = int(self.fetch(dialect.connection_id)[0][0])
@@ -299,6 +334,26 @@ class Link:
             return not os.path.samestat(self._opened, self._file.stat())
         except FileNotFoundError:
             return True
+
+    def _watch(self) -> select.poll | None:
+        """Return what says that the server, or the network, has ended the connection: nothing sent now arrives.
+
+        It asks the operating system alone, which is made to notice that an idle server's machine is gone.
+        """
+        held = getattr(self._dbapi, "_sock", self._dbapi)
+        try:
+            number = held.fileno()
+            with socket.socket(fileno=os.dup(number)) as twin:
+                if twin.family != socket.AF_UNIX:
+                    twin.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for name, value in _KEEPALIVE:
+                        if (option := getattr(socket, name, None)) is not None:
+                            twin.setsockopt(socket.IPPROTO_TCP, option, value)
+        except (AttributeError, OSError):
+            return None
+        poll = select.poll()
+        poll.register(number, _ENDED)
+        return poll
 
     def run(self, statements: Sequence[str]) -> Iterator[int]:
         """Runs `statements` and yields the rows that each one matched, in order. Stops at the first that fails."""
@@ -328,10 +383,14 @@ class Link:
         return found
 
     def shut_down(self) -> None:
-        """End the connection of `plain_socket` at once: `close` says goodbye to the server, and could wait to do so."""
-        if (found := self.plain_socket) is not None:
+        """End PyMySQL's connection at once, from any thread: `close` says goodbye to the server, and could wait.
+
+        A read in another thread fails then.
+        """
+        found = getattr(self._dbapi, "_sock", None)
+        if isinstance(found, socket.socket):
             with suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(found, socket.SHUT_RDWR)  # that of a TLS socket would not wake a read
 
     def prepare_inserts(self) -> None:
         """Prepare the INSERTs of new items on `plain_socket`. A server may have no room for them: then they stay None.

@@ -42,6 +42,10 @@ class StoreDown(StoreError):
     """No connection, or it was lost; call `reconnect`. Nothing was committed."""
 
 
+class StoreEnded(StoreDown):
+    """The server had ended the connection before the call: nothing was sent."""
+
+
 class StoreReadOnly(StoreDown):
     """The server takes no writes, and so the connection was ended: its name may lead to another server by now."""
 
@@ -115,6 +119,12 @@ class ShardStore(Protocol):
 
         False where none was unknown. Raises StoreDown (try later) or Fenced.
         """
+
+    def waits_in_vain(self) -> bool:
+        """Says, from any thread, if the call in progress on another thread will get no reply. May take seconds."""
+
+    def cut(self) -> None:
+        """Ends the connection, from any thread: a call in progress fails as if the connection was lost."""
 
     def confirm(self) -> Confirmation:
         """A read that proves this owner's epoch still stands; raises Fenced."""

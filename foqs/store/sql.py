@@ -41,7 +41,7 @@ from foqs.store import packed, queries, server, settings
 from foqs.store.dead_reads import DeadReads
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
 from foqs.store.identity import Identity
-from foqs.store.link import PACKET_BYTES, Database, Link
+from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.opening import read_opened
 from foqs.store.ownership import Lock, give_up_epoch, identity_of, lock_of, take_again, take_epoch
 from foqs.store.pipelines import transaction_of
@@ -54,6 +54,7 @@ from foqs.store.protocol import (
     ShardRefused,
     StoreBusy,
     StoreDown,
+    StoreEnded,
     StoreError,
     explained,
 )
@@ -207,6 +208,24 @@ class SqlStore:
             raise
         return self._settle(seq)
 
+    def waits_in_vain(self) -> bool:
+        """Ask the server, from any thread, if no reply will come to the call in progress on another thread.
+
+        That is so where the server waits for the next statement, and where it takes no connection.
+        """
+        link = self._link
+        if link is None or self._database.is_file:
+            return False
+        seen = look_at(
+            self._url, link.id, connect_timeout_s=self._connect_timeout_s, io_timeout_s=self._connect_timeout_s
+        )
+        return seen is not Seen.WORKS
+
+    def cut(self) -> None:
+        """End the connection, from any thread: a call in progress raises what a lost connection raises."""
+        if (link := self._link) is not None:
+            link.shut_down()
+
     def _settle(self, seq: int) -> bool:
         committed = self._unsettled and seq == self._seq + 1
         if seq != self._seq and not committed:
@@ -281,7 +300,7 @@ class SqlStore:
         if transaction.state is State.COMMITTED:
             self._committed(transaction.plan, transaction.missed)
             return
-        link = self._connected()
+        link = self._begun()
         if link.inserts is not None:
             link.inserts.forget_types()
         error = self._errors.error_of(transaction.failure) if transaction.failure is not None else None
@@ -371,7 +390,7 @@ class SqlStore:
         return self._ask(lambda link: self._reads.list_timer(link, lanes, leased, after, limit))
 
     def change_settings(self, ns: str, change: Change) -> Settings:
-        self._connected()
+        self._begun()
         return settings.change_settings(self._database, self._dialect, self._epoch, ns, change)
 
     # --------------------------------------------------------------------------------------------- the link
@@ -387,6 +406,18 @@ class SqlStore:
             raise
 
     def _connected(self) -> Link:
+        """Return the connection. Raises StoreDown if there is none, StoreEnded if nothing sent would arrive, Fenced."""
+        if self._fenced:
+            raise Fenced(self._fenced)
+        if self._link is None:
+            raise StoreDown("not connected")
+        poll = self._link.poll
+        if poll is not None and poll.poll(0):
+            raise StoreEnded("the server ended the connection; nothing was sent")
+        return self._link
+
+    def _begun(self) -> Link:
+        """Return the connection of a call that has begun: its end has an answer of its own."""
         if self._fenced:
             raise Fenced(self._fenced)
         if self._link is None:

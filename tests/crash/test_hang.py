@@ -174,7 +174,7 @@ def test_a_host_starts_while_a_database_hangs(kind: Kind, new_server: NewServer,
 
 @pytest.mark.timeout(300)
 def test_keys_of_a_hanging_database_are_refused_at_once(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
-    """Except those that a transaction may have: they wait for its outcome."""
+    """Except those that a transaction may have: their outcome is unknown soon after, and found out when it answers."""
     server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))
     shards = make_shards([server], 1, "keys")
 
@@ -201,13 +201,20 @@ def test_keys_of_a_hanging_database_are_refused_at_once(kind: Kind, new_server: 
                 ask(others, f"later-{n}")
                 error = answer(others).error
                 assert (error.code, error.retry_after_ms > 0) == (Code.UNAVAILABLE, True), error
+            assert answer(first).error.code == Code.OUTCOME_UNKNOWN
         finally:
             server.resume()
-        sent = answer(first)
-        assert sent.error is None
+        stored: list[Any] = []
+
+        def stores_again() -> bool:
+            ask(first, "sent")
+            stored.append(answer(first))
+            return stored[-1].error is None
+
+        wait_until(stores_again, "the database answers again")
         ask(first, "sent")
         again = answer(first)
-        assert (again.id, again.duplicate) == (sent.id, True)
+        assert (again.id, again.duplicate) == (stored[-1].id, True)
 
 
 def hold(wire: Wire, log: Log) -> list[Item]:
@@ -232,7 +239,7 @@ def taken(wire: Wire, log: Log) -> list[Item]:
 
 
 def acks_in_the_hang(wire: Wire, log: Log, on_hung: list[Lease], on_good: list[Lease]) -> list[Ack]:
-    """Acks of items whose database hangs get a reply in time that is not OK; all other acks are done."""
+    """Acks of items whose database hangs get a reply soon that is not OK; all other acks are done."""
     by_shard: dict[int, list[Lease]] = defaultdict(list)
     for lease in on_hung:
         by_shard[shard_of(lease.id)].append(lease)
@@ -240,7 +247,7 @@ def acks_in_the_hang(wire: Wire, log: Log, on_hung: list[Lease], on_good: list[L
     # Of each shard: one that is asked for nothing now seems to be good until its first request.
     acks = ack(wire, log, [lease for leases in by_shard.values() for lease in leases[:10]])
     assert {event.answer for event in acks} <= {Answer.UNKNOWN, Answer.REFUSED}
-    assert TIMEOUT_MS * 0.8 < (monotonic() - began) * 1000 < TIMEOUT_MS + 2_500
+    assert (monotonic() - began) * 1000 < TIMEOUT_MS, "no request waits for a database that hangs"
     for lease in on_good[:30]:
         began = monotonic()
         (event,) = ack(wire, log, [lease])

@@ -180,24 +180,6 @@ def test_no_lease_of_a_closed_shard_stands() -> None:
 # ------------------------------------------------------------------------------------------ hangs and clocks
 
 
-def test_a_hang_sends_waiting_items_to_another_shard() -> None:
-    lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
-    sent = lab.enqueue()
-    ((shard, batch),) = lab.send()
-    waiting = lab.enqueue()
-    lab.engine.shards[2].takes_new = True
-    lab.ring(shard.hang_ms)
-    assert shard.breaker.closed
-    lab.ring(1)
-    assert not shard.breaker.closed
-    lab.settle()
-    assert [shard_of(item_id) for item_id in waiting] == [2]
-    assert not sent
-    lab.arrive(shard, batch)
-    assert [shard_of(item_id) for item_id in sent] == [1]
-
-
 @pytest.mark.parametrize("by_ms", [60_000, -60_000])
 def test_a_clock_that_is_set_changes_no_remaining_wait(by_ms: int) -> None:
     lab = Laboratory(1)

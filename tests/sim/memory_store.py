@@ -148,6 +148,9 @@ class MemoryStore:
             raise CommitUnknown("the connection was lost while committing")
         self._seq = self._db.seq
 
+    def waits_in_vain(self) -> bool:
+        return False
+
     def reconnect(self) -> bool:
         self._faults.connecting()
         self._begin_late()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -96,34 +95,45 @@ def _planned(url: str, shard: int) -> str:
     return "\n    ".join([heading, *(f"{statement};" for statement in plan.statements)])
 
 
-@command(app, "foqs shards check --config foqs.toml", group=DATABASES)
-def check(cluster: ClusterOptions) -> None:
-    """Check the database of every shard: tables, indexes, version, number and settings.
+@command(
+    app,
+    "foqs shards check --config foqs.toml",
+    "foqs shards check --rows --config foqs.toml",
+    group=DATABASES,
+)
+def check(
+    cluster: ClusterOptions,
+    rows: Annotated[
+        bool,
+        typer.Option(
+            "--rows",
+            help="The command also reads each row, and finds items without their rows in ready, timer, expiry or lane, "
+            "and such rows without their item.",
+        ),
+    ] = False,
+) -> None:
+    """Check the database of every shard, and find what keeps a host from opening it.
 
+    The command compares tables, indexes, version, number and settings, asks for the rights of the account, and reads
+    what a host reads when it opens the shard. It changes nothing, and hosts may serve the shards at the same time.
     For each fault the command prints the remedy. It exits with 1 if it finds a fault.
     """
-    wrong = False
-    for shard, url in shard_urls(cluster):
-        findings = _findings(url, shard)
-        wrong = wrong or bool(findings)
-        for finding in findings or ["good"]:
+    from foqs.cli.shard_checks import conflict_of, examine
+
+    urls = shard_urls(cluster)
+    wrong, copies = False, {}
+    for shard, found in examine(urls, rows=rows):
+        wrong = wrong or bool(found.findings)
+        for finding in found.findings or ["good"]:
             print(f"shard {shard}: {finding}")
-        if not findings and (restored := _restored(url)):
-            print(f"shard {shard}: {restored}")
+        if found.restored:
+            print(f"shard {shard}: {found.restored}")
+        copies[shard] = found.settings
+    if conflict := conflict_of(copies):
+        wrong = True
+        print(conflict)
     if wrong:
         sys.exit(1)
-
-
-def _restored(url: str) -> str:
-    """Return a line about the last restore of a shard; '' if there was none."""
-    from foqs.store.schema import restore_of
-
-    at_ms, ended = restore_of(url)
-    if not at_ms:
-        return ""
-    when = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-    leases = f"{ended:,} lease{'' if ended == 1 else 's'}"
-    return f"a host found an older copy here on {when}, and ended the {leases} that came back with it"
 
 
 @command(app, "foqs shards renew 3 --config copy.toml", group=DATABASES)
@@ -160,16 +170,6 @@ def shard_urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
     if not config.shards:
         raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
     return [(section.id, section.url) for section in config.shards]
-
-
-def _findings(url: str, shard: int) -> list[str]:
-    """Return the faults of a shard, each with its remedy."""
-    from foqs.store.schema import check_schema
-
-    try:
-        return [f"{one.found} -> {one.mend}" if one.mend else one.found for one in check_schema(url, shard)]
-    except StoreError as error:
-        return [str(error)]
 
 
 # ------------------------------------------------------------------------------------- shards of a cluster
@@ -239,7 +239,9 @@ def refuse_bad(url: str, shard: int, *, create: bool) -> None:
         from foqs.store.schema import create_schema
 
         create_schema(url, shard)
-    if findings := _findings(url, shard):
+    from foqs.cli.shard_checks import examined
+
+    if findings := examined(url, shard).findings:
         hint = "" if create else " (--create creates missing tables)"
         raise Invalid(f"shard {shard} is not added: {'; '.join(findings)}{hint}")
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from foqs.rows import SettingRow
 from foqs.store import migrate, queries, server
 from foqs.store.dialect import dialect_of
 from foqs.store.errors import Kind, Seam
 from foqs.store.lanes import REMEDY, orphans, words
 from foqs.store.link import Database, Link
-from foqs.store.ownership import lock_of
+from foqs.store.opening import read_opened
+from foqs.store.ownership import lock_of, start_without_lock
+from foqs.store.partners import partner_findings
 from foqs.store.protocol import ShardRefused
 from foqs.store.rights import account_of, grant
-from foqs.store.schema import table_findings, wrong_shard_table
+from foqs.store.schema import check_schema, table_findings, wrong_shard_table
 from foqs.store.server import Finding
-from foqs.store.shape import read_shapes
+from foqs.store.shape import missing, read_shapes
 from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.tables import metadata
+from foqs.store.tables import metadata, parts_since
 
 _CREATE = "make the schema: foqs shards create"
+_READ_TIMEOUT_S = 120.0
+_LANES = {"ready": queries.READY_LANES, "failure": queries.DEAD_LANES}
 _KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
 
 
@@ -63,6 +68,73 @@ def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], flo
     return made
 
 
+@dataclass(slots=True)
+class ShardCheck:
+    """`findings` are the faults and warnings; `settings` are copies of namespaces' settings, none if they were not
+    read."""
+
+    findings: list[Finding] = field(default_factory=list)
+    settings: list[SettingRow] = field(default_factory=list)
+
+
+def check_shard(url: str, shard: int, *, rows: bool = False) -> ShardCheck:
+    """Find what keeps a host from opening the shard. With `rows`, also rows without the rows that belong to them.
+
+    Compares the schema, asks for the account's rights, and reads what the next owner of the shard will read. Changes
+    and locks nothing. Raises StoreDown and StoreBusy when the database does not answer.
+    """
+    made = ShardCheck(check_schema(url, shard))
+    try:
+        database = Database(url, io_timeout_s=_READ_TIMEOUT_S, look_only=True)
+        database.refuse_missing()
+        if database.is_file and (rights := _file_rights(database)):
+            made.findings += rights
+            return made
+        with database.seam(), closing(Link(database)) as link:
+            _check_opening(made, database, link, shard, rows=rows)
+    except ShardRefused as refused:
+        finding = Finding(str(refused), refused.mend)
+        if finding not in made.findings:
+            made.findings.append(finding)
+    return made
+
+
+def _check_opening(made: ShardCheck, database: Database, link: Link, shard: int, *, rows: bool) -> None:
+    shapes = read_shapes(link.connection)
+    absent = [table for table in metadata.tables if table not in shapes]
+    if wrong_shard_table(link.connection, shapes):
+        return
+    row = read_shard_row(link.connection, database.seam_errors)
+    if not database.is_file:
+        made.findings += _rights(link, database, absent, row) + _stranger(link, database, shard)
+    refuse_foreign(row, shard)
+    later = parts_since(row.version + 1)
+    if missing(metadata.sorted_tables, shapes, later):
+        return  # a finding of the schema
+    version = server.version(link.connection)
+    dialect = dialect_of(version.product, row.version)
+    with _snapshot(link, database):
+        stored, start = start_without_lock(link, shard)
+        opened = read_opened(link, dialect, stored, start, [], replaced=False)
+        made.settings = opened.settings
+    if rows:
+        made.findings += partner_findings(link, dialect, has_failures=stored.has_tail)
+
+
+@contextmanager
+def _snapshot(link: Link, database: Database) -> Iterator[None]:
+    """Let the statements inside see the database at one time, while its owner goes on."""
+    begin = ["BEGIN"]
+    if not database.is_file:
+        begin = ["SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION WITH CONSISTENT SNAPSHOT"]
+    for statement in begin:
+        link.execute(statement)
+    try:
+        yield
+    finally:
+        link.rollback()
+
+
 def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Callable[[], float]) -> None:
     facts = server.facts(link.connection)
     made.server = f"{facts.version.product} {'.'.join(map(str, facts.version.number))}"
@@ -88,7 +160,7 @@ def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Cal
     if has_shard_table:
         _look_at_row(made, database, link, shard, row)
     if not {"lane", "ready"}.intersection(absent):
-        _look_at_lanes(made, link)
+        _look_at_lanes(made, link, [table for table in ("ready", "failure") if table not in absent])
 
 
 def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row: Any) -> None:
@@ -104,11 +176,13 @@ def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row:
         made.findings += _stranger(link, database, shard)
 
 
-def _look_at_lanes(made: Checkup, link: Link) -> None:
-    # Of `timer`, which has no index by lane, a host says the same when it opens the shard.
-    referred = [lane for (lane,) in link.fetch(queries.READY_LANES)]
-    if missing := orphans((row[0] for row in link.fetch(queries.LANE_NUMBERS)), referred):
-        made.findings.append(Finding(words(missing, "ready"), REMEDY))
+def _look_at_lanes(made: Checkup, link: Link, tables: list[str]) -> None:
+    # `timer` has no index by lane: `check_shard` reads it.
+    referred = {table: [lane for (lane,) in link.fetch(_LANES[table])] for table in tables}
+    lanes = {row[0] for row in link.fetch(queries.LANE_NUMBERS)}  # last: an owner may add one with its first items
+    for table in tables:
+        if unknown := orphans(lanes, referred[table]):
+            made.findings.append(Finding(words(unknown, table), REMEDY))
 
 
 def _clock(link: Link, version: server.Version, now_ms: Callable[[], float]) -> tuple[int, int]:

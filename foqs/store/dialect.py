@@ -64,10 +64,12 @@ class Dialect:
             ladder = f"{column} > {bound} OR ({column} = {bound} AND ({ladder}))"
         return f"{columns[0]} >= {bounds[0]} AND ({ladder})"
 
-    def up_to(self, columns: tuple[str, str], bounds: tuple[int, int]) -> str:
+    def up_to(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         """Rows whose `columns` are, as a tuple, at most `bounds`; spelled as in `behind`."""
-        (first, second), (most, last) = columns, bounds
-        return f"{first} <= {most} AND ({first} < {most} OR ({first} = {most} AND {second} <= {last}))"
+        ladder = f"{columns[-1]} <= {bounds[-1]}"
+        for column, bound in zip(columns[-2::-1], bounds[-2::-1], strict=True):
+            ladder = f"{column} < {bound} OR ({column} = {bound} AND ({ladder}))"
+        return f"{columns[0]} <= {bounds[0]} AND ({ladder})"
 
 
 class MariaDialect(Dialect):
@@ -116,7 +118,7 @@ class SqliteDialect(Dialect):
     def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         return f"({', '.join(columns)}) > ({', '.join(map(str, bounds))})"
 
-    def up_to(self, columns: tuple[str, str], bounds: tuple[int, int]) -> str:
+    def up_to(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         return f"({', '.join(columns)}) <= ({', '.join(map(str, bounds))})"
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,11 @@ class Database:
             connect_args = {"check_same_thread": False, "cached_statements": 0}
         else:
             # mysqlclient takes whole seconds only.
-            whole = math.ceil if url.get_driver_name() == "mysqldb" else float
+            in_python = url.get_driver_name() == "pymysql"
+            whole = float if in_python else math.ceil
             connect_args = {
                 "connect_timeout": whole(connect_timeout_s),
-                "read_timeout": whole(io_timeout_s),
+                "read_timeout": whole(min(connect_timeout_s, io_timeout_s) if in_python else io_timeout_s),
                 "write_timeout": whole(io_timeout_s),
             }
             if url.get_driver_name() == "pymysql" and url.password is not None:
@@ -145,10 +147,13 @@ class Database:
         except ValueError:  # its text may have the value
             raise ShardRefused("the shard's URL has an option whose value the driver does not accept") from None
         # Before the statements of SQLAlchemy's own, which a server's settings could make fail.
-        event.listen(engine, "connect", self._set_up, insert=True)
+        event.listen(engine, "connect", partial(self._set_up, io_timeout_s), insert=True)
         return engine
 
-    def _set_up(self, dbapi_connection: Any, _: object) -> None:
+    def _set_up(self, io_timeout_s: float, dbapi_connection: Any, _: object) -> None:
+        if self.reads_in_python:
+            # PyMySQL bounds the greeting of a server by it, which a frozen server never sends.
+            dbapi_connection._read_timeout = io_timeout_s
         with closing(dbapi_connection.cursor()) as cursor:
             if self.is_file:
                 for statement in session.SQLITE_LOOK_ONLY if self._look_only else session.SQLITE:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from foqs.ids import first_id, number_of, shard_of
+from foqs.ids import NUMBER_BITS, first_id, number_of, shard_of
 from foqs.marks import Mark, Marks
 from foqs.store import queries
 from foqs.store.dialect import Dialect
@@ -37,6 +37,8 @@ _EPOCH_JUMP = 1 << 20
 _NUMBER_JUMP = 1 << 30
 _LEASES_AT_ONCE = 10_000
 """Leases that one statement ends, so that it does not outlast the time-out of the connection."""
+_MOST_EPOCHS, _MOST_NUMBERS = 1 << 62, 1 << NUMBER_BITS
+_RESTORE_ROW = "restore the row of table shard, and the items, from a backup"
 
 
 class Lock(Protocol):
@@ -203,6 +205,8 @@ def start_of(
     `highest_number` is that of an item in the tables, 0 if there is none. `moved`: another server wrote the row.
     `floor` is the highest ceiling of other shards that had the number. `unknown`: marks are kept, and this shard has
     none, so nothing says how far its ids went.
+
+    Raises ShardRefused for numbers out of range.
     """
     # The row of a copy that was put back may lag behind its own items.
     next_number = max(stored.next_number, highest_number + 1)
@@ -217,7 +221,15 @@ def start_of(
     if moved or behind or (unknown and stored.epoch):
         # The last commits may be missing here (and in the mark, which is written behind), but its ids are out.
         next_number += _NUMBER_JUMP
-    return Start(epoch + 1, max(next_number, floor), behind)
+    next_number = max(next_number, floor)
+    if epoch >= _MOST_EPOCHS:
+        raise ShardRefused(f"shard.epoch is {stored.epoch}: it is damaged, or a mark is", mend=_RESTORE_ROW)
+    if next_number >= _MOST_NUMBERS:
+        why = (
+            f"shard.next_number is {stored.next_number}, and the highest item's number {highest_number}: no id is left"
+        )
+        raise ShardRefused(why, mend=_RESTORE_ROW)
+    return Start(epoch + 1, next_number, behind)
 
 
 def identity_of(link: Link, version: int) -> bytes:
@@ -232,11 +244,8 @@ def take_epoch(
     and ends the leases of an older copy. `marks` are those of the shard's number, None where none are kept. Raises
     ShardRefused and the driver's errors, with that transaction left open."""
     link.execute(dialect.begin)
-    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, version"
-    query = f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{dialect.for_update}"
-    last_server, *values = link.fetch(query)[0]
-    stored = ShardRow(*values)
-    moved = bool(last_server) and bytes(last_server) != server
+    last_server, stored = _stored_row(link, dialect.for_update)
+    moved = bool(last_server) and last_server != server
     named = stored.version >= IDENTITY_VERSION
     identity = identity_of(link, stored.version) or (uuid4().bytes if named else b"")
     mark = None if marks is None else marks.get(identity.hex())
@@ -273,6 +282,22 @@ def _end_leases(link: Link) -> int:
     while (last_ms := link.fetch(queries.last_lease(_LEASES_AT_ONCE))[0][0]) is not None:
         ended += sum(link.run([queries.end_leases(int(last_ms))]))
     return ended
+
+
+def _stored_row(link: Link, for_update: str = "") -> tuple[bytes, ShardRow]:
+    """Return the server that wrote the row, and the row."""
+    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, version"
+    last_server, *values = link.fetch(f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{for_update}")[0]
+    return bytes(last_server), ShardRow(*values)
+
+
+def start_without_lock(link: Link, shard: int) -> tuple[ShardRow, Start]:
+    """Return what `take_epoch` would return on this server, without a mark. Changes and locks nothing.
+
+    Raises ShardRefused, and the driver's errors.
+    """
+    _, stored = _stored_row(link)
+    return stored, start_of(stored, _highest_number(link, shard))
 
 
 def _index_tail(link: Link, dialect: Dialect) -> None:

@@ -22,7 +22,7 @@ def read_shard_row(connection: Connection, errors: Seam) -> Any:
     Raises ShardRefused when there is no such table, and the driver's errors.
     """
     try:
-        return connection.execute(select(*_COLUMNS)).one_or_none()
+        return connection.execute(select(*_COLUMNS).where(shard.c.one == 1)).one_or_none()
     except errors.error as error:
         if errors.is_missing_table(error):
             raise ShardRefused(NO_SCHEMA) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -141,7 +142,8 @@ class SqlStore:
             # Counting a long backlog takes longer than any other call may.
             database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
             warnings = [one.found for one in facts.unsafe]
-            opened = read_opened(database, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
+            with closing(Link(database)) as reader:
+                opened = read_opened(reader, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
             server = facts.identity or f"file:{self._database.file}".encode()
             opened = replace(opened, identity=taken.identity, seq=row.seq, server=server)
             return replace(opened, behind=taken.mark, leases_ended=taken.leases_ended) if start.behind else opened

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from foqs.rows import Batch, LaneRow
 from foqs.store.checkup import check_up
 from foqs.store.lanes import words
-from foqs.store.protocol import ShardRefused
+from foqs.store.protocol import ShardRefused, explained
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.store.asking import run
@@ -34,9 +36,10 @@ def test_a_shard_with_rows_of_unknown_lanes_is_refused(broken_url: str) -> None:
     with pytest.raises(ShardRefused) as refused:
         store.open("owner", take_over=True)
     assert not refused.value.held
-    assert str(refused.value) == (
-        "3 rows in ready or timer refer to 2 lanes 2, 3, which table lane lacks: restore all tables from the same "
-        "backup, or delete the rows of these lanes in item, ready, timer and expiry"
+    assert explained(refused.value) == (
+        "3 rows in ready or timer refer to 2 lanes 2, 3, which table lane lacks; restore all tables from the same "
+        "backup, or delete the rows of these lanes in item, ready, timer and failure, and the rows of their items in "
+        "expiry"
     )
 
 
@@ -45,7 +48,7 @@ def test_a_shard_whose_lanes_came_back_opens(broken_url: str) -> None:
         SqlStore(broken_url, shard=1).open("owner", take_over=True)
     run(
         broken_url,
-        "INSERT INTO lane (lane, ns, topic, fairness) VALUES (2, 'n', 'second', ''), (3, 'n', 'third', '')",
+        "INSERT INTO lane (lane, ns, topic, fairness) VALUES (2, x'6e', x'32', x''), (3, x'6e', x'33', x'')",
     )
     store = SqlStore(broken_url, shard=1)
     opened = store.open("owner", take_over=True)
@@ -62,3 +65,17 @@ def test_the_checkup_names_unknown_lanes(broken_url: str) -> None:
 def test_words_name_a_few_lanes() -> None:
     assert words([4], "ready") == "rows in ready refer to lane 4, which table lane lacks"
     assert words([*range(1, 8)], "timer").endswith("refer to 7 lanes 1, 2, 3, 4, 5, ..., which table lane lacks")
+
+
+def test_a_name_that_is_text_is_refused_with_what_mends_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shard.db"
+    create_schema(url, 1)
+    run(url, "INSERT INTO lane (lane, ns, topic, fairness) VALUES (2, 'n', 'second', '')")
+    with pytest.raises(
+        ShardRefused, match="lane 2 in table lane has a name that is text and not bytes: 'n'"
+    ) as refused:
+        SqlStore(url, shard=1).open("owner", take_over=True)
+    run(url, refused.value.mend)
+    store = SqlStore(url, shard=1)
+    assert [row.ns for row in store.open("owner", take_over=True).lanes] == [b"n"]
+    store.close()

@@ -1,0 +1,140 @@
+"""Rows without the rows that belong to them: each is found, and what a living owner writes is no fault."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from foqs.rows import Batch, FailureCause, FailureRow, LaneRow
+from foqs.store.checkup import check_shard
+from foqs.store.dialect import dialect_of
+from foqs.store.link import Database, Link
+from foqs.store.partners import partner_findings
+from foqs.store.schema import create_schema
+from foqs.store.server import version
+from foqs.store.sql import SqlStore
+from tests.store.asking import run
+from tests.store.contract import LANE, insert
+from tests.store.shards import NOW_MS, new_item
+
+DAMAGES = {
+    "DELETE FROM ready WHERE id = {ready}": ["1 row of table item have no row in ready or timer"],
+    "DELETE FROM timer WHERE id = {timer}": ["1 row of table item have no row in ready or timer"],
+    "DELETE FROM expiry": ["1 row of table item have a TTL and no row in expiry"],
+    "DELETE FROM lane WHERE lane = 1": ["4 rows of table item refer to lanes that table lane lacks"],
+    "DELETE FROM item WHERE id = {ready}": ["1 row of table ready have no item"],
+    "DELETE FROM item WHERE id = {timer}": ["1 row of table timer have no item"],
+    "DELETE FROM item WHERE id = {ttl}": ["1 row of table ready have no item", "1 row of table expiry have no item"],
+    "DELETE FROM item WHERE id = {dead}": ["1 row of table ready have no item", "1 row of table failure have no item"],
+    "UPDATE ready SET priority = 9 WHERE id = {ready}": [
+        "1 row of table item have no row in ready or timer",
+        "1 row of table ready have no item, or one with other values",
+    ],
+    "UPDATE timer SET lane = 2 WHERE id = {timer}": ["1 row of table timer have no item, or one with other values"],
+    "UPDATE expiry SET at_ms = 5": ["1 row of table item have a TTL", "1 row of table expiry have no item"],
+    "UPDATE failure SET lane = 1": ["1 row of table failure have no item, or one with other values"],
+    "INSERT INTO timer (due, id, lane, lease, attempt, lease_ms, bytes) VALUES (5, {ready}, 1, 0, 0, 0, 0)": [
+        "1 row of table item have a row in ready and one in timer"
+    ],
+}
+READY, TIMER, TTL, DEAD, TAIL = (new_item(number).id for number in range(1, 6))
+
+
+def failure_of(item_id: int) -> FailureRow:
+    return FailureRow(2, 0, item_id, FailureCause.FAILED, 1, 0, b"t", b"", b"reason")
+
+
+@pytest.fixture
+def url(shard_url: str) -> str:
+    """A ready item, a delayed one, one with a TTL, a dead letter, and one that has no row yet, of a living owner."""
+    create_schema(shard_url, 7)
+    store = SqlStore(shard_url, shard=7)
+    store.open("owner", take_over=False)
+    store.commit(Batch(lanes_new=[LANE, LaneRow(2, b"n", b"dead", b"")], next_number=1))
+    insert(store, new_item(1), new_item(2, due_ms=NOW_MS), new_item(3, expires_at_ms=NOW_MS), new_item(4, lane=2))
+    run(shard_url, "INSERT INTO failure (lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles,"
+        f" reason) VALUES (2, 0, {DEAD}, 1, 1, 0, '', '', '', '')")  # fmt: skip
+    tail = new_item(5)
+    tail.unindexed = True
+    store.commit(Batch(inserts=[tail], next_number=6, indexed_to=DEAD))
+    store._drop()
+    return shard_url
+
+
+def found(url: str, page_rows: int = 2) -> list[tuple[str, str]]:
+    database = Database(url)
+    with closing(Link(database)) as link:
+        dialect = dialect_of(version(link.connection).product)
+        findings = partner_findings(link, dialect, has_failures=True, page_rows=page_rows)
+    return [(one.found, one.mend) for one in findings]
+
+
+def test_an_item_that_waits_for_its_row_is_no_fault(url: str) -> None:
+    assert found(url) == []
+    assert check_shard(url, 7, rows=True).findings == []
+    run(url, "UPDATE shard SET indexed_to = 0")
+    ((what, _),) = found(url)
+    assert what == f"1 row of table item have no row in ready or timer: they are never delivered (item {TAIL})"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> None:
+    run(url, damage.format(ready=READY, timer=TIMER, ttl=TTL, dead=DEAD))
+    findings = found(url)
+    assert len(findings) == len(DAMAGES[damage])
+    for wanted in DAMAGES[damage]:
+        assert any(what.startswith(wanted) for what, _ in findings), findings
+    assert {one.found for one in check_shard(url, 7, rows=True).findings} >= {what for what, _ in findings} or (
+        "lane" in damage
+    )
+    for _ in range(2):  # what one remedy leaves, another removes
+        for _, mend in found(url):
+            if "run: " in mend:
+                run(url, mend.partition("run: ")[2])
+    assert found(url) == [] or "FROM lane" in damage
+
+
+@pytest.mark.parametrize("page_rows", [1, 2, 3, 7, 100])
+def test_pages_read_each_row_once(url: str, page_rows: int) -> None:
+    run(url, "DELETE FROM item")
+    counts = {what.split(" of table ")[1].split()[0]: int(what.split()[0]) for what, _ in found(url, page_rows)}
+    assert counts == {"ready": 3, "timer": 1, "expiry": 1, "failure": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.threads
+def test_a_large_shard_is_checked_while_its_owner_writes(shard_url: str) -> None:
+    """The owner's transactions go on beside the check, and none of them looks like a fault."""
+    create_schema(shard_url, 7)
+    store = SqlStore(shard_url, shard=7)
+    store.open("owner", take_over=False)
+    store.commit(Batch(lanes_new=[LANE], next_number=1))
+    count = 200_000
+    for first in range(1, count, 2_000):
+        items = [new_item(number, priority=number % 7) for number in range(first, first + 2_000)]
+        store.commit(Batch(inserts=items, next_number=first + 2_000))
+    checked, longest_s, number = threading.Event(), 0.0, count + 1
+
+    def check() -> None:
+        try:
+            findings.append(check_shard(shard_url, 7, rows=True).findings)
+        finally:
+            checked.set()
+
+    findings: list[object] = []
+    thread = threading.Thread(target=check)
+    began = time.monotonic()
+    thread.start()
+    while not checked.is_set():
+        at = time.monotonic()
+        store.commit(Batch(inserts=[new_item(number)], next_number=number + 1))
+        longest_s = max(longest_s, time.monotonic() - at)
+        number += 1
+    thread.join()
+    print(f"{time.monotonic() - began:.1f} s; {number - count} commits beside it, the longest {longest_s:.3f} s")
+    assert findings == [[]]
+    assert longest_s < 2
+    store.close()

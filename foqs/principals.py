@@ -144,7 +144,7 @@ class _File(BaseModel):
 def read(path: Path) -> Principals:
     """Parse the file. Raises Invalid, which names every error of the file, and no value."""
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise Invalid(f"auth.principals_file: {path}: {reason}") from None

@@ -749,7 +749,7 @@ struct ReleaseLeasesResponse {
 /** What has to end before an item is delivered. */
 struct ExplainReason {
   1: Reason code,
-  /** One or two sentences for a person, with the command that ends it where there is one. */
+  /** One or two sentences for a person, with a command that shows more. No command in it changes anything. */
   2: string text,
   /** Unix epoch, milliseconds: when it ends by itself, as far as the host knows; it may have passed. */
   3: optional i64 until_ms,

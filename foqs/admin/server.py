@@ -23,6 +23,7 @@ from foqs.admin.lag import LoopLag
 from foqs.admin.snapshot import Series, gather
 from foqs.admin.view import View
 from foqs.config.schema import AdminSection
+from foqs.rpc.address import host_port
 
 log = structlog.get_logger("foqs.admin")
 
@@ -101,7 +102,7 @@ class AdminServer:
         loop, host = asyncio.get_running_loop(), self._config.host
         self._listener = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
         host, port = self._listener.sockets[0].getsockname()[:2]
-        log.info("admin.listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        log.info("admin.listening", address=host_port(host, port))
 
     async def stop(self) -> None:
         """Stop; safe if `start` failed."""

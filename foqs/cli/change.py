@@ -17,6 +17,7 @@ from foqs.cli.look import State, state_of
 from foqs.cli.operators import YesOption
 from foqs.cli.progress import counting
 from foqs.cli.streams import write_line
+from foqs.cli.unknown import say_unknown
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.shardmgr.change import count as counted
@@ -109,6 +110,8 @@ def purge(
         where = f"topic {name(topic)} in namespace {name(connection.namespace)}"
         if not ids:
             print(f"{where} has no item to delete{stay}")
+            if not kept:
+                say_unknown(client, topic)
             return
         listed = ", ".join(f"{states[one.value]:,} {one.value}" for one in State if states[one.value])
         print(f"{where}: {listed}{stay}", flush=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,12 +114,17 @@ def server_clock(client: Client) -> Callable[[], int]:
     return lambda: int(anchor_ms() + monotonic() * 1000)
 
 
-def stdin_lines(what: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of stdin with their numbers, from 1. On a terminal, ask for `what`. Raises Invalid."""
+def stdin_lines(what: str, *, raw: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of stdin with their numbers, from 1. On a terminal, ask for `what`. Raises Invalid.
+
+    The mark of UTF-8 that some programs write at the start is left out, unless the lines are `raw` bytes.
+    """
     if sys.stdin.isatty():
         print(f"foqs: type {what}, one in each line; Ctrl-D ends them", file=sys.stderr, flush=True)
     try:
-        yield from enumerate(sys.stdin.buffer, 1)
+        lines = iter(sys.stdin.buffer)
+        first = [next(lines, b"")]
+        yield from enumerate(chain(first if raw else [first[0].removeprefix(BOM_UTF8)], lines), 1)
     except OSError as error:
         raise Invalid(f"cannot read stdin: {error.strerror or error}") from None
 

@@ -14,6 +14,7 @@ from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.lines import Count, entries_of_lines, settle
 from foqs.cli.streams import write_line
+from foqs.cli.unknown import say_unknown
 from foqs.cli.written import write_items
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
@@ -86,6 +87,8 @@ def dequeue(
             count -= len(found)
             total += len(found)
             wait_ms = 0
+        if not total and found.reason is None:
+            say_unknown(client, topic)
     if not total:
         say_why_empty(found, topic, connection.namespace)
     if failed:

@@ -12,7 +12,7 @@ from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.change import purge_items
 from foqs.cli.confirm import confirm_by_name
 from foqs.cli.connection import Connection
-from foqs.cli.dead_filter import Cause, DeadFilter, shown_cause, shown_fingerprint
+from foqs.cli.dead_filter import Cause, DeadFilter, shown_cause
 from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command, commands
 from foqs.cli.look import JsonOption
@@ -195,7 +195,7 @@ def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
     for group in groups:
         table.add_row(
             shown_cause(group.cause),
-            shown_fingerprint(group.fingerprint),
+            group.fingerprint,
             f"{group.count:,}",
             duration(now_ms - group.first_died_at_ms),
             duration(now_ms - group.last_died_at_ms),
@@ -208,7 +208,7 @@ def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
 def _json(group: FailureGroup) -> dict[str, str | int]:
     return {
         "cause": shown_cause(group.cause),
-        "fingerprint": shown_fingerprint(group.fingerprint),
+        "fingerprint": group.fingerprint,
         "count": group.count,
         "first_died_at_ms": group.first_died_at_ms,
         "last_died_at_ms": group.last_died_at_ms,

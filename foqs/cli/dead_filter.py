@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from string import hexdigits
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.errors import Invalid
+from foqs.policies.fingerprint import parse_fingerprint
 from foqs.rows import FailureCause, FailureRow
 
 if TYPE_CHECKING:
     from foqs.client import FailureFilter, Item
 
 _FILTER = "Filter"
-_DIGITS = 16
 
 
 class Cause(Enum):
@@ -59,9 +57,8 @@ class DeadFilter:
         """Raises Invalid."""
         from foqs.client import FailureFilter
 
-        number = None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
         cause = None if self.cause is None else self.cause.number
-        return FailureFilter(number, cause, self.reason_contains, fairness_key=self.fairness_key)
+        return FailureFilter(self.fingerprint, cause, self.reason_contains, fairness_key=self.fairness_key)
 
     def matches(self, item: Item) -> bool:
         """Whether a listed item is a dead letter that the options select. Raises Invalid."""
@@ -73,10 +70,11 @@ class DeadFilter:
         reason = None if wanted.reason_contains is None else wanted.reason_contains.encode()
         fairness = None if wanted.fairness_key is None else wanted.fairness_key.encode()
         row = FailureRow(
-            0, failure.fingerprint, item.id, failure.cause, failure.attempts, failure.died_at_ms,
+            0, parse_fingerprint(failure.fingerprint), item.id, failure.cause, failure.attempts, failure.died_at_ms,
             b"", failure.fairness_key.encode(), failure.reason.encode(),
         )  # fmt: skip
-        return stored.FailureFilter(wanted.fingerprint, wanted.cause, reason, fairness=fairness).matches(row)
+        number = None if wanted.fingerprint is None else parse_fingerprint(wanted.fingerprint)
+        return stored.FailureFilter(number, wanted.cause, reason, fairness=fairness).matches(row)
 
 
 def shown_cause(number: int) -> str:
@@ -89,20 +87,3 @@ def shown_cause(number: int) -> str:
         return FailureCause(number).name.lower()
     except ValueError:
         return str(number)
-
-
-def shown_fingerprint(number: int) -> str:
-    """Return 16 hexadecimal digits.
-
-    >>> shown_fingerprint(-1), parse_fingerprint("00000000000000ff"), parse_fingerprint(shown_fingerprint(-5))
-    ('ffffffffffffffff', 255, -5)
-    """
-    return f"{number & ((1 << 64) - 1):0{_DIGITS}x}"
-
-
-def parse_fingerprint(text: str) -> int:
-    """Return the number that `shown_fingerprint` shows. Raises Invalid."""
-    if len(text) != _DIGITS or not set(text) <= set(hexdigits):
-        raise Invalid(f"a fingerprint has {_DIGITS} hexadecimal digits: {text[:40]!r} is none")
-    number = int(text, 16)
-    return number - (1 << 64) if number >> 63 else number

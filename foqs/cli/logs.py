@@ -42,6 +42,9 @@ _wanted: dict[str, Any] = {"level": "info", "always": {}}
 
 def from_environment(level: Level = "info") -> None:
     """Set up the log for commands that serve nothing, and until a configuration is read. Raises Invalid."""
+    for key in ("LEVEL", "FORMAT"):
+        if f"FOQS_LOG_{key}" in os.environ:
+            raise Invalid(f"FOQS_LOG_{key}: foqs does not read this variable: write FOQS_LOG__{key}")
     wanted = os.environ.get("FOQS_LOG__LEVEL", level).lower()
     form = os.environ.get(_FORMAT_VARIABLE, "console")
     for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
@@ -57,7 +60,7 @@ def from_file(path: Path) -> None:
     import tomllib
 
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # load() reports the error
-        if tomllib.loads(path.read_text())["log"]["format"] == "json":
+        if tomllib.loads(path.read_text("utf-8-sig"))["log"]["format"] == "json":
             configure("info", "json")
 
 

@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_group
 
-from foqs import __version__, build
 from foqs.cli import logs
 from foqs.cli.errors import report_errors
 from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN, Group, top
@@ -64,9 +63,12 @@ VERBS = {
     "demo": Verb("lab", MEASURE, "Show foqs at work: count Python's standard library with a pool of workers."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
+    "version": Verb("version", OPERATE, "Print the version of foqs, as `foqs --version` does."),
     "config": Verb("config", OPERATE, "Print, validate and explain the configuration."),
     "shards": Verb("shards apply shard_settings", OPERATE, "Make, check and move shards."),
-    "hosts": Verb("hosts", OPERATE, "Move all shards off a host of a cluster, or let it take shards again."),
+    "hosts": Verb(
+        "hosts", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
+    ),
     "settings": Verb(
         "settings",
         OPERATE,
@@ -142,14 +144,16 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"foqs {__version__} ({build()})")
+        from foqs.cli.version import line
+
+        print(line())
         raise typer.Exit
 
 
 @app.callback()
 @report_errors
 def main(
-    version: Annotated[
+    wanted: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="The command prints its version and exits."),
     ] = False,

@@ -28,6 +28,7 @@ from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid
+from foqs.rpc.address import host_port
 from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
@@ -131,7 +132,8 @@ def serve(
 
 
 def _print(host: str, port: int) -> None:
-    logs.announce(f"foqs listening on {host}:{port}", address=f"{host}:{port}")
+    address = host_port(host, port)
+    logs.announce(f"foqs listening on {address}", address=address)
 
 
 def _allow_files(server: ServerSection) -> None:
@@ -196,7 +198,7 @@ async def _until(
         await node.stop()
         server = running().server
         ports = server.port if shared_port is None else f"{server.port} and {shared_port}"
-        raise Invalid(f"cannot listen on {server.host}:{ports}: {_reason(error)}") from error
+        raise Invalid(f"cannot listen on {host_port(server.host, ports)}: {_reason(error)}") from error
     tell(host, port)
     await stop.wait()
     log.info("host.stopping", grace_ms=running().server.grace_ms)
@@ -223,7 +225,7 @@ async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None
         try:
             await server.start(config.admin_port)
         except OSError as error:
-            address = f"{config.admin.host}:{config.admin_port}"
+            address = host_port(config.admin.host, config.admin_port)
             raise Invalid(f"admin: cannot listen on {address}: {_reason(error)}") from error
         yield
     finally:

@@ -138,7 +138,7 @@ def enqueue(
         reading(sys.stdin.buffer) as advance,
     ):
         now_ms = server_clock(client)
-        for number, line in stdin_lines("payloads" if raw else "items as JSON"):
+        for number, line in stdin_lines("payloads" if raw else "items as JSON", raw=raw):
             advance(len(line))
             if not raw and not line.strip():
                 continue

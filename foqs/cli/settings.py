@@ -198,7 +198,7 @@ def _imported(file: Path) -> dict[str, str]:
 def read(file: Path) -> str:
     """Return the text of a file; - is stdin. Raises Invalid."""
     try:
-        return sys.stdin.buffer.read().decode() if str(file) == "-" else file.read_text("utf-8")
+        return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
     except OSError as error:
         raise Invalid(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:

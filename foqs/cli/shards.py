@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from foqs.cli.confirm import confirm
-from foqs.cli.errors import fail
+from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.look import JsonOption
 from foqs.cli.operators import ClusterOptions, WaitOptions, YesOption, look, perform, show_moves
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
@@ -23,7 +24,7 @@ DATABASES, MEMBERS, PLACES = "Databases", "Shards of a cluster", "Hosts of the s
 
 app = commands(
     "shards",
-    "Make, check and move shards.",
+    "List, make, check and move shards.",
     "foqs shards check --config foqs.toml",
     "foqs shards move 3 --to host-2:7707 --config foqs.toml",
 )
@@ -93,6 +94,36 @@ def _planned(url: str, shard: int) -> str:
         return f"schema version {plan.version}, nothing to do"
     heading = f"schema version {plan.version}; to make it version {SCHEMA_VERSION}:"
     return "\n    ".join([heading, *(f"{statement};" for statement in plan.statements)])
+
+
+@command(app, "foqs shards list --config foqs.toml", name="list", group=DATABASES)
+@piped
+def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
+    """List the shards of foqs.toml or of the cluster: a table on a terminal, else JSON lines.
+
+    The command does not ask the databases: `foqs shards check` does.
+    """
+    from foqs.cli.status import ask_cluster, document, shards_table
+    from foqs.cli.streams import write_line
+    from foqs.cli.tables import plain_table, show
+    from foqs.config.load import load
+    from foqs.store.link import place_of
+
+    in_table = sys.stdout.isatty() and not as_json
+    if load(cluster.config).zookeeper is not None:
+        facts, answers = ask_cluster(cluster)
+        rows, table = document(facts, True, answers)["shards"], shards_table(facts, answers)
+    else:
+        places = [(shard, place_of(url)) for shard, url in shard_urls(cluster)]
+        rows = [{"id": shard, "database": None if place is None else "/".join(place)} for shard, place in places]
+        table = plain_table("shard", "database", numbers=("shard",), folded=("database",))
+        for row in rows:
+            table.add_row(str(row["id"]), row["database"] or "-")
+    if in_table:
+        show(table)
+        return
+    for row in rows:
+        write_line(row)
 
 
 @command(
@@ -213,7 +244,7 @@ def add(
     from foqs.cli.kept import adopt_kept, remove_copies
 
     if url == "-":
-        url = sys.stdin.readline().strip()
+        url = sys.stdin.readline().removeprefix("\ufeff").strip()
     if not url:
         raise Invalid(
             "the URL of the shard's database is empty: give it as the second argument, or a line on stdin for -"

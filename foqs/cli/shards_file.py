@@ -33,7 +33,7 @@ class _File(BaseModel):
 def read(path: Path) -> list[ShardFact]:
     """Read the file. Raises Invalid with every error but no value, because URLs hold passwords."""
     try:
-        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise Invalid(f"{path}: {error.strerror}") from None
     except ValidationError as error:

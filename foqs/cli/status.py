@@ -69,6 +69,32 @@ def status(
             raise
 
 
+def hosts_table(facts: Facts, answers: Answers) -> Table:
+    """Return a row for each host."""
+    return _hosts(status_of(facts, answers))
+
+
+def shards_table(facts: Facts, answers: Answers) -> Table:
+    """Return a row for each shard."""
+    return _shards(status_of(facts, answers), facts.shards)
+
+
+def ask_cluster(cluster: ClusterOptions) -> tuple[Facts, Answers]:
+    """Return the facts of a cluster, and what its hosts answered. Raises Invalid, Unavailable."""
+    import asyncio
+
+    from foqs.config.load import load
+
+    found: list[tuple[Facts, Answers]] = []
+    whole = load(cluster.config)
+    cluster_of(whole)
+    quietly()
+    asyncio.run(
+        _show(whole, cluster.connect_timeout, lambda facts, _, answers: found.append((facts, answers)), watch=False)
+    )
+    return found[0]
+
+
 async def _show(config: Config, connect_s: float, show: Show, *, watch: bool) -> None:
     from foqs.cli.ask import ask_hosts
     from foqs.cli.cluster import Cluster

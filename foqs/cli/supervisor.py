@@ -20,6 +20,7 @@ from foqs.cli import logs, signals
 from foqs.cli.reload import Read, on_hangup
 from foqs.config.load import Config
 from foqs.errors import Invalid
+from foqs.rpc.address import host_port
 
 log = structlog.get_logger("foqs.workers")
 
@@ -78,7 +79,7 @@ def _held(host: str, port: int) -> Iterator[int]:
                     port = alone.getsockname()[1]
                 stack.enter_context(_bound(family, (address[0], port, *address[2:]), shared=True))
         except OSError as error:
-            raise Invalid(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise Invalid(f"cannot listen on {host_port(host, port)}: {error.strerror}") from error
         yield port
 
 
@@ -99,7 +100,7 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
 class _Supervisor:
     def __init__(self, config: Config, workers: int, port: int) -> None:
         self._config = config
-        self._address = f"{config.server.host}:{port}"
+        self._address = host_port(config.server.host, port)
         self._keepers = [_Keeper(config, number, port, self._listens) for number in range(1, workers + 1)]
         self._quiet = {keeper.id for keeper in self._keepers}  # have not listened yet
 

@@ -16,6 +16,7 @@ from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
+from foqs.cli.unknown import unknown
 from foqs.shardmgr.change import name
 
 if TYPE_CHECKING:
@@ -245,7 +246,10 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
         return settings.with_fields(entries, key, {field: on})
 
     with connection.client() as client:
+        why = "" if topic.endswith("*") else unknown(client, topic)
         done = settings.change(client, decide)
+    if why:
+        print(f"foqs: {why}; the command gave it a policy", file=sys.stderr)
     print(_said(topic, _SAID[field, on][already]))
     settings.report(done)
 

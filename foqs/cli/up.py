@@ -49,10 +49,11 @@ def up(
     with ends_at_once():
         from foqs.lab.cluster import local_cluster
         from foqs.lab.crash.rig import make_shards
-        from foqs.lab.servers import ServerSettings, ServerUnavailable, start_database_server
+        from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server
 
     quietly()
     try:
+        find_zookeeper()  # the servers start first, which takes seconds
         with interruptible(), ExitStack() as stack:
             folder = stack.enter_context(_folder(keep))
             settings = ServerSettings(buffer_pool_bytes=64 << 20)
@@ -76,6 +77,7 @@ def _print(cluster: LocalCluster) -> None:
     for server in dict.fromkeys(shard.server for shard in cluster.shards):
         numbers = [shard.number for shard in cluster.shards if shard.server is server]
         print(f"{server.kind}: 127.0.0.1:{server.port}, shards {numbers[0]} to {numbers[-1]}")
+    print(f"export FOQS_ADDRESS={','.join(f'127.0.0.1:{host.port}' for host in cluster.hosts.values())}")
     print(f"foqs cluster status --config {cluster.config}", flush=True)
 
 

@@ -21,6 +21,7 @@ from foqs.cli.process import UNFINISHED, serve
 from foqs.cli.reload import Apply, take
 from foqs.config.load import Config
 from foqs.errors import Invalid
+from foqs.rpc.address import host_port
 
 _ORDERS, _ANSWERS = 0, 1
 _READ_BYTES = 64 * 1024
@@ -89,7 +90,7 @@ class _Orders:
 
 
 def _listening(host: str, port: int) -> None:
-    _say("listening", f"{host}:{port}")
+    _say("listening", host_port(host, port))
 
 
 def _say(what: str, text: str) -> None:

@@ -27,6 +27,7 @@ from foqs.client.wrong_peer import (
     why_no_handshake,
 )
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
+from foqs.rpc.address import host_port
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20
@@ -61,7 +62,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 def parse_addresses(text: str) -> list[Address]:

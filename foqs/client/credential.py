@@ -12,7 +12,7 @@ def read_token(given: str | None) -> str | None:
     if given is None or not given.startswith("@"):
         return given
     try:
-        token = Path(given[1:]).read_text("utf-8").strip()
+        token = Path(given[1:]).read_text("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"token: cannot read {given[1:]}: {getattr(error, 'strerror', None) or 'not text'}") from None
     if not token:

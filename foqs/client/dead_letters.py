@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from thriftpy2.thrift import TType
+
 from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
 from foqs.client import methods
 from foqs.client.options import check_cause, checked, instance_of, whole
@@ -13,6 +15,7 @@ from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable, item_error
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.policies.fingerprint import parse_fingerprint, shown_fingerprint
 from foqs.rows import FailureCause
 from foqs.travel import Value
 
@@ -22,11 +25,11 @@ _PAGE_GROUPS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Dead letters with the same cause, and reasons with the same fingerprint. Times are Unix epoch milliseconds; the
-    sample is one of the items."""
+    """Dead letters with the same cause, and reasons with the same fingerprint, 16 hexadecimal digits. Times are Unix
+    epoch milliseconds; the sample is one of the items."""
 
     cause: FailureCause | int
-    fingerprint: int
+    fingerprint: str
     count: int
     first_died_at_ms: int
     last_died_at_ms: int
@@ -49,14 +52,15 @@ class FailureFilter(Value):
     >>> FailureFilter(cause=FailureCause.FAILED, reason_contains="SMTP 451").reason_contains
     'SMTP 451'
 
-    `died_before_ms` (excluded) and `died_after_ms` (included) are Unix epoch milliseconds; `headers`: the item has each
-    of these pairs; `min_attempts` and `max_attempts` bound the deliveries in the topic that it came from.
-    `fairness_key` is the one that it had there; "": none.
+    `fingerprint` is that of a `FailureGroup`: 16 hexadecimal digits. `died_before_ms` (excluded) and `died_after_ms`
+    (included) are Unix epoch milliseconds; `headers`: the item has each of these pairs; `min_attempts` and
+    `max_attempts` bound the deliveries in the topic that it came from. `fairness_key` is the one that it had there;
+    "": none.
     """
 
-    thrift_spec: ClassVar[Any] = idl.FailureFilter.thrift_spec
+    thrift_spec: ClassVar[Any] = {**idl.FailureFilter.thrift_spec, 1: (TType.I64, "_fingerprint", False)}
 
-    fingerprint: int | None = None
+    fingerprint: str | None = None
     cause: FailureCause | None = None
     reason_contains: str | None = None
     died_before_ms: int | None = None
@@ -69,7 +73,8 @@ class FailureFilter(Value):
 
     def __post_init__(self) -> None:
         """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no dead letter meets."""
-        check_int("fingerprint", self.fingerprint, -I64_MAX - 1, I64_MAX, none=True)
+        check_text("fingerprint", self.fingerprint, none=True)
+        _ = self._fingerprint
         check_cause("cause", self.cause)
         check_text("reason_contains", self.reason_contains, most_bytes=_LIMITS.reason_bytes, none=True)
         check_time_ms("died_before_ms", self.died_before_ms, none=True)
@@ -83,6 +88,10 @@ class FailureFilter(Value):
         after_ms, before_ms = self.died_after_ms, self.died_before_ms
         if after_ms is not None and before_ms is not None and after_ms >= before_ms:
             raise Invalid(f"died_after_ms is {after_ms}, not below died_before_ms, {before_ms}: no item died then")
+
+    @property
+    def _fingerprint(self) -> int | None:
+        return None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
 
 
 class RefusedTopic(NamedTuple):
@@ -184,7 +193,7 @@ def _group(found: Any) -> FailureGroup:
     known = FailureCause(cause) if cause in FailureCause._value2member_map_ else cause
     return FailureGroup(
         known,
-        found.fingerprint or 0,
+        shown_fingerprint(found.fingerprint or 0),
         found.count or 0,
         found.first_died_at_ms or 0,
         found.last_died_at_ms or 0,

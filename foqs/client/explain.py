@@ -36,9 +36,9 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExplainReason:
-    """`text` says it in words, with the command that ends it where there is one. `until_ms` is Unix epoch milliseconds:
-    when it ends by itself, as far as the host knows. `key`, `count` and `by` depend on `code`: see `Reason` in
-    thrift/foqs.thrift. A code of a newer server is an int."""
+    """`text` says it in words, with a command that shows more and changes nothing. `until_ms` is Unix epoch
+    milliseconds: when it ends by itself, as far as the host knows. `key`, `count` and `by` depend on `code`: see
+    `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
 
     code: Reason | int
     text: str

@@ -16,6 +16,7 @@ from thriftpy2.thrift import TType
 from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text
 from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.policies.fingerprint import shown_fingerprint
 from foqs.travel import Value
 
 
@@ -130,13 +131,14 @@ class Failure(Value):
 
     `topic` is where the item came from, with the `fairness_key` ("": none) and the `throttle_keys` that it had
     there and has again after a redrive. `attempts` are the deliveries there. `cause` is a number of `FailureCause`.
-    Reasons that differ only in numbers and quoted texts have one `fingerprint`. `died_at_ms` is Unix epoch
-    milliseconds.
+    Reasons that differ only in numbers and quoted texts have one `fingerprint`: 16 hexadecimal digits, as commands
+    show it. `died_at_ms` is Unix epoch milliseconds.
     """
 
     thrift_spec: ClassVar[Any] = {
         **idl.Failure.thrift_spec,
         3: (TType.LIST, "_throttle_keys", TType.STRING, False),
+        7: (TType.I64, "_fingerprint", False),
     }
 
     topic: str = ""
@@ -145,8 +147,12 @@ class Failure(Value):
     attempts: int = 0
     cause: int = 0
     reason: str = ""
-    fingerprint: int = 0
+    _fingerprint: int = 0
     died_at_ms: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        return shown_fingerprint(self._fingerprint)
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:

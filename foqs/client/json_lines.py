@@ -125,14 +125,13 @@ def _tenancy(of: Item | Failure) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """The fingerprint is 16 hexadecimal digits, as `foqs dead list` writes it."""
     return {
         "topic": failure.topic,
         **_tenancy(failure),
         "attempts": failure.attempts,
         "cause": _name(FailureCause, failure.cause),
         "reason": failure.reason,
-        "fingerprint": f"{failure.fingerprint & ((1 << 64) - 1):016x}",
+        "fingerprint": failure.fingerprint,
         "died_at_ms": failure.died_at_ms,
     }
 

@@ -84,7 +84,7 @@ def _secret(path: Path) -> str:
     if len(read) > _MOST_SECRET_BYTES:
         raise ValueError(f"is larger than {_MOST_SECRET_BYTES} bytes")
     try:
-        text = read.decode().rstrip("\r\n")
+        text = read.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8") from None
     if not text:
@@ -96,7 +96,7 @@ def from_file(model: type[BaseModel], path: Path) -> Source:
     """Read a file. If it cannot be read, or is not TOML, the source has one error with where = ()."""
     source = Source(str(path))
     try:
-        source.values = tomllib.loads(path.read_text(encoding="utf-8"))
+        source.values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         source.errors.append(((), f"{path}: {error.strerror}"))
     except UnicodeDecodeError:
@@ -113,11 +113,31 @@ def from_environment(settings: type[BaseSettings]) -> Source:
     source = Source("environment")
     source.values = _Environment(settings, source)()
     for name in os.environ:
+        if not name.upper().startswith(PREFIX):
+            continue
         section, found, _ = name.upper().removeprefix(PREFIX).partition(DELIMITER)
-        if name.upper().startswith(PREFIX) and found and section.lower() not in settings.model_fields:
+        if found and section.lower() not in settings.model_fields:
             source.errors.append(((name,), "there is no such section"))
+        elif not found and (meant := _meant(settings, section.lower())) and "://" not in os.environ[name]:
+            # Kubernetes sets FOQS_SERVER_PORT=tcp://... for a service with the name foqs-server.
+            source.errors.append(((name,), f"foqs does not read this variable: write {env_name(meant)}"))
     source.follow_paths(settings, Path.cwd())
     return source
+
+
+def _meant(settings: type[BaseModel], text: str) -> str:
+    """Return the key that a name with one underscore means, for example server_port; empty if there is none."""
+    for name, info in settings.model_fields.items():
+        section, many = section_of(info)
+        rest = text.removeprefix(f"{name}_")
+        if section is None or many or rest == text:
+            continue
+        keys = {key for one in section.model_fields for key in (one, one + FILE)}
+        if rest in keys:
+            return f"{name}.{rest}"
+        if below := _meant(section, rest):
+            return f"{name}.{below}"
+    return ""
 
 
 class _Environment(EnvSettingsSource):

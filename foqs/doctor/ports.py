@@ -15,6 +15,7 @@ from foqs.config.exposure import is_loopback
 from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError
+from foqs.rpc.address import host_port
 
 _MOST_PORT = 65_535
 _ALIVE_BYTES = 64
@@ -52,7 +53,7 @@ async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, 
 
     `ask` raises FoqsError, OSError or HTTPException for another program. `needed`: a host does not start without it.
     """
-    name = f"{host}:{port}"
+    name = host_port(host, port)
     if port == 0:
         return _check(Verdict.OK, name, "any free port")
     if port > _MOST_PORT:
@@ -97,7 +98,7 @@ def _who(config: Config, port: int, timeout_s: float) -> str:
     tls = None
     if (section := config.tls) is not None:
         tls = Tls(section.ca_file, section.cert_file, section.key_file, advertised(config))
-    address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
+    address = host_port(here, port)
     timeout_ms = int(timeout_s * 1000)
     with Client(address, "doctor", tls=tls, routing=False, timeout_ms=timeout_ms, on_retry=_unsaid) as client:
         return f"a host of foqs {client.server_info().version} listens on it"

@@ -25,7 +25,6 @@ from foqs.fairness.topics import Topic
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.item_states import Phase, Place
-from foqs.policies.settings import THROTTLE
 from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.throttles.shard_slots import ShardSlots
@@ -196,7 +195,7 @@ def rank(code: int) -> int:
 def _not_served(number: int, *, disabled: bool) -> Any:
     why = f"No host serves shard {number} now: it is moved or opened, or its database is away; see foqs doctor."
     if disabled:
-        why = f"Shard {number} is disabled: foqs shards enable {number} ends that."
+        why = f"Shard {number} is disabled: see foqs cluster status."
     return _Reason(_Code.SHARD_NOT_SERVED, why)
 
 
@@ -220,11 +219,9 @@ def _delayed(item: Item, now_ms: int) -> Any:
 
 def _leased(shard: Shard, item: Item, now_ms: int) -> Any:
     worker, until_ms = given_of(shard, item).worker, item.lease_expires_at_ms
-    release = _command("release", item.lane.topic.key)
-    if worker:
-        release = f"{release} --worker {quote(worker)}"
     why = f"{f'Worker {worker}' if worker else 'A consumer'} has leased it, and the lease ends {_in(until_ms, now_ms)}"
-    return _Reason(_Code.LEASED, f"{why}; {release} ends it now.", until_ms, by=worker or None)
+    see = _command("topic stats", item.lane.topic.key)
+    return _Reason(_Code.LEASED, f"{why}; see {see}.", until_ms, by=worker or None)
 
 
 def _paused(state: State, key: TopicKey) -> list[Any]:
@@ -232,7 +229,7 @@ def _paused(state: State, key: TopicKey) -> list[Any]:
         return []
     ns, topic = key
     entry, version = state.policies.namespace(ns).layers(topic)["paused"], state.policies.versions[ns]
-    why = f"The settings entry {entry} pauses the topic (version {version}); {_command('topic resume', key)} ends that."
+    why = f"The settings entry {entry} pauses the topic (version {version}); see {_command('topic policy', key)}."
     return [_Reason(_Code.PAUSED, why, key=entry)]
 
 
@@ -243,18 +240,18 @@ def _held(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, 
         step, start = 1 + len(parking) // _FLOWS, flow.tenant.start
         before = step * sum(other.tenant.start < start for other in islice(parking, 0, None, step))
     throttle = gate.throttle
-    change = f"foqs throttle set {quote(throttle.setting.removeprefix(THROTTLE))} --ns {quote(topic[0])}"
+    see = f"see foqs throttle list --ns {quote(topic[0])}"
     if isinstance(gate, ShardSlots):
-        return _full(state, gate, before, change)
+        return _full(state, gate, before, see)
     until_ms = now_ms + max(0, state.throttling.due_in_ms(gate))
     limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
     why = f"Throttle key {gate.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
     if before:
         why = f"{why}, and other tenants get {before:,} tokens first"
-    return _Reason(_Code.THROTTLED, f"{why}; {change} changes the limit ({limit}).", until_ms, gate.name, before)
+    return _Reason(_Code.THROTTLED, f"{why}; the limit is {limit}: {see}.", until_ms, gate.name, before)
 
 
-def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, change: str) -> Any:
+def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, see: str) -> Any:
     """Explain an item that waits for a slot."""
     holders: list[int] = []
     for other in state.throttling.concurrency.gates(gate.bounded):
@@ -265,7 +262,7 @@ def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, change:
     if before:
         why = f"{why}, and other tenants get {before:,} slots first"
     limit = f"{gate.throttle.concurrency:,} leases at a time"
-    why = f"{why}; {change} changes the limit ({limit})."
+    why = f"{why}; the limit is {limit}: {see}."
     return _Reason(_Code.CONCURRENCY, why, key=gate.name, count=before, item_ids=holders or None)
 
 
@@ -295,7 +292,7 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
     if key in state.waiting or now_ms - asked_ms < LATELY_MS:
         return []
     last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
-    why = f"No consumer waits for the topic on the item's host, and {last}; {_command('dequeue', key)} takes an item."
+    why = f"No consumer waits for the topic on the item's host, and {last}; see {_command('topic stats', key)}."
     return [_Reason(_Code.NO_CONSUMER, why)]
 
 

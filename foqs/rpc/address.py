@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 
+def host_port(host: str, port: int | str) -> str:
+    """Return the address as options take it: an IPv6 address is in brackets.
+
+    >>> host_port("db", 7707), host_port("::1", 7707)
+    ('db:7707', '[::1]:7707')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def address_of(transport: Any) -> tuple[str, str]:
     """Return (address, "address:port") of the peer; both empty when it has disconnected."""
     found = transport.get_extra_info("peername")
     if not found:
         return "", ""
     host, port = found[:2]
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host, host_port(host, port)
 
 
 class Places:

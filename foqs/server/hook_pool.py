@@ -36,7 +36,7 @@ _REAPED_S = 2.0
 _TOO_LATE = "the call did not run in {} ms: repeat the request later, or make the scripts of hooks quicker"
 _FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls"
 _STOPPING = "the host stops: repeat the request on another host"
-_NO_LUPA = "this host cannot run scripts: install foqs[hooks]"
+_NO_LUPA = "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
 
 
 class _Request:

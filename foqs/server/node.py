@@ -26,6 +26,7 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.token_lender import TokenLender
+from foqs.rpc.address import host_port
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
@@ -243,7 +244,7 @@ class Node:
         """Take the port and return (host, port). Raises OSError if the port is taken."""
         host, port = await self.server.bind(self._config.server.host, self._config.server.port)
         name = socket.gethostname() if host in _ANY else host
-        self._listening = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        self._listening = host_port(name, port)
         return host, port
 
     async def share(self, port: int) -> None:

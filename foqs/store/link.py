@@ -221,7 +221,11 @@ def place_of(url: str) -> tuple[str, str] | None:
     except (ArgumentError, ValueError):
         return None
     port = f":{parsed.port}" if parsed.port is not None else ""
-    return f"{parsed.get_backend_name()}://{parsed.host or ''}{port}", parsed.database or ""
+    return f"{parsed.get_backend_name()}://{_in_brackets(parsed.host or '')}{port}", parsed.database or ""
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
@@ -284,7 +288,7 @@ def _place(url: URL) -> Place:
     if url.get_backend_name() == "sqlite":
         return Place("SQLite", url.database or "")
     path = url.query.get("unix_socket")
-    address = str(path) if path else f"{url.host or 'localhost'}:{url.port or _PORT}"
+    address = str(path) if path else f"{_in_brackets(url.host or 'localhost')}:{url.port or _PORT}"
     return Place(_PRODUCTS[url.get_backend_name()], address, url.username or "", url.database or "")
 
 

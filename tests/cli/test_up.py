@@ -54,6 +54,7 @@ def test_a_cluster_to_use_until_ctrl_c(tmp_path: Path) -> None:
         ports = re.findall(r"^host-\d: 127\.0\.0\.1:(\d+), admin http://127\.0\.0\.1:\d+, log ", text, re.MULTILINE)
         config = re.findall(r"--config (\S+)", text)[0]
         assert len(ports) == 2
+        assert f"\nexport FOQS_ADDRESS=127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}\n" in text
         status = foqs("cluster", "status", "--config", config)
         assert (status.returncode, status.stdout.count("served  enabled")) == (0, 3), status
         put = foqs("enqueue", "t", "--raw", "--address", f"127.0.0.1:{ports[0]}", stdin="hello\n")

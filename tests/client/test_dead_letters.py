@@ -37,7 +37,10 @@ def test_groups_of_all_pages_and_missing_hosts(peer: Peer) -> None:
     peer.meddle = script("ListFailures", *pages)
     with client_of(peer) as client:
         found = client.list_failures("t.dlq", cause=FailureCause.FAILED)
-    assert [(one.cause, one.fingerprint, one.count) for one in found.groups] == [(FailureCause.FAILED, 1, 2), (4, 2, 2)]
+    assert [(one.cause, one.fingerprint, one.count) for one in found.groups] == [
+        (FailureCause.FAILED, f"{1:016x}", 2),
+        (4, f"{2:016x}", 2),
+    ]
     assert found.missing == ("a:1", "shard 3")
     assert [(one.topic, one.cause, one.cursor) for one in peer.named("ListFailures")] == [
         ("t.dlq", 1, None),
@@ -47,7 +50,7 @@ def test_groups_of_all_pages_and_missing_hosts(peer: Peer) -> None:
 
 def test_a_redrive_with_all_options(peer: Peer) -> None:
     peer.meddle = script("RedriveItems", idl.RedriveItemsResponse(1, 3, 2, True, [4]))
-    wanted = FailureFilter(7, FailureCause.LIMIT, "x", 2, 1, {"a": "b"}, 1, 9, "t", "acme")
+    wanted = FailureFilter(f"{7:016x}", FailureCause.LIMIT, "x", 2, 1, {"a": "b"}, 1, 9, "t", "acme")
     with client_of(peer) as client:
         found = client.redrive(
             "t.dlq", 5, filter=wanted, per_fingerprint=1, to_topic="u", pace_per_second=3, dry_run=True

@@ -356,7 +356,8 @@ def test_a_backoff(fields: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"fingerprint": "ff"}, "fingerprint"),
+        ({"fingerprint": "ff"}, "a fingerprint has 16 hexadecimal digits"),
+        ({"fingerprint": 255}, "fingerprint"),
         ({"cause": 99}, "cause is 99"),
         ({"reason_contains": b"x"}, "reason_contains"),
         ({"reason_contains": ""}, "reason_contains is empty"),

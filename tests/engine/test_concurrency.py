@@ -227,7 +227,7 @@ def test_why_an_item_waits_for_a_slot() -> None:
     assert reason.code == R.CONCURRENCY
     assert reason.text == (
         f"Throttle key 'gpu' has no free slot for the item's shard; items {', '.join(map(str, reason.item_ids))} hold "
-        "some; foqs throttle set gpu --ns n changes the limit (2 leases at a time)."
+        "some; the limit is 2 leases at a time: see foqs throttle list --ns n."
     )
 
 

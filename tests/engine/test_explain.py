@@ -151,7 +151,7 @@ def test_a_leased_item_names_its_worker(host: OneHost) -> None:
     take(host, 1, worker="w 1", lease_ms=5_000)
     take(host, 1, lease_ms=5_000)
     first, second = (why(host, item_id) for item_id in ids)
-    text = "Worker w 1 has leased it, and the lease ends in 5.0 s; foqs release t --ns n --worker 'w 1' ends it now."
+    text = "Worker w 1 has leased it, and the lease ends in 5.0 s; see foqs topic stats t --ns n."
     assert first.reasons == [idl.ExplainReason(R.LEASED, text, host.now_ms + 5_000, by="w 1")]
     assert (first.state, second.reasons[0].by) == (State.LEASED, None)
     assert second.reasons[0].text.startswith("A consumer has leased it,")
@@ -161,7 +161,7 @@ def test_an_item_of_a_paused_topic(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     asked(host)
     pause(host)
-    text = "The settings entry topic.t* pauses the topic (version 7); foqs topic resume t --ns n ends that."
+    text = "The settings entry topic.t* pauses the topic (version 7); see foqs topic policy t --ns n."
     assert why(host, item_id).reasons == [idl.ExplainReason(R.PAUSED, text, key="topic.t*")]
 
 
@@ -196,7 +196,7 @@ def test_an_item_without_a_consumer(host: OneHost) -> None:
     (reason,) = why(host, item_id).reasons
     text = (
         "No consumer waits for the topic on the item's host, and none has asked since it was ready; "
-        "foqs dequeue t --ns n takes an item."
+        "see foqs topic stats t --ns n."
     )
     assert (reason.code, reason.text) == (R.NO_CONSUMER, text)
     asked(host)

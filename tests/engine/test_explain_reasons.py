@@ -128,7 +128,7 @@ def leased() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     take(host, worker="w:1", lease_ms=5_000)
-    text = "Worker w:1 has leased it, and the lease ends in 5.0 s; foqs release t --ns n --worker w:1 ends it now."
+    text = "Worker w:1 has leased it, and the lease ends in 5.0 s; see foqs topic stats t --ns n."
 
     def end() -> None:
         host.ask("ReleaseLeases", ns="n", topic="t", worker="w:1")
@@ -141,7 +141,7 @@ def paused() -> Case:
     (item_id,) = put(host, b"x")
     asked(host)
     settle(host, 7, topic_t='{"paused": true}')
-    text = "The settings entry topic.t pauses the topic (version 7); foqs topic resume t --ns n ends that."
+    text = "The settings entry topic.t pauses the topic (version 7); see foqs topic policy t --ns n."
     return Case(host, item_id, R.PAUSED, None, text, lambda: settle(host, 8))
 
 
@@ -160,7 +160,7 @@ def throttled() -> Case:
     until_ms = host.now_ms + host.engine.throttling.due_in_ms(key)
     text = (
         f"Throttle key 'k' has no token here, and the next may come in {(until_ms - host.now_ms) / 1_000:.1f} s; "
-        "foqs throttle set k --ns n changes the limit (0.1 deliveries a second, 1 at once)."
+        "the limit is 0.1 deliveries a second, 1 at once: see foqs throttle list --ns n."
     )
     return Case(host, left, R.THROTTLED, until_ms, text, lambda: settle(host, 4))
 
@@ -200,7 +200,7 @@ def no_consumer() -> Case:
     (item_id,) = put(host, b"x")
     text = (
         "No consumer waits for the topic on the item's host, and none has asked since it was ready; "
-        "foqs dequeue t --ns n takes an item."
+        "see foqs topic stats t --ns n."
     )
     return Case(host, item_id, R.NO_CONSUMER, None, text, lambda: asked(host))
 

@@ -118,7 +118,7 @@ def test_an_item_without_a_token(host: OneHost) -> None:
     assert [reason.key for reason in reasons] == ["customer"] * 2
     assert all(host.now_ms < reason.until_ms <= host.now_ms + 10_100 for reason in reasons)
     assert sorted(reason.count for reason in reasons) in ([0, 0], [0, 1])
-    words = "foqs throttle set 'cu*' --ns n changes the limit (0.1 deliveries a second, 1 at once)."
+    words = "the limit is 0.1 deliveries a second, 1 at once: see foqs throttle list --ns n."
     assert reasons[0].text.endswith(words)
     assert [answer.eta_ms for answer in found] == [None] * 2
     topic = of_topic(host)

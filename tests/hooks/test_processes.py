@@ -145,7 +145,9 @@ def test_a_host_without_lupa_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with hooks() as of:
-            assert of.pool.missing == "this host cannot run scripts: install foqs[hooks]"
+            assert of.pool.missing == (
+                "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
+            )
             failed = await of.failed(GOOD)
             assert (failed.kind, failed.text) == (Kind.UNAVAILABLE, of.pool.missing)
             assert of.pool.children == 0

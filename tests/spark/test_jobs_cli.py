@@ -76,7 +76,7 @@ def test_a_job_is_a_module_of_its_own(job, without_pyspark):
 def test_without_the_extra(args, without_pyspark):
     done = foqs("spark", *args, env=without_pyspark)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "foqs: PySpark is not installed: pip install 'foqs[spark]'\n"
+    assert done.stderr == "foqs: PySpark is not installed: pip install 'pyspark>=4.2' 'pyarrow>=17'\n"
 
 
 @pytest.mark.process

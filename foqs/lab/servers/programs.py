@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import foqs
 from foqs.lab.servers.errors import ServerUnavailable
 
 Kind = Literal["mariadb", "mysql"]
@@ -18,6 +19,14 @@ OLDEST: dict[Kind, Version] = {"mariadb": (10, 6), "mysql": (8, 4)}
 # Servers live outside the PATH of an ordinary Debian user.
 _SERVER_FOLDERS = ("/usr/sbin", "/sbin", "/usr/libexec", "/usr/local/sbin", "/usr/local/bin")
 _VERSION_TIMEOUT_S = 20.0
+
+
+_ZOOKEEPER = (
+    "curl -fL https://archive.apache.org/dist/zookeeper/zookeeper-3.9.4/apache-zookeeper-3.9.4-bin.tar.gz | tar xz && "
+    "export FOQS_ZOOKEEPER_JARS=$PWD/apache-zookeeper-3.9.4-bin/lib"
+)
+_MARIADB = "sudo apt-get install mariadb-server-core mariadb-client-core"
+_MYSQL = "install MySQL from https://dev.mysql.com/downloads/mysql, and set FOQS_MYSQLD to its mysqld"
 
 
 @dataclass(frozen=True)
@@ -161,14 +170,21 @@ def find_zookeeper() -> JavaProgram:
     """
     java = _which("java")
     if not java:
-        raise ServerUnavailable("no java found (script/setup test installs it)")
+        raise ServerUnavailable("no java found: sudo apt-get install default-jre-headless")
     named = os.environ.get("FOQS_ZOOKEEPER_JARS")
     folders = [Path(named)] if named else sorted(cache_folder().glob("zookeeper-[0-9]*"), reverse=True)
     for folder in folders:
         for jar in folder.glob("zookeeper-[0-9]*.jar"):
             return JavaProgram(java[0], folder, jar.stem.removeprefix("zookeeper-"))
-    where = f" in {named}" if named else " (script/setup test gets it)"
-    raise ServerUnavailable(f"no zookeeper found{where}")
+    if named:
+        raise ServerUnavailable(f"no zookeeper-VERSION.jar in FOQS_ZOOKEEPER_JARS={named}")
+    raise ServerUnavailable(f"no zookeeper found: {_command('zookeeper', _ZOOKEEPER)}")
+
+
+def _command(script: str, otherwise: str) -> str:
+    """Return the command that gets a program: a script of this checkout, or `otherwise` for an installed package."""
+    path = Path(foqs.__file__).parent.parent / "script" / script
+    return str(path) if path.is_file() else otherwise
 
 
 def cache_folder() -> Path:
@@ -199,8 +215,9 @@ def _first_usable(kind: Kind, candidates: list[tuple[tuple[str, ...], Path]]) ->
             return Program(kind, argv, prefix, version)
         refused.append(f"{argv[-1]} is {version or 'not working'}")
     oldest = ".".join(str(number) for number in OLDEST[kind])
-    seen = f": {', '.join(refused)}" if refused else ""
-    raise ServerUnavailable(f"no {kind} {oldest} or newer found (script/setup test gets it){seen}")
+    seen = f" ({', '.join(refused)})" if refused else ""
+    command = _MARIADB if kind == "mariadb" else _command("mysql", _MYSQL)
+    raise ServerUnavailable(f"no {kind} {oldest} or newer found{seen}: {command}")
 
 
 def _version_of(argv: tuple[str, ...]) -> str:

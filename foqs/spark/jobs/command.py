@@ -78,8 +78,8 @@ def words_of(text: str) -> str:
     """
     if missing := _MISSING.search(text):
         return (
-            f"the Python of the tasks has no {missing[1]}: install foqs[spark] there (PYSPARK_PYTHON), or send it "
-            "along with spark.archives (docs/spark.md, Packaging)"
+            f"the Python of the tasks has no {missing[1]}: in a checkout of foqs, run pip install '.[spark]' with that "
+            "Python (PYSPARK_PYTHON), or send it along with spark.archives (docs/spark.md, Packaging)"
         )
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()

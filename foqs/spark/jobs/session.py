@@ -145,7 +145,7 @@ def session(name: str, place: Place) -> Iterator[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise Invalid("PySpark is not installed: pip install 'foqs[spark]'") from None
+        raise Invalid("PySpark is not installed: pip install 'pyspark>=4.2' 'pyarrow>=17'") from None
     from pyspark.logger import PySparkLogger
 
     from foqs.spark.source import FoqsSource

@@ -23,7 +23,7 @@ from foqs.admin.lag import LoopLag
 from foqs.admin.snapshot import Series, gather
 from foqs.admin.view import View
 from foqs.config.schema import AdminSection
-from foqs.rpc.address import host_port
+from foqs.spelling import host_port
 
 log = structlog.get_logger("foqs.admin")
 

@@ -150,7 +150,7 @@ class BatchResult:
     reconnect.
     `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
     `read_only`: the database is `down` because it takes no writes. `ended`: it is `down` because the server had ended
-    the connection, and what is missing here was not sent.
+    the connection, and the missing results were not asked for.
     """
 
     outcome: Outcome = Outcome.NONE

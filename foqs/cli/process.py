@@ -28,11 +28,11 @@ from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid
-from foqs.rpc.address import host_port
 from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
 from foqs.server.node import Node
+from foqs.spelling import host_port
 from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")

@@ -20,7 +20,7 @@ from foqs.cli import logs, signals
 from foqs.cli.reload import Read, on_hangup
 from foqs.config.load import Config
 from foqs.errors import Invalid
-from foqs.rpc.address import host_port
+from foqs.spelling import host_port
 
 log = structlog.get_logger("foqs.workers")
 

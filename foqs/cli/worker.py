@@ -21,7 +21,7 @@ from foqs.cli.process import UNFINISHED, serve
 from foqs.cli.reload import Apply, take
 from foqs.config.load import Config
 from foqs.errors import Invalid
-from foqs.rpc.address import host_port
+from foqs.spelling import host_port
 
 _ORDERS, _ANSWERS = 0, 1
 _READ_BYTES = 64 * 1024

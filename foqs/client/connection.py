@@ -27,7 +27,7 @@ from foqs.client.wrong_peer import (
     why_no_handshake,
 )
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
-from foqs.rpc.address import host_port
+from foqs.spelling import host_port
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20

@@ -15,8 +15,8 @@ from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable, item_error
 from foqs.idl import idl
 from foqs.limits import Limits
-from foqs.policies.fingerprint import parse_fingerprint, shown_fingerprint
 from foqs.rows import FailureCause
+from foqs.spelling import parse_fingerprint, shown_fingerprint
 from foqs.travel import Value
 
 _LIMITS = Limits()

@@ -16,7 +16,7 @@ from thriftpy2.thrift import TType
 from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.policies.fingerprint import shown_fingerprint
+from foqs.spelling import shown_fingerprint
 from foqs.travel import Value
 
 

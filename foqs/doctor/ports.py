@@ -15,7 +15,7 @@ from foqs.config.exposure import is_loopback
 from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError
-from foqs.rpc.address import host_port
+from foqs.spelling import host_port
 
 _MOST_PORT = 65_535
 _ALIVE_BYTES = 64

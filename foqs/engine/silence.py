@@ -1,7 +1,7 @@
 """A database that does not answer: no request waits for it any longer.
 
-After `hang_ms`, what was not sent goes to another shard, or is refused: UNAVAILABLE, and nothing of it happens later.
-In a second `hang_ms` the host may find out the outcome of what was sent, over another connection. Then that outcome is
+After `hang_ms`, unsent work goes to another shard, or is refused: UNAVAILABLE, and nothing of it happens later.
+In a second `hang_ms` the host may find out the outcome of sent work over another connection. Then that outcome is
 unknown to the callers. The host finds it out when the database answers, for its own state.
 """
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-def host_port(host: str, port: int | str) -> str:
-    """Return the address as options take it: an IPv6 address is in brackets.
-
-    >>> host_port("db", 7707), host_port("::1", 7707)
-    ('db:7707', '[::1]:7707')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+from foqs.spelling import host_port
 
 
 def address_of(transport: Any) -> tuple[str, str]:

@@ -26,7 +26,6 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.token_lender import TokenLender
-from foqs.rpc.address import host_port
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
@@ -40,6 +39,7 @@ from foqs.server.polling import until
 from foqs.server.settings_log import SettingsLog
 from foqs.server.shard_runner import ShardRunner
 from foqs.server.shard_settings import ShardSettings
+from foqs.spelling import host_port
 from foqs.store.protocol import ShardStore
 
 log = structlog.get_logger("foqs.host")

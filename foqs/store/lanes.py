@@ -63,7 +63,7 @@ def refuse_names(page: Sequence[Sequence[Any]], known: set[bytes]) -> None:
 
 
 def _refuse_name(lane: int, name: bytes | str) -> None:
-    if isinstance(name, str):  # SQLite keeps what it is given
+    if isinstance(name, str):  # SQLite stores any type
         why = f"lane {lane} in table lane has a name that is text and not bytes: {name[:_SHOWN_BYTES]!r}"
         columns = ", ".join(
             [f"{column} = CAST({column} AS BLOB)" for column in ("ns", "topic", "fairness", "throttles")]

@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from foqs.shard_urls import refusal_of
+from foqs.spelling import host_port
 from foqs.store import session
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.errors import Seam
@@ -220,12 +221,10 @@ def place_of(url: str) -> tuple[str, str] | None:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         return None
-    port = f":{parsed.port}" if parsed.port is not None else ""
-    return f"{parsed.get_backend_name()}://{_in_brackets(parsed.host or '')}{port}", parsed.database or ""
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    host = parsed.host or ""
+    return f"{parsed.get_backend_name()}://{host if parsed.port is None else host_port(host, parsed.port)}", (
+        parsed.database or ""
+    )
 
 
 def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
@@ -265,7 +264,7 @@ class Seen(Enum):
 
 
 def look_at(url: str, connection: int, *, connect_timeout_s: float, io_timeout_s: float) -> Seen:
-    """Ask a server over another connection what it does with `connection`. Raises nothing.
+    """Ask a server over another connection about its work on `connection`. Raises nothing.
 
     A statement may begin or end between two questions. So the server WAITS if it says so twice.
     """
@@ -288,7 +287,7 @@ def _place(url: URL) -> Place:
     if url.get_backend_name() == "sqlite":
         return Place("SQLite", url.database or "")
     path = url.query.get("unix_socket")
-    address = str(path) if path else f"{_in_brackets(url.host or 'localhost')}:{url.port or _PORT}"
+    address = str(path) if path else host_port(url.host or "localhost", url.port or _PORT)
     return Place(_PRODUCTS[url.get_backend_name()], address, url.username or "", url.database or "")
 
 

@@ -2,7 +2,7 @@
 
 A host keeps these rules. A restore of some tables, or a program that wrote by itself, breaks them: such items are never
 delivered, or never removed. The rows are read in pages, each with one statement, which sees the database at one time.
-So the owner of the shard goes on, and what it changes between two pages is no fault.
+So the owner of the shard goes on, and its changes between two pages are no fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 5
 class _Rule(NamedTuple):
     """The rows of `table` (alias `a`) that `joins` and `wrong` find break the rule.
 
-    `key` is the primary key, `said` says what is wrong with so many rows, `mend` is SQL or a text.
+    `key` is the primary key, `said` continues a number of rows, `mend` is SQL or a text.
     """
 
     table: str
@@ -48,7 +48,7 @@ def _orphans(table: str, key: tuple[str, ...], same: str, dialect: Dialect) -> _
 
 
 def _rules(dialect: Dialect, *, has_failures: bool) -> Iterator[_Rule]:
-    # The first remedies remove rows that are in the way of those that the others add.
+    # The first remedies remove rows that are in the way of later ones.
     ready_timer = with_rows(dialect).replace("= i.", "= a.")
     # While a host serves the shard, the items above `indexed_to` may have no row yet.
     indexed = "(SELECT COALESCE(MAX(s.indexed_to), 0) FROM shard s WHERE s.one = 1)"

@@ -211,7 +211,7 @@ class SqlStore:
         return self._settle(seq)
 
     def waits_in_vain(self) -> bool:
-        """Ask the server, from any thread, if no reply will come to the call in progress on another thread.
+        """Ask the server, from any thread, if the call in progress on another thread gets no reply.
 
         That is so where the server waits for the next statement, and where it takes no connection.
         """

@@ -83,7 +83,7 @@ def test_a_variable_with_one_underscore_is_named(tmp_path: Path) -> None:
     assert "FOQS_LOG_LEVEL: foqs does not read this variable: write FOQS_LOG__LEVEL" in done.stderr
 
 
-def test_variables_of_others_are_no_error(tmp_path: Path) -> None:
+def test_variables_of_kubernetes_are_no_error(tmp_path: Path) -> None:
     """Kubernetes sets some for each service, here one with the name foqs-server."""
     others = {"FOQS_SERVER_PORT": "tcp://10.0.0.1:7707", "FOQS_SERVER_SERVICE_HOST": "10.0.0.1", "FOQS_HOME": "/opt"}
     config = tmp_path / "foqs.toml"

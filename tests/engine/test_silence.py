@@ -1,4 +1,4 @@
-"""A database that does not answer: what was not sent is refused as such, and what was sent has an unknown outcome."""
+"""A database that does not answer: unsent work is refused as such, and sent work has an unknown outcome."""
 
 from __future__ import annotations
 

@@ -27,8 +27,12 @@ class Rig:
         self.ours, self.server = socket.socketpair()
         self.ours.settimeout(TIMEOUT_S)  # as the driver does; underneath the socket does not block
         self.server.settimeout(TIMEOUT_S)
-        self.transactions = LoopTransactions(self.loop, TIMEOUT_S)  # type: ignore[arg-type]
+        self.cut = 0
+        self.transactions = LoopTransactions(self.loop, TIMEOUT_S, self._ended)  # type: ignore[arg-type]
         self.ends: list[Exception | None] = []
+
+    def _ended(self) -> None:
+        self.cut += 1
 
     def begin(self, data: bytes = PACKET) -> Transaction:
         made = Transaction(Plan(["BEGIN", "UPDATE shard", "INSERT"], [None, 1, 1], 5), [data])
@@ -181,11 +185,13 @@ def test_a_reply_that_waits_for_the_loop_is_not_late(rig: Rig) -> None:
 
 
 def test_a_connection_that_ends_between_transactions(rig: Rig) -> None:
-    """It would be readable in each turn of the loop."""
+    """It would be readable in each turn of the loop. The host learns of it before the next transaction."""
     rig.commit()
+    assert not rig.cut
     rig.server.close()
     assert rig.loop.turn()
     assert not rig.loop.readers
+    assert rig.cut == 1
     assert rig.begin().state is State.FAILED
 
 

@@ -18,6 +18,7 @@ from foqs.store.protocol import (
     ShardStore,
     StoreBusy,
     StoreDown,
+    StoreEnded,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -189,3 +190,13 @@ def test_a_reconnect_reports_the_last_transaction() -> None:
     result = run(Store(reconnect=StoreDown("down")), ShardBatch(reconnect=True))
     assert (result.settled, result.down, result.outcome) == (None, True, Outcome.NONE)
     assert run(Store(reconnect=Fenced("another owner")), ShardBatch(reconnect=True)).fenced
+
+
+def test_a_connection_that_had_ended_was_not_used() -> None:
+    """The engine sends the batch again over the next connection. After a commit, the reads alone are missing."""
+    result = commit(Store(commit_1=StoreEnded("ended")), 1, 2)
+    assert (result.outcome, result.down, result.ended) == (Outcome.FAILED, True, True)
+    result = commit(Store(look=StoreEnded("ended"), confirm=StoreEnded("ended")), 1, 2)
+    assert (result.outcome, result.down, result.ended) == (Outcome.COMMITTED, True, True)
+    result = commit(Store(commit_1=StoreDown("lost")), 1, 2)
+    assert (result.outcome, result.down, result.ended) == (Outcome.FAILED, True, False)

@@ -62,6 +62,13 @@ class Store(SqlStore):
         if self.begin_error is not None:
             raise self.begin_error
 
+    def waits_in_vain(self) -> bool:
+        return True
+
+    def cut(self) -> None:
+        assert self.connection is not None
+        self.connection.shutdown(socket.SHUT_RDWR)
+
     def look(self, ids: list[int]) -> list[Found]:
         self.done.append("look")
         return []
@@ -211,6 +218,21 @@ def test_other_ends_are_concluded_on_the_thread(
     (result,) = rig.results
     assert (result.outcome, result.down, result.fenced, result.error) == (outcome, down, fenced, str(error))
     assert len(rig.store.done) == 1 and rig.store.done[0].startswith("conclude ")
+
+
+def test_a_watch_does_not_wait_for_the_batch_that_hangs(rig: Rig) -> None:
+    """It asks on a thread of its own, and the batch fails at once when its connection is ended."""
+    rig.store.error = CommitUnknown("the connection was lost")
+    rig.submit(transaction())
+    rig.answer(REPLY)
+    seen: list[bool] = []
+    rig.worker.watch(seen.append)
+    rig.deliver()
+    assert seen == [True]
+    rig.worker.cut()
+    rig.loop.turn()
+    rig.deliver()
+    assert rig.results[0].outcome is Outcome.UNKNOWN
 
 
 def test_refused_rows_are_found_on_the_thread(rig: Rig) -> None:

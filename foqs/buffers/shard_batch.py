@@ -123,6 +123,7 @@ class ShardBatch:
     rows: int = 0
     size_bytes: int = 0  # of the bodies in `chunks`
     begun_ms: int = 0
+    doubted: bool = False  # its requests were answered as unknown
     keys_ms: int = 0  # a deduplication key that expires after this is remembered
 
     @property

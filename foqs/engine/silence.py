@@ -40,12 +40,12 @@ def check(state: State, shard: Shard, now_ms: int) -> None:
         chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
         for chunk in chunks:
             enqueue.place_elsewhere(state, shard, chunk, now_ms)
-    if 0 <= now_ms - shard.answered_ms < _AGAIN_MS:
-        return
-    shard.answered_ms = now_ms
     for batch in (flight, shard.unsettled):
         if batch is not None and now_ms - batch.begun_ms > 2 * shard.hang_ms:
             _doubt(batch)
+    if 0 <= now_ms - shard.answered_ms < _AGAIN_MS:
+        return
+    shard.answered_ms = now_ms
     refused = Unavailable(_NOT_SENT, enqueue.again_ms(shard, now_ms))
     _refuse_changes(shard, refused)
     _refuse_reads(shard, refused)
@@ -53,6 +53,9 @@ def check(state: State, shard: Shard, now_ms: int) -> None:
 
 def _doubt(batch: ShardBatch) -> None:
     """Answer the requests of a transaction that was sent. Its own outcome is applied as ever."""
+    if batch.doubted and not batch.changes:
+        return
+    batch.doubted = True
     unknown = OutcomeUnknown(_UNKNOWN)
     for chunk in batch.chunks:
         request = chunk.request

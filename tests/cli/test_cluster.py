@@ -176,6 +176,10 @@ def test_a_shard_from_its_making_to_its_removal(a: Player, run: Run, tmp_path: P
     refused(run("shards", "add", "2", url), "shard 1 has that URL")
     assert run("shards", "create").out == "shard 1: ready\n"
     assert run("shards", "check").out == "shard 1: good\n"
+    listed = json.loads(run("shards", "list").out)
+    assert (listed["id"], listed["state"], listed["weight"]) == (1, "served", 2.5)
+    (host,) = map(json.loads, run("hosts", "list").out.splitlines())
+    assert (host["id"], host["served"]) == ("a", 1)
 
     drained = run("shards", "drain", "1")
     assert (drained.code, drained.out.splitlines()[-1]) == (0, "shard 1 is draining")

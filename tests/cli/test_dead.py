@@ -181,7 +181,8 @@ def test_a_fingerprint_is_read_as_it_is_shown(number: int) -> None:
 
 
 def test_a_cause_of_a_later_version_is_a_number() -> None:
-    table = groups_table([FailureGroup(9, 1, 1, 0, 0, 1, "r"), FailureGroup(FailureCause.LIMIT, 1, 1, 0, 0, 1, "r")], 0)
+    groups = [FailureGroup(cause, f"{1:016x}", 1, 0, 0, 1, "r") for cause in (9, FailureCause.LIMIT)]
+    table = groups_table(groups, 0)
     assert list(table.columns[0].cells) == ["9", "limit"]
 
 

@@ -47,7 +47,7 @@ def run(folder: Path, hook: str, *words: str, **variables: str) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize("module", ["foqs.cli.main", "typer", "structlog", "foqs.cli.outlet"])
+@pytest.mark.parametrize("module", ["foqs.cli.main", "typer", "foqs.cli.outlet"])
 @pytest.mark.parametrize("words", [["--help"], ["enqueue", "t", "x", "--address", "127.0.0.1:1"], ["settings", "get"]])
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path, words: list[str], module: str) -> None:
     """`foqs.cli.outlet` is imported by the module of the log, which is half made then."""

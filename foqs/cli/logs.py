@@ -156,10 +156,14 @@ class _AfterImport(MetaPathFinder, Loader):
 _STRUCTLOG = _AfterImport("structlog")
 
 
-def _log() -> Any:
-    import structlog
+class _Log:
+    def __getattr__(self, name: str) -> Any:
+        import structlog
 
-    return structlog.get_logger("foqs.log")
+        return getattr(structlog.get_logger("foqs.log"), name)
+
+
+log = _Log()
 
 
 class Stderr:
@@ -174,7 +178,7 @@ class Stderr:
     def msg(self, message: str) -> None:
         masked = _LITERAL.sub("x'***", _PASSWORD.sub(r"\1:***@", message))
         if _outlet.write(masked) and (lines := _outlet.lost()):
-            _log().warning("lines.lost", lines=lines)
+            log.warning("lines.lost", lines=lines)
 
     log = debug = info = warn = warning = msg
     fatal = failure = err = error = critical = exception = msg
@@ -199,14 +203,14 @@ class _Bridge(logging.Handler):
         try:
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - another library's mistake in a message must not stop the work
-            _log().error("record.broken", of=record.name, error=type(error).__name__)
+            log.error("record.broken", of=record.name, error=type(error).__name__)
         else:
             Stderr(record.name).msg(text)
 
 
 def failed(message: str, status: int) -> None:
     """Log why a command ends."""
-    _log().error("command.failed", error=message, status=status)
+    log.error("command.failed", error=message, status=status)
 
 
 def announce(text: str, **fields: object) -> None:
@@ -223,7 +227,7 @@ def catch_faults(loop: asyncio.AbstractEventLoop) -> None:
 
     def in_loop(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         # Not the rest of the context: it shows arguments, and so payloads.
-        _log().error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
+        log.error("loop.failed", said=str(context["message"]).partition("(")[0], exc_info=context.get("exception"))
 
     loop.set_exception_handler(in_loop)
     _catch_in_process()
@@ -234,13 +238,13 @@ def _catch_in_process() -> None:
 
     def in_thread(fault: threading.ExceptHookArgs) -> None:
         name = None if fault.thread is None else fault.thread.name
-        _log().error("thread.failed", thread=name, exc_info=fault.exc_value)
+        log.error("thread.failed", thread=name, exc_info=fault.exc_value)
 
     def in_process(_kind: type[BaseException], error: BaseException, _traceback: TracebackType | None) -> None:
-        _log().error("process.failed", exc_info=error)
+        log.error("process.failed", exc_info=error)
 
     def in_cleanup(fault: sys.UnraisableHookArgs) -> None:
-        _log().error("cleanup.failed", said=fault.err_msg, exc_info=fault.exc_value)
+        log.error("cleanup.failed", said=fault.err_msg, exc_info=fault.exc_value)
 
     threading.excepthook = in_thread
     sys.excepthook = in_process

@@ -57,7 +57,8 @@ def dev(
             for section in config.shards:
                 create_schema(section.url, section.id)
             logs.configure(config.log.level, config.log.format)
-            structlog.get_logger("foqs.host").info("dev.data", directory=str(data_dir), shards=len(config.shards))
+            log = structlog.get_logger("foqs.host")
+            log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
             run(config, None, take_over=False)
 
 

@@ -137,11 +137,18 @@ def guarded() -> Iterator[None]:
         if not (goes_on and error.errno in _WITHOUT_READER):
             status = status or 1
             if error.errno != errno.EPIPE and not getattr(sys.stdout, "said", False):
-                from foqs.cli.errors import fail
-
-                fail(f"cannot write to stdout: {error.strerror or error}", status if isinstance(status, int) else 1)
+                _say_lost(f"cannot write to stdout: {error.strerror or error}", status)
     if status:
         raise SystemExit(status)
+
+
+def _say_lost(message: str, status: object) -> None:
+    from foqs.cli import logs
+
+    if logs.is_json():
+        logs.failed(message, status if isinstance(status, int) else 1)
+    else:
+        print(f"foqs: {message}", file=sys.stderr)
 
 
 def _lost() -> OSError | None:

@@ -104,8 +104,11 @@ def judge(policy: Policy, error: FoqsError, doubtful: bool) -> Verdict:
 
 def judge_forwarded(policy: Policy, error: FoqsError, doubtful: bool) -> Verdict:
     """As `judge`, for a host that forwards. It repeats a request that did not reach the shard's owner, or that is
-    in doubt. Any other OVERLOADED or UNAVAILABLE goes to the client, which repeats the request itself."""
+    in doubt. Any other OVERLOADED or UNAVAILABLE goes to the client, which repeats the request itself. So does an
+    OUTCOME_UNKNOWN with `retry_after_ms`: the owner still has the shard, and its database does not answer."""
     verdict = judge(policy, error, doubtful)
+    if verdict is Verdict.AGAIN_DOUBTFUL and error.retry_after_ms is not None:
+        return Verdict.FAILED
     if verdict is Verdict.AGAIN and not doubtful and not isinstance(error, NotSent | NotServed | LostReply):
         return Verdict.FAILED
     return verdict

@@ -75,6 +75,16 @@ def test_a_forwarding_host_passes_a_refusal_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("doubtful", [False, True])
+@pytest.mark.parametrize("name", sorted(ROWS.keys() - {"LOOK"}))
+def test_a_forwarding_host_does_not_wait_for_a_silent_database(name: str, doubtful: bool) -> None:
+    """Its owner says so by `retry_after_ms`. Without it, the next owner may know the outcome."""
+    silent, lost = OutcomeUnknown("the database does not answer", 200), OutcomeUnknown("the shard was lost")
+    assert judge_forwarded(policy_of(name), silent, doubtful) is Verdict.FAILED
+    if name != "ONCE":
+        assert judge_forwarded(policy_of(name), lost, doubtful) is Verdict.AGAIN_DOUBTFUL
+
+
+@pytest.mark.parametrize("doubtful", [False, True])
 @pytest.mark.parametrize("name", sorted(ROWS.keys() - {"ONCE"}))
 def test_a_forwarding_host_repeats_what_no_owner_took(name: str, doubtful: bool) -> None:
     for error in (NotServed(), NotSent("x")):

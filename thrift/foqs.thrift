@@ -63,7 +63,11 @@ enum ErrorCode {
   OVERLOADED = 4,
   /** The shard (or every shard) cannot be used now, or the topic is closed. Nothing was changed; try again later. */
   UNAVAILABLE = 5,
-  /** The change may or may not have been committed; the host could not find out within the time of the request. */
+  /**
+   * The change may or may not have been committed; the host could not find out within the time of the request. For an
+   * enqueue, also if the shard's database does not answer for twice breaker.hang_ms; retry_after_ms is set then, and an
+   * item with a dedup_key may be enqueued again.
+   */
   OUTCOME_UNKNOWN = 6,
   /** The caller did not prove its identity. */
   UNAUTHENTICATED = 7,
@@ -848,7 +852,10 @@ struct GetServerInfoResponse {
    * settings_value_bytes, script_bytes
    */
   2: map<string, i64> limits,
-  /** By shard that this host serves: rows changed since the shard was opened. */
+  /**
+   * By shard that this host serves: rows changed since the shard was opened. Without the shards whose database does not
+   * work now: it does not answer, fails, or is full.
+   */
   3: optional map<i32, i64> shard_rows,
   /** By shard that this host serves: items in any state, counted up to a second ago. Set with count_items. */
   4: optional map<i32, i64> shard_items,

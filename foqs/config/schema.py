@@ -216,8 +216,9 @@ class BreakerSection(Section):
     mean_latency_ms: Live[float] = Field(default=2_000.0, gt=0, le=LONGEST_MS)
     """The breaker opens at this mean latency."""
     hang_ms: Live[int] = Field(default=1_000, ge=10, le=LONGEST_MS)
-    """The breaker opens if a single call takes longer than this. The host then refuses requests that were
-    not sent, and asks over another connection for the outcome of sent ones. After the same time again it is unknown."""
+    """The breaker opens if a single call takes longer than this, and `foqs cluster status` shows the shard as
+    unreachable. The host then refuses requests that were not sent, and asks over another connection for the outcome
+    of sent ones. After the same time again it is unknown."""
     pause_ms: Live[int] = Field(default=200, ge=1, le=LONGEST_MS)
     """Pause before the next try; it doubles with each failure."""
     max_pause_ms: Live[int] = Field(default=2_000, ge=1, le=LONGEST_MS)

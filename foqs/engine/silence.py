@@ -42,7 +42,7 @@ def check(state: State, shard: Shard, now_ms: int) -> None:
             enqueue.place_elsewhere(state, shard, chunk, now_ms)
     for batch in (flight, shard.unsettled):
         if batch is not None and now_ms - batch.begun_ms > 2 * shard.hang_ms:
-            _doubt(batch)
+            _doubt(batch, enqueue.again_ms(shard, now_ms))
     if 0 <= now_ms - shard.answered_ms < _AGAIN_MS:
         return
     shard.answered_ms = now_ms
@@ -51,12 +51,12 @@ def check(state: State, shard: Shard, now_ms: int) -> None:
     _refuse_reads(shard, refused)
 
 
-def _doubt(batch: ShardBatch) -> None:
+def _doubt(batch: ShardBatch, again_ms: int) -> None:
     """Answer the requests of a transaction that was sent. Its own outcome is applied as ever."""
     if batch.doubted and not batch.changes:
         return
     batch.doubted = True
-    unknown = OutcomeUnknown(_UNKNOWN)
+    unknown = OutcomeUnknown(_UNKNOWN, again_ms)  # so forwarding hosts pass it on: the owner has the shard
     for chunk in batch.chunks:
         request = chunk.request
         if isinstance(request, KeyedRequest):

@@ -29,10 +29,11 @@ class Info:
         self._counted_ms: int | None = None
 
     def server_info(self, call: Call) -> None:
-        rows = {shard.number: shard.rows_changed for shard in self._engine.serving}
+        now_ms = self._now_ms()
+        rows = {shard.number: shard.rows_changed for shard in self._engine.serving if shard.healthy(now_ms)}
         items = self._count() if call.request.count_items else None
         limits = {**self._limits().as_map(), **FIXED}
-        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, self._now_ms()))
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
 
     def _count(self) -> Mapping[int, int]:
         now_ms = self._now_ms()

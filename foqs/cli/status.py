@@ -104,8 +104,9 @@ async def _show(config: Config, connect_s: float, show: Show, *, watch: bool) ->
         while shown is None or watch:
             if shown != (now := (cluster.facts, cluster.connected)):
                 addresses = {host: fact.address for host, fact in now[0].hosts.items()}
-                show(*now, await ask_hosts(config, addresses))
-                shown = now
+                answers = await ask_hosts(config, addresses)
+                shown = (cluster.facts, cluster.connected)  # the answers took more than a second
+                show(*shown, answers)
             if watch:
                 await cluster.news()
 

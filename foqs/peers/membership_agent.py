@@ -39,6 +39,13 @@ class Shards(Protocol):
     def down(self) -> Collection[int]:
         """Return the shards assigned to this host whose database does not answer it."""
 
+    def read_only(self) -> Collection[int]:
+        """Return those of the shards that are `down` whose database answers and takes no writes."""
+
+    def silent_ms(self) -> Mapping[int, int]:
+        """Return for how many ms a database has not answered this host, by shard: of those that are `down`, and of
+        those with a call that takes longer than `breaker.hang_ms`."""
+
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         """Connect to the shard's database; `done(whether it answered)` is called once, later."""
 
@@ -175,12 +182,18 @@ class MembershipAgent:
         """Keep up to date which databases this host reaches, in the host's record. Return when to do so next."""
         assert self._fact is not None
         served = [number for number, shard in self._shards.held().items() if shard.state is ShardState.SERVING]
-        report = self._reach.decide(self.facts, self._shards.down(), served, now_ms)
+        report = self._reach.decide(self.facts, self._shards.down(), served, now_ms, self._shards.silent_ms())
         for number in report.check:
             self._shards.recheck_owner(number)
         if report.probe is not None:
             self._shards.probe(report.probe, lambda ok: self._reach.probed(ok=ok))
-        fact = replace(self._fact, unreachable=report.unreachable, reached=report.reached)
+        fact = replace(
+            self._fact,
+            unreachable=report.unreachable,
+            reached=report.reached,
+            hanging=report.hanging,
+            read_only=report.unreachable.intersection(self._shards.read_only()),
+        )
         if fact != self._fact:
             self._fact = fact
             self._writer.join(fact)

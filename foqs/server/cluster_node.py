@@ -42,6 +42,8 @@ _ADOPT_S = 10.0
 _READS_AT_ONCE = 16
 _CLOSE_S = 2.0
 _CLOSE_UNKNOWN_S = 0.2
+_REPORTED_MS = 2_000
+"""Within this time beyond `breaker.hang_ms`, hosts report that a database does not answer."""
 _LINGER_S = 0.5
 """Time in which a host without shards still forwards requests. Clients follow the routing within it; without it, a
 request could arrive on a connection that is being closed, and be lost."""
@@ -94,10 +96,13 @@ class ClusterNode:
                 config.store.connect_timeout_ms / 1000,
                 config.store.io_timeout_ms / 1000,
             ),
+            url_of=lambda number: self._urls[number],
         )
         assert isinstance(self.node.keeper, ClusterSettings)
         self.settings: ClusterSettings = self.node.keeper
-        self._loads = ShardLoads(self.node.forwarder.ask, self._loop_ms)
+        self._loads = ShardLoads(
+            self.node.forwarder.ask, self._loop_ms, lambda: self._config.breaker.hang_ms + _REPORTED_MS
+        )
         self._facts_known = asyncio.Event()
         self._seen = asyncio.Event()  # this host is in the facts
         self._due = False
@@ -270,6 +275,12 @@ class ClusterNode:
         hosts, node = self.seat.facts.assignment.hosts, self.node
         node.runner.driver.keep_unreachable({number for number, host in hosts.items() if host == self._id})
         return node.unreachable.union(shard.number for shard in node.engine.shards.values() if shard.lost)
+
+    def read_only(self) -> Collection[int]:
+        return self.node.read_only
+
+    def silent_ms(self) -> Mapping[int, int]:
+        return self.node.pulse.silent_ms()
 
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         """Connect in a daemon thread, so that a server that does not answer cannot keep the process from ending."""

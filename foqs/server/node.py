@@ -36,6 +36,7 @@ from foqs.server.hook_pool import HookPool
 from foqs.server.marks import MarkStore
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
 from foqs.server.polling import until
+from foqs.server.pulse import Pulse, pulsed_server
 from foqs.server.settings_log import SettingsLog
 from foqs.server.shard_runner import ShardRunner
 from foqs.server.shard_settings import ShardSettings
@@ -50,7 +51,8 @@ _ANY = ("0.0.0.0", "::")
 
 class Node:
     """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went, and
-    `survey` reads the clocks of all databases that the host knows of. All methods run on the event loop.
+    `survey` reads the clocks of all databases that the host knows of. `url_of(shard number)` is the URL of its
+    database, by default the configuration's. All methods run on the event loop.
 
     A host in a cluster takes and releases shards as its membership says. A lone host keeps the shards of its
     configuration, and waits as a standby for those that another host holds.
@@ -65,6 +67,7 @@ class Node:
         neighbours: Neighbours = LONE,
         marks: MarkStore | None = None,
         survey: Survey | None = None,
+        url_of: Callable[[int], str] | None = None,
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -105,6 +108,11 @@ class Node:
             survey=survey,
         )
         self.engine: Engine = self.runner.engine
+        urls = {section.id: section.url for section in config.shards}
+        server = lambda number: pulsed_server(url_of(number) if url_of else urls.get(number, ""))  # noqa: E731
+        self.pulse = Pulse(
+            self.engine, server, self.runner.opening_ms, neighbours.changed, self._clock.now_ms, self._later
+        )
         self.hooks = TopicHooks(
             self.engine.policies,
             self.hook_pool,
@@ -191,6 +199,10 @@ class Node:
         lost = {number for number, shard in self.engine.shards.items() if shard.read_only}
         return self.runner.driver.read_only | lost
 
+    def away(self) -> set[int]:
+        """Return the shards whose database does not answer, or takes no writes, as far as this host knows."""
+        return self.unreachable.union(self.pulse.silent_ms())
+
     def now_ms(self) -> int:
         return self._clock.now_ms()
 
@@ -245,6 +257,7 @@ class Node:
         host, port = await self.server.bind(self._config.server.host, self._config.server.port)
         name = socket.gethostname() if host in _ANY else host
         self._listening = host_port(name, port)
+        self.pulse.begin()
         return host, port
 
     async def share(self, port: int) -> None:
@@ -259,6 +272,7 @@ class Node:
         """
         deadline = self._loop.time() + self._config.server.grace_ms / 1000
         self.server.stop_listening()
+        self.pulse.end()
         self.runner.stop()
         clean = await until(lambda: all(shard.idle for shard in self.engine.serving), deadline)
         self.lender.leave()

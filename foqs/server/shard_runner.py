@@ -33,6 +33,7 @@ from foqs.server.shard_worker import ShardWorker, worker_of
 from foqs.server.ticker import Ticker
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, StoreReadOnly, explained
+from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
 
@@ -183,6 +184,15 @@ class ShardRunner:
             for number, worker in self._workers.items()
             if number in shards and shards[number].state is ShardState.SERVING
         }
+
+    def opening_ms(self) -> dict[int, tuple[int, bool]]:
+        """Return for how many ms each shard has been opening, and True if its database has taken the connection."""
+        now_ms, found = self._clock.now_ms(), {}
+        for number, opening in self._opening.items():
+            shard, store = self.engine.shards.get(number), opening.store
+            if shard is not None and shard.state is ShardState.OPENING and opening.begun_ms:
+                found[number] = now_ms - opening.begun_ms, not isinstance(store, SqlStore) or store.connected
+        return found
 
     # ------------------------------------------------------------------------------------- steps of the driver
 

@@ -14,9 +14,10 @@ compare-and-set out.
 - Balancing runs every `balance_every_ms`, with at most `max_moves`, when no shard is under way, that is, when every
   assigned host serves its shards. A shard whose database is down stays under way, so the controller waits at most
   another `balance_every_ms`. Then it balances without the shards under way.
-- A shard whose host cannot reach the database stays: another host could do no better. Its load is unknown, so it counts
-  as a mean one. The shard moves only when another host has reached that database server for one session time-out
-  (`foqs.shardmgr.reach`). A host that cannot reach a server that other hosts reach gets no more shards.
+- A shard whose database does not answer its host stays: another host could do no better. It keeps its weight, and the
+  load that it had (see `foqs.peers.shard_load`); a load that was never known counts as a mean one. The shard moves only
+  when another host has reached that database server for one session time-out (`foqs.shardmgr.reach`). A host that
+  cannot reach a server that other hosts reach gets no more shards.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from types import MappingProxyType
 
 from foqs.shardmgr.assignment import Situation, balance, empty_hosts, place_orphans, rescue
 from foqs.shardmgr.facts import Facts, ShardUse
-from foqs.shardmgr.reach import Lasting, cut_off, stranded, unreachable
+from foqs.shardmgr.reach import Lasting, away, cut_off, stranded
 
 IDLE_LOAD = 0.1
 """Load of a shard without traffic, in mean loads: it has a connection and memory, and its traffic may return."""
@@ -149,7 +150,7 @@ class Controller:
 
     def _balance(self, facts: Facts, measured: Mapping[int, float], now_ms: int) -> Write | None:
         assert self._balance_ms is not None
-        if moving(facts) - unreachable(facts) and now_ms < self._balance_ms + self._settings.balance_every_ms:
+        if moving(facts) - away(facts) and now_ms < self._balance_ms + self._settings.balance_every_ms:
             return None
         self._balance_ms = now_ms + self._settings.balance_every_ms
         return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves).hosts)
@@ -183,8 +184,7 @@ def moving(facts: Facts) -> frozenset[int]:
 def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) -> Situation:
     """Return the input of `balance` and the other decisions: all shards except disabled ones. Each is on its assigned
     host, or on the host that serves it if that one is alive and the assigned one is not."""
-    stuck = unreachable(facts)
-    loads = _loads(facts, {shard: load for shard, load in measured.items() if shard not in stuck})
+    loads = _loads(facts, measured)
     current = dict(facts.assignment.hosts)
     for shard in loads:
         owner = facts.owners.get(shard)
@@ -192,7 +192,7 @@ def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) ->
             current[shard] = owner.host
     may_take = takers(facts)
     return Situation(
-        loads, current, may_take, facts.hosts.keys() - may_take, moving(facts) | stuck, cut_off(facts).keys()
+        loads, current, may_take, facts.hosts.keys() - may_take, moving(facts) | away(facts), cut_off(facts).keys()
     )
 
 

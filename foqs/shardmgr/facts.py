@@ -47,8 +47,10 @@ class ShardFact:
 class HostFact:
     """/hosts/<id>, ephemeral: a living host. `address` is its advertised host:port. `run` differs at each start of the
     process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
-    server does not answer this host. `reached`: shards reported by other hosts whose server answers this host (see
-    `foqs.shardmgr.reach`). `knows`: see `KNOWS`; hosts of older versions have 1.
+    server does not answer this host. `hanging`: shards whose database has not answered a call for `breaker.hang_ms`
+    yet. `read_only`: those of the `unreachable` shards whose database answers and takes no writes. `reached`: shards
+    reported by other hosts whose server answers this host (see `foqs.shardmgr.reach`). `knows`: see `KNOWS`; hosts of
+    older versions have 1.
 
     An id at one address is one host, because two processes cannot listen there: a restarted process replaces the record
     of the previous one. The same id at another address is a mistake, and the later process waits.
@@ -61,6 +63,8 @@ class HostFact:
     unreachable: frozenset[int] = frozenset()
     reached: frozenset[int] = frozenset()
     knows: int = KNOWS
+    hanging: frozenset[int] = frozenset()
+    read_only: frozenset[int] = frozenset()
 
     def replaces(self, other: HostFact) -> bool:
         """Return whether this is the same host as `other`, a record with the same id."""
@@ -135,14 +139,16 @@ def decode_shard(shard: int, data: bytes) -> ShardFact:
     return ShardFact(_shard(shard), _text(record, "url"), weight, _use(record.get("use", "enabled")))
 
 
+_REPORTS = ("unreachable", "reached", "hanging", "read_only")
+
+
 def encode_host(fact: HostFact) -> bytes:
     record: dict[str, Any] = {
         "address": fact.address, "run": fact.run, "leaving": fact.leaving, "knows": fact.knows
     }  # fmt: skip
-    if fact.unreachable:
-        record["unreachable"] = sorted(fact.unreachable)
-    if fact.reached:
-        record["reached"] = sorted(fact.reached)
+    for key in _REPORTS:
+        if shards := getattr(fact, key):
+            record[key] = sorted(shards)
     return _encode(record)
 
 
@@ -157,6 +163,8 @@ def decode_host(host: str, data: bytes) -> HostFact:
         _shards(record, "unreachable"),
         _shards(record, "reached"),
         _whole(record, "knows", _OLDEST_KNOWS),
+        _shards(record, "hanging"),
+        _shards(record, "read_only"),
     )
 
 

@@ -3,6 +3,9 @@
 A shard whose database answers no host stays in its place, because another host could do no better. A shard moves if its
 host cannot reach the database and another host can. Both conclusions need real connections: when any host reports a
 shard, every other host connects to the shard's server and reports the outcome.
+
+A host reports a call that hangs before it knows that the database is gone. Such a shard stays in its place and keeps
+its weight, and operators see it. It moves only when the host gave the call up, because a slow database hangs as well.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
 
 NOTICE_MS = 1_000
 """Shorter failures of a database are not reported: it was restarted, or one connection was cut."""
+HUNG_MS = 2_000
+"""A call that hung is reported for this time after its end: a slow database would change the record at each call."""
 PROBE_MS = 5_000
 """Time between two probes of a reported server by one host."""
 
@@ -39,6 +45,17 @@ def unreachable(facts: Facts) -> frozenset[int]:
     if not hosts:
         return frozenset()
     return frozenset(shard for shard, host in facts.assignment.hosts.items() if shard in hosts.get(host, ()))
+
+
+def away(facts: Facts) -> frozenset[int]:
+    """Return the shards whose assigned host is alive and gets no answer of their database, or cannot write there."""
+    hosts = {id_: fact.unreachable | fact.hanging for id_, fact in facts.hosts.items()}
+    return frozenset(shard for shard, host in facts.assignment.hosts.items() if shard in hosts.get(host, ()))
+
+
+def read_only(facts: Facts) -> frozenset[int]:
+    """Return those of the `unreachable` shards whose database answers and takes no writes."""
+    return frozenset(n for n in unreachable(facts) if n in facts.hosts[facts.assignment.hosts[n]].read_only)
 
 
 def reaching(facts: Facts) -> dict[str, frozenset[str]]:
@@ -104,14 +121,15 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`unreachable` and `reached` go into the host's record. `probe`: connect to the database of this shard and pass
-    the outcome to `Reach.probed`. `check`: served shards to confirm at their database."""
+    """`unreachable`, `hanging` and `reached` go into the host's record. `probe`: connect to the database of this shard
+    and pass the outcome to `Reach.probed`. `check`: served shards to confirm at their database."""
 
     unreachable: frozenset[int]
     reached: frozenset[int]
     probe: ShardFact | None
     check: tuple[int, ...]
     next_ms: int | None
+    hanging: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -126,7 +144,8 @@ class Reach:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._down: dict[int, int] = {}  # shards of this host whose database fails -> since when
+        self._since: dict[int, int] = {}  # shards of this host whose database fails or hangs -> since when
+        self._hung: dict[int, int] = {}  # shards of this host with a call that hangs, or did -> when it was seen last
         self._probes: dict[str, _Probe] = {}  # by server, the last one
         self._under_way: _Probe | None = None
 
@@ -135,23 +154,37 @@ class Reach:
         assert self._under_way is not None
         self._under_way.ok, self._under_way = ok, None
 
-    def decide(self, facts: Facts, down: Collection[int], served: Collection[int], now_ms: int) -> Report:
-        """Return the next report. `down`: shards assigned to this host whose database does not answer. `served`: shards
-        that this host serves."""
-        self._down = {shard: self._down.get(shard, now_ms) for shard in down}
-        noticed_ms = {shard: since + NOTICE_MS for shard, since in self._down.items()}
+    def decide(
+        self,
+        facts: Facts,
+        down: Collection[int],
+        served: Collection[int],
+        now_ms: int,
+        silent_ms: Mapping[int, int] = MappingProxyType({}),
+    ) -> Report:
+        """Return the next report. `down`: shards assigned to this host whose database failed the last call. `served`:
+        shards that this host serves. `silent_ms`: for how long the databases have not answered, by shard; those of
+        shards that are not down may still answer."""
+        now = silent_ms.keys() - frozenset(down)
+        self._hung = {shard: at for shard, at in self._hung.items() if at + HUNG_MS > now_ms and shard not in down}
+        self._hung |= dict.fromkeys(now, now_ms)
+        hanging, failing = frozenset(self._hung), now.union(down)
+        over_ms = min((at + HUNG_MS for shard, at in self._hung.items() if shard not in now), default=None)
+        self._since = {shard: self._since.get(shard, now_ms - silent_ms.get(shard, 0)) for shard in failing}
+        noticed_ms = {shard: self._since[shard] + NOTICE_MS for shard in down}
         own = frozenset(shard for shard, at_ms in noticed_ms.items() if at_ms <= now_ms)
         others = frozenset[int]().union(*(fact.unreachable for id_, fact in facts.hosts.items() if id_ != self._host))
         if not own and not others and not self._probes:
-            return Report(own, own, None, (), min(noticed_ms.values(), default=None))
-        self._learn(facts, own, _servers(facts, frozenset(served) - self._down.keys()), now_ms)
+            return Report(own, own, None, (), _earliest(min(noticed_ms.values(), default=None), over_ms), hanging)
+        self._learn(facts, own, _servers(facts, frozenset(served) - failing), now_ms)
         suspects = self._suspects(facts, others, _servers(facts, own))
         known = suspects.keys() | _servers(facts, own)
         self._probes = {server: probe for server, probe in self._probes.items() if server in known}
         probe, check = self._next_probe(facts, suspects, served, now_ms)
         failed = (probe.shard for probe in self._probes.values() if probe.ok is False)
         reached = (probe.shard for probe in self._probes.values() if probe.ok)
-        return Report(own.union(failed), frozenset(reached), probe, check, self._next_ms(noticed_ms, now_ms))
+        next_ms = _earliest(self._next_ms(noticed_ms, now_ms), over_ms)
+        return Report(own.union(failed), frozenset(reached), probe, check, next_ms, hanging)
 
     def _learn(self, facts: Facts, own: frozenset[int], serving: set[str], now_ms: int) -> None:
         """Learn from the work on this host's own shards, which is as good as a probe. A failed server is probed until
@@ -194,3 +227,7 @@ class Reach:
         if self._under_way is None:  # otherwise its outcome comes first
             times += [probe.begun_ms + PROBE_MS for probe in self._probes.values()]
         return min(times, default=None)
+
+
+def _earliest(one_ms: int | None, other_ms: int | None) -> int | None:
+    return min((at_ms for at_ms in (one_ms, other_ms) if at_ms is not None), default=None)

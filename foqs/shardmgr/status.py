@@ -10,7 +10,7 @@ from types import MappingProxyType
 from foqs.shardmgr.assignment import balance, imbalance
 from foqs.shardmgr.controller import moving, situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardUse
-from foqs.shardmgr.reach import unreachable
+from foqs.shardmgr.reach import away, read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class HostRow:
 class ShardRow:
     """`use` and `weight` are None for a shard that is assigned or served without a record. `state`: served, moving
     (another host than the assigned one serves it), opening (no host does yet), unreachable (its database does not
-    answer the assigned host), unassigned, stopping (served although disabled or removed), disabled. `load` (rows
-    changed a second) and `items` (in any state) are None when the host that serves the shard did not answer."""
+    answer the assigned host), read-only (its database takes no writes), unassigned, stopping (served although disabled
+    or removed), disabled. `load` (rows changed a second) and `items` (in any state) are None when the host that serves
+    the shard did not answer; `load` also when the shard's database does not work."""
 
     id: int
     use: str | None
@@ -88,7 +89,7 @@ class Status:
 
 def status_of(facts: Facts, answers: Answers = _NOT_ASKED) -> Status:
     under_way, may_take, assigned = moving(facts), takers(facts), facts.assignment.hosts
-    stuck = unreachable(facts)
+    stuck = {**dict.fromkeys(away(facts), "unreachable"), **dict.fromkeys(read_only(facts), "read-only")}
     apart, best = _imbalances(facts) if may_take else (None, None)
     return Status(
         facts.assignment.version,
@@ -134,13 +135,13 @@ def _hosts(facts: Facts, answers: Answers) -> tuple[HostRow, ...]:
     return tuple(rows)
 
 
-def _shard(facts: Facts, shard: int, under_way: frozenset[int], stuck: frozenset[int], answers: Answers) -> ShardRow:
+def _shard(facts: Facts, shard: int, under_way: frozenset[int], stuck: Mapping[int, str], answers: Answers) -> ShardRow:
     record, owner, assigned = facts.shards.get(shard), facts.owners.get(shard), facts.assignment.hosts.get(shard)
     answer = answers.get(owner.host) if owner is not None else None
     if record is None or record.use is ShardUse.DISABLED:
         state = "stopping" if owner is not None or assigned in facts.hosts else "disabled"
     elif shard in stuck:
-        state = "unreachable"
+        state = stuck[shard]
     elif owner is not None:
         state = "served" if owner.host == assigned else "moving"
     else:

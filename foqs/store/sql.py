@@ -281,6 +281,11 @@ class SqlStore:
         self._committed(plan, missed)
 
     @property
+    def connected(self) -> bool:
+        """Return True if a connection stands: the database answered when it was made. May be asked by any thread."""
+        return self._link is not None
+
+    @property
     def in_python(self) -> bool:
         """Whether connections may have a `plain_socket`: the driver is written in Python."""
         return self._database.reads_in_python

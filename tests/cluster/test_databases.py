@@ -10,7 +10,7 @@ import pytest
 from foqs.lab.cluster import LocalCluster
 from foqs.lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
-from tests.api.hosts import until
+from tests.api.hosts import foqs, until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.conftest import NewServer
 
@@ -35,6 +35,12 @@ def notes(cluster: LocalCluster, name: str) -> list[str]:
 
 def unreachable(cluster: LocalCluster, name: str) -> float:
     return Scrape(("127.0.0.1", cluster.hosts[name].admin_port)).sum("foqs_shards_unreachable")
+
+
+def states(cluster: LocalCluster) -> list[str]:
+    ran = foqs("cluster", "status", "--json", "--config", str(cluster.config))
+    assert ran.returncode == 0, ran.stderr
+    return [row["state"] for row in json.loads(ran.stdout)["shards"]]
 
 
 def test_a_dead_database_server_moves_nothing(new_server: NewServer, new_cluster: NewCluster) -> None:
@@ -85,6 +91,7 @@ def test_a_read_only_database_server_moves_nothing(new_server: NewServer, new_cl
         own = sorted(shard for shard, host in before.hosts.items() if host == name)
         until(lambda: notes(cluster, name) == [READ_ONLY.format(shard) for shard in own], f"the notes of {name}")  # noqa: B023
         assert ready(cluster, name)
+    assert set(states(cluster)) == {"read-only"}
 
     server.query("SET GLOBAL read_only = 0")
     cluster.settled("a", "b")

@@ -24,6 +24,8 @@ class AgentRig:
         self.now_ms = 0
         self.shards: dict[int, Held] = {}
         self.unreachable: list[int] = []
+        self.closed: list[int] = []
+        self.silent: dict[int, int] = {}
         self.orders: list[tuple[object, ...]] = []
         self.sealed: frozenset[int] = frozenset()
         self.slots: list[tuple[Slots, Callable[[], None]]] = []
@@ -53,6 +55,12 @@ class AgentRig:
 
     def down(self) -> Collection[int]:
         return self.unreachable
+
+    def read_only(self) -> Collection[int]:
+        return self.closed
+
+    def silent_ms(self) -> Mapping[int, int]:
+        return self.silent
 
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         self.orders.append(("probe", fact.id))

@@ -82,7 +82,7 @@ def test_hosts_measure_load_where_callers_are_known(cluster: Cluster, auth: dict
     asker, owner = cluster.add("a", auth=auth), cluster.add("b", 2, auth=auth)
     cluster.tell()
     now = [0]
-    loads = ShardLoads(asker.forwarder.ask, lambda: now[0])
+    loads = ShardLoads(asker.forwarder.ask, lambda: now[0], lambda: 3_000)
     with capture_logs() as logs:
         for wanted_ms in (1_000, 2_000):
             now[0] = wanted_ms

@@ -9,6 +9,7 @@ import pytest
 from foqs.dedup import SLOTS
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.membership import AGAIN_MS
+from foqs.shardmgr.reach import NOTICE_MS
 from foqs.shardmgr.session import Session
 from tests.peers.agents import CLOCK_MS, AgentRig, facts_of
 from tests.shardmgr.clusters import SETTINGS, cluster
@@ -52,6 +53,18 @@ def test_databases_that_do_not_answer_are_in_the_hosts_record(rig: AgentRig) -> 
     assert [order[1].unreachable for order in joins] == [{1}], "written once"  # type: ignore[attr-defined]
     assert rig.agent.fact is not None
     assert rig.agent.fact.unreachable == {1}
+
+
+def test_what_ails_a_database_is_in_the_hosts_record(rig: AgentRig) -> None:
+    rig.learn(facts_of({1: "a", 2: "a"}))
+    rig.serve(1, 2)
+    rig.silent = {1: 1_500}
+    rig.unreachable = rig.closed = [2]
+    rig.act()
+    rig.act(NOTICE_MS)
+    fact = rig.agent.fact
+    assert fact is not None
+    assert (fact.hanging, fact.unreachable, fact.read_only) == ({1}, {2}, {2})
 
 
 # ------------------------------------------------------------------------------------------ slots of keys

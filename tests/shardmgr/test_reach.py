@@ -9,7 +9,20 @@ import pytest
 from foqs.shardmgr.assignment import imbalance
 from foqs.shardmgr.controller import Controller, situation_of
 from foqs.shardmgr.facts import Facts, ShardFact, decode_host, encode_host
-from foqs.shardmgr.reach import NOTICE_MS, PROBE_MS, Lasting, Reach, cut_off, server_of, stranded, unreachable
+from foqs.shardmgr.reach import (
+    HUNG_MS,
+    NOTICE_MS,
+    PROBE_MS,
+    Lasting,
+    Reach,
+    away,
+    cut_off,
+    read_only,
+    server_of,
+    stranded,
+    unreachable,
+)
+from foqs.shardmgr.status import status_of
 from tests.shardmgr.clusters import ME, SETTINGS, cluster, host
 
 THREE = {1: "a", 2: "b", 3: "c", 4: "a"}
@@ -47,7 +60,8 @@ def test_shards_of_one_server_are_known_by_their_urls(one: str, other: str, same
 
 
 def test_a_record_has_reports_and_older_records_have_none() -> None:
-    fact = replace(host("a"), unreachable=frozenset({3, 1}), reached=frozenset({7}))
+    fact = replace(host("a"), unreachable=frozenset({3, 1}), reached=frozenset({7}), hanging=frozenset({9}))
+    fact = replace(fact, read_only=frozenset({3}))
     assert decode_host("a", encode_host(fact)) == fact
     assert b"reach" not in encode_host(host("a"))
     assert decode_host("a", encode_host(host("a"))) == host("a")
@@ -70,6 +84,53 @@ def test_a_short_failure_is_not_reported() -> None:
     assert reach.decide(facts, set(), {1, 4}, 500).next_ms is None
     reach.decide(facts, {1}, {4}, 600)
     assert reach.decide(facts, {1}, {4}, 600 + NOTICE_MS).unreachable == {1}
+
+
+def test_a_call_that_hangs_is_reported_at_once() -> None:
+    """And as unreachable at once when the host gives it up: it has been silent for long by then."""
+    reach, facts = Reach("a"), three_hosts()
+    report = reach.decide(facts, set(), {1, 4}, 5_000, {1: 1_001})
+    assert (report.hanging, report.unreachable, report.probe) == ({1}, set(), None)
+    report = reach.decide(facts, {1}, {4}, 5_001, {1: 1_002})
+    assert (report.hanging, report.unreachable) == (set(), {1})
+    report = reach.decide(facts, set(), {1, 4}, 5_002)
+    assert (report.hanging, report.unreachable) == (set(), set())
+
+
+def test_a_slow_database_does_not_change_the_record_at_each_call() -> None:
+    reach, facts = Reach("a"), three_hosts()
+    for at_ms in range(0, 20_000, 1_500):
+        assert reach.decide(facts, set(), {1, 4}, at_ms, {1: 1_001}).hanging == {1}
+        report = reach.decide(facts, set(), {1, 4}, at_ms + 100)
+        assert (report.hanging, report.next_ms) == ({1}, at_ms + HUNG_MS)
+    report = reach.decide(facts, set(), {1, 4}, at_ms + HUNG_MS)
+    assert (report.hanging, report.next_ms) == (set(), None)
+
+
+def test_a_shard_that_was_lost_after_a_hang_was_silent_before() -> None:
+    reach, facts = Reach("a"), three_hosts()
+    assert reach.decide(facts, {1}, {4}, 5_000, {1: 400}).next_ms == 5_000 - 400 + NOTICE_MS
+    assert reach.decide(facts, {2}, {4}, 6_000, {2: NOTICE_MS}).unreachable == {2}
+
+
+def test_a_shard_that_hangs_is_away_and_moves_nowhere() -> None:
+    facts = reported(three_hosts(), b=(set(), {1}))
+    hosts = {**facts.hosts, "a": replace(facts.hosts["a"], hanging=frozenset({1, 3}))}
+    facts = replace(facts, hosts=hosts)
+    assert (away(facts), unreachable(facts), stranded(facts), cut_off(facts)) == ({1}, set(), {}, {})
+    assert 1 in situation_of(facts).under_way
+    assert {row.id: row.state for row in status_of(facts).shards} == {
+        1: "unreachable", 2: "served", 3: "served", 4: "served"
+    }  # fmt: skip
+
+
+def test_a_read_only_shard_has_a_state_of_its_own() -> None:
+    facts = reported(three_hosts(), a=({1, 4}, set()))
+    facts = replace(facts, hosts={**facts.hosts, "a": replace(facts.hosts["a"], read_only=frozenset({4}))})
+    assert (away(facts), read_only(facts)) == ({1, 4}, {4})
+    assert {row.id: row.state for row in status_of(facts).shards} == {
+        1: "unreachable", 2: "served", 3: "served", 4: "read-only"
+    }  # fmt: skip
 
 
 def test_a_host_tries_the_server_that_another_one_reports() -> None:
@@ -142,12 +203,12 @@ def test_a_database_that_comes_back_in_time_moves_nothing() -> None:
 
 
 def test_shards_of_a_dead_database_do_not_skew_balance() -> None:
-    """They were never opened since, they count as mean ones, and they stay."""
+    """One keeps the load that it had, one was never measured and counts as a mean one; both stay."""
     facts = on_servers(cluster(6, "a", "b", assigned=dict.fromkeys(range(1, 7), "a")), dict.fromkeys(range(1, 7), "y"))
     facts = replace(facts, shards={**facts.shards, 1: ShardFact(1, "mysql://x/1"), 2: ShardFact(2, "mysql://x/2")})
     facts = replace(facts, owners={n: owner for n, owner in facts.owners.items() if n > 2})
     facts = reported(facts, a=({1, 2}, set()), b=({1}, set()))
-    measured = {1: 0.0, 2: 0.0, 3: 50.0, 4: 50.0, 5: 50.0, 6: 50.0}
+    measured = {1: 50.0, 3: 50.0, 4: 50.0, 5: 50.0, 6: 50.0}
     assert set(situation_of(facts, measured).loads.values()) == {1.0}
     controller = Controller(ME, SETTINGS)
     controller.decide(facts, 0, measured)

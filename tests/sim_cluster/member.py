@@ -227,6 +227,12 @@ class Member:
         self.driver.keep_unreachable({number for number, host in hosts.items() if host == self.id})
         return self.driver.unreachable.union(number for number, shard in self.shards.items() if shard.lost)
 
+    def read_only(self) -> Collection[int]:
+        return self.driver.read_only
+
+    def silent_ms(self) -> Mapping[int, int]:
+        return {}
+
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         self.sim.checks.counts["probed"] += 1
 

@@ -133,7 +133,7 @@ def shards_under_way_are_balanced(patch: Patch) -> None:
 
 @mutant
 def a_dead_database_is_no_reason_to_stay(patch: Patch) -> None:
-    patch.setattr(controller, "unreachable", lambda facts: frozenset())
+    patch.setattr(controller, "away", lambda facts: frozenset())
     patch.setattr(controller, "moving", lambda facts: frozenset())
 
 

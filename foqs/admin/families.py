@@ -140,6 +140,7 @@ _SHARDS = (
     _histogram("shard_transaction_seconds", "Time of one transaction.", "shard"),
     _histogram("shard_transaction_rows", "Items and changes in one transaction.", "shard"),
     _gauge("shards_unreachable", "Shards of this host whose database does not answer it."),
+    _gauge("shards_unserved", "Shards of this host that it does not serve although their database answers."),
     _counter("shard_moves", "Shards opened, released in order, lost to another owner, or not opened.", "outcome"),
     _counter("transactions", "Transactions with a known outcome."),
     _counter("transaction_rows", "Items and changes committed."),

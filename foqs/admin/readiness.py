@@ -1,4 +1,5 @@
-"""Decides if a host is ready: if it serves all its shards. Pure: from its state and the facts of its cluster."""
+"""Decides if a host is ready: if it listens, is registered in its cluster, and can route. Pure: from its state and the
+facts of its cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 from foqs.shardmgr.facts import Facts, HostFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.session import Session
 
 _MOST = 100
 
@@ -17,36 +19,53 @@ def assigned(host: str, facts: Facts) -> list[int]:
     return sorted(shard for shard in mine if shard in facts.shards and facts.shards[shard].use is not ShardUse.DISABLED)
 
 
-def unready(
-    wanted: Collection[int],
-    states: Mapping[int, ShardState],
-    *,
-    listens: bool,
-    stopping: bool,
-    unreachable: Collection[int] = (),
-    cut_off: Collection[int] = (),
-) -> list[str]:
-    """Return a line for each missing part; the host is ready if there is none.
+def unready(*, listens: bool, stopping: bool) -> list[str]:
+    """Return a line for each part that a host without a cluster lacks; the host is ready if there is none.
 
-    `wanted` are the host's shards. A shard whose database is `unreachable` is not missing, because no other host could
-    serve it, unless another host reaches that database (`cut_off`).
+    Shards do not count: while they open, or while their database is away, the host answers requests for its other
+    shards. During a rollout all hosts open shards in each step, and a balancer would find no host at all.
     """
     if stopping:
         return ["stopping"]
-    missing = [] if listens else ["not listening yet"]
-    for number in wanted:
+    return [] if listens else ["not listening yet"]
+
+
+def notes(
+    wanted: Collection[int],
+    states: Mapping[int, ShardState],
+    *,
+    unreachable: Collection[int] = (),
+    read_only: Collection[int] = (),
+    cut_off: Collection[int] = (),
+    session: Session | None = None,
+) -> list[str]:
+    """Return a line for each part that a ready host lacks.
+
+    `wanted` are the host's shards. The database of an `unreachable` shard does not answer, or takes no writes
+    (`read_only`); that of a `cut_off` shard answers another host. `session`: the state of the one with ZooKeeper.
+    """
+    found = []
+    if session is not None and session is not Session.CONNECTED:
+        found.append(f"the session with ZooKeeper is {session.value}: the host goes on with the shards that it has")
+    for number in sorted({*wanted, *unreachable, *cut_off}):
         state = states.get(number, ShardState.ASSIGNED)
-        if state is not ShardState.SERVING and number not in unreachable:
-            missing.append(f"shard {number} is {state.value}")
-    missing += [f"shard {number}: this host cannot reach its database, another host can" for number in sorted(cut_off)]
-    return _shortened(missing)
+        if number in cut_off:
+            found.append(f"shard {number}: this host cannot reach its database, another host can")
+        elif number in read_only:
+            found.append(f"shard {number}: its database is read-only: is it a replica, or no longer the primary?")
+        elif number in unreachable:
+            found.append(f"shard {number}: its database does not answer")
+        elif state is not ShardState.SERVING:
+            found.append(f"shard {number} is {state.value}")
+    return _shortened(found)
 
 
-def notes(unreachable: Collection[int], read_only: Collection[int] = ()) -> list[str]:
-    """Return a line for each part that a ready host lacks because of a database. `read_only` are those of the
-    `unreachable` shards whose database answers and takes no writes."""
-    why = "its database does not answer", "its database is read-only: is it a replica, or no longer the primary?"
-    return _shortened([f"shard {number}: {why[number in read_only]}" for number in sorted(unreachable)])
+def unserved(
+    wanted: Collection[int], states: Mapping[int, ShardState], unreachable: Collection[int], cut_off: Collection[int]
+) -> int:
+    """Return how many shards this host does not serve although their database answers a host."""
+    open_ = {number for number in wanted if states.get(number) is ShardState.SERVING or number in unreachable}
+    return len((set(wanted) - open_).union(cut_off))
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -54,7 +73,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def unjoined(facts: Facts, root: str, *, seen: bool, twin: HostFact | None = None) -> list[str]:
-    """Return the parts that are missing before a host of a cluster knows its shards.
+    """Return the parts that are missing before a host of a cluster can route requests.
 
     `root` is the cluster's node in ZooKeeper; `twin` is another process with the same host id.
     """

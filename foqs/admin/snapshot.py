@@ -134,6 +134,7 @@ def _process(add: Add, view: View, lag: Histogram) -> None:
     add("ready", not view.missing())
     add("build_info", 1, __version__, python_version())
     add("shards_unreachable", len(view.unreachable()))
+    add("shards_unserved", view.unserved())
     add("host_info", 1, view.id, view.node.address)
     add("event_loop_lag_seconds", lag.copy())
     add("machine_clock_ahead_seconds", view.node.machine_ahead_ms() / 1000)

@@ -1,10 +1,11 @@
-"""A TCP relay that cuts connections or holds data, like a failing network, or leads elsewhere, like a name."""
+"""A TCP relay that cuts connections, delays or holds data, like a failing network, or leads elsewhere, like a name."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 
 _CHUNK_BYTES = 1 << 16
 
@@ -20,6 +21,8 @@ class Relay:
         self._open: set[socket.socket] = set()
         self._flows = threading.Event()
         self._flows.set()
+        self.delay_s = 0.0
+        """Each piece of data is delivered this much later, in either direction."""
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def lead_to(self, target: int) -> None:
@@ -71,6 +74,8 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
                 self._flows.wait()
+                if self.delay_s:
+                    time.sleep(self.delay_s)
                 sink.sendall(data)
         self._flows.wait()  # hold the end of a connection, too
         with self._lock:

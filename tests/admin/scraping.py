@@ -44,6 +44,11 @@ def missing(address: Address) -> list[str]:
     return list(told["missing"])
 
 
+def lacking(address: Address) -> list[str]:
+    """Return `missing`, and the notes of `/readyz`: nothing if the host serves all its shards."""
+    return [*missing(address), *json.loads(get(address, "/readyz")[1])["notes"]]
+
+
 class Scrape:
     """One answer of /metrics."""
 

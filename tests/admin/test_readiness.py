@@ -1,53 +1,69 @@
-"""A host is ready if it serves all its shards, listens, and is not stopping."""
+"""A host is ready if it listens, is in its cluster, can route, and is not stopping. Its shards are notes."""
 
 import pytest
 
 from foqs.admin.readiness import assigned, notes, unjoined, unready
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.session import Session
 
 SERVING, OPENING = ShardState.SERVING, ShardState.OPENING
 
 
+READ_ONLY = "its database is read-only: is it a replica, or no longer the primary?"
+
+
 @pytest.mark.parametrize(
-    ("wanted", "states", "listens", "stopping", "missing"),
+    ("listens", "stopping", "missing"),
     [
-        ([1, 2], {1: SERVING, 2: SERVING}, True, False, []),
-        ([1, 2], {1: SERVING, 2: OPENING}, True, False, ["shard 2 is opening"]),
-        ([1, 2], {1: SERVING}, True, False, ["shard 2 is assigned"]),
-        ([1], {1: ShardState.CLOSED}, True, False, ["shard 1 is closed"]),
-        ([1], {1: ShardState.DRAINING}, True, False, ["shard 1 is draining"]),
-        ([1], {1: SERVING, 2: ShardState.DRAINING}, True, False, []),  # shard 2 moves to another host
-        ([], {}, True, False, []),
-        ([1], {1: SERVING}, False, False, ["not listening yet"]),
-        ([1], {1: SERVING}, True, True, ["stopping"]),
-        ([1], {1: SERVING}, False, True, ["stopping"]),
+        (True, False, []),
+        (False, False, ["not listening yet"]),
+        (True, True, ["stopping"]),
+        (False, True, ["stopping"]),
     ],
 )
-def test_missing_parts_are_named(
-    wanted: list[int], states: dict[int, ShardState], listens: bool, stopping: bool, missing: list[str]
+def test_a_host_is_ready_when_it_listens(listens: bool, stopping: bool, missing: list[str]) -> None:
+    assert unready(listens=listens, stopping=stopping) == missing
+
+
+@pytest.mark.parametrize(
+    ("wanted", "states", "noted"),
+    [
+        ([1, 2], {1: SERVING, 2: SERVING}, []),
+        ([1, 2], {1: SERVING, 2: OPENING}, ["shard 2 is opening"]),
+        ([1, 2], {1: SERVING}, ["shard 2 is assigned"]),
+        ([1], {1: ShardState.CLOSED}, ["shard 1 is closed"]),
+        ([1], {1: ShardState.DRAINING}, ["shard 1 is draining"]),
+        ([1], {1: SERVING, 2: ShardState.DRAINING}, []),  # shard 2 moves to another host
+        ([], {}, []),
+    ],
+)
+def test_shards_that_are_not_served_are_noted(
+    wanted: list[int], states: dict[int, ShardState], noted: list[str]
 ) -> None:
-    assert unready(wanted, states, listens=listens, stopping=stopping) == missing
+    assert notes(wanted, states) == noted
 
 
-def test_a_shard_whose_database_answers_no_host_is_not_missing() -> None:
-    states = {1: SERVING, 2: OPENING}
-    assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2, 3}) == []
-    assert unready([1, 2, 3], states, listens=True, stopping=False, unreachable={2}) == ["shard 3 is assigned"]
-    assert notes({3, 2}) == ["shard 2: its database does not answer", "shard 3: its database does not answer"]
-    assert notes({3, 2}, read_only={2, 4}) == [
-        "shard 2: its database is read-only: is it a replica, or no longer the primary?",
-        "shard 3: its database does not answer",
-    ]
+def test_a_note_names_the_fault_of_a_database() -> None:
+    states = {1: SERVING, 2: SERVING, 3: OPENING}
+    assert notes([1, 2, 3], states, unreachable={2, 3}) == [
+        "shard 2: its database does not answer", "shard 3: its database does not answer"
+    ]  # fmt: skip
+    assert notes([1, 2, 3], states, unreachable={2, 3}, read_only={2, 4}) == [
+        f"shard 2: {READ_ONLY}", "shard 3: its database does not answer"
+    ]  # fmt: skip
+    cut = [f"shard {n}: this host cannot reach its database, another host can" for n in (1, 2)]
+    assert notes([1, 2], {1: SERVING}, unreachable={1, 2}, cut_off={1, 2}) == cut
 
 
-def test_a_host_that_alone_reaches_no_database_is_not_ready() -> None:
-    told = unready([1, 2], {1: SERVING}, listens=True, stopping=False, unreachable={1, 2}, cut_off={1, 2})
-    assert told == [f"shard {n}: this host cannot reach its database, another host can" for n in (1, 2)]
+def test_a_session_that_is_not_connected_is_noted() -> None:
+    assert notes([], {}, session=Session.CONNECTED) == []
+    (note,) = notes([], {}, session=Session.SUSPENDED)
+    assert note == "the session with ZooKeeper is suspended: the host goes on with the shards that it has"
 
 
 def test_the_answer_is_short() -> None:
-    told = unready(range(1, 10_001), {}, listens=True, stopping=False)
+    told = notes(range(1, 10_001), {})
     assert (len(told), told[-1]) == (101, "and 9900 more")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.admin.scraping import admin, missing
+from tests.admin.scraping import admin, lacking
 from tests.api.hosts import PATIENT, HostProcess, dev, until
 from tests.api.wire import Wire, spec
 
@@ -32,7 +32,7 @@ def shared_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProces
 def whole(host: HostProcess) -> HostProcess:
     """The same, when it serves all its shards: it listens before that."""
     address = admin(host)
-    until(lambda: missing(address) == [], "all shards")
+    until(lambda: lacking(address) == [], "all shards")
     return host
 
 

@@ -15,7 +15,7 @@ from foqs.admin.exposition import render
 from foqs.admin.server import MOST_CONNECTIONS
 from foqs.idl import idl
 from foqs.lab.servers.process import free_port
-from tests.admin.scraping import Scrape, admin, get, missing
+from tests.admin.scraping import Scrape, admin, get, lacking, missing
 from tests.api.hosts import HostProcess, foqs, locked, until
 from tests.api.wire import Wire, spec
 
@@ -207,9 +207,10 @@ def test_requests_that_are_not_http(start_dev: Start) -> None:
 # --------------------------------------------------------------------------------------------------- life
 
 
-def test_a_host_is_ready_when_it_serves_all_its_shards(start_dev: Start, tmp_path: Path) -> None:
+def test_a_host_notes_the_shards_that_it_does_not_serve(start_dev: Start, tmp_path: Path) -> None:
+    """A host without a cluster listens when one is open."""
     first = start_dev("--shards", "2")
-    until(lambda: missing(admin(first)) == [], "its shards")
+    until(lambda: lacking(admin(first)) == [], "its shards")
     assert first.stop() == 0
     first.log.unlink()
     with locked(tmp_path, 1, 2):
@@ -217,12 +218,21 @@ def test_a_host_is_ready_when_it_serves_all_its_shards(start_dev: Start, tmp_pat
         address = admin(host)
         assert get(address, "/healthz") == (200, "alive\n")
         opening = ["not listening yet", "shard 1 is opening", "shard 2 is opening"]
-        until(lambda: missing(address) == opening, "shards that are opening")
+        until(lambda: lacking(address) == opening, "shards that are opening")
         scrape = Scrape(address)
         assert (scrape.sum("foqs_ready"), scrape.sum("foqs_shard_state", state="serving")) == (0, 0)
-    until(lambda: missing(address) == [], "the shards")
+        assert scrape.sum("foqs_shards_unserved") == 2
+    until(lambda: lacking(address) == [], "the shards")
     assert host.listening or host.address
-    assert Scrape(address).sum("foqs_ready") == 1
+    scrape = Scrape(address)
+    assert (scrape.sum("foqs_ready"), scrape.sum("foqs_shards_unserved")) == (1, 0)
+    assert host.stop() == 0
+    host.log.unlink()
+    with locked(tmp_path, 2):
+        host = start_dev("--shards", "2")
+        until(lambda: missing(admin(host)) == [], "the host to be ready with one shard")
+        assert lacking(admin(host)) == ["shard 2 is opening"]
+    until(lambda: lacking(admin(host)) == [], "the other shard")
 
 
 def test_a_host_that_stops_is_alive_and_not_ready(start_whole: Start, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ WITHOUT_PANEL = {
     "foqs_shard_pending_chunks",
     "foqs_shards_assigned",
     "foqs_shards_unreachable",
+    "foqs_shards_unserved",
     "foqs_assignment_version",
     "foqs_clock_jumps_total",
 }

@@ -187,11 +187,14 @@ class ShardRunner:
 
     def opening_ms(self) -> dict[int, tuple[int, bool]]:
         """Return for how many ms each shard has been opening, and True if its database has taken the connection."""
-        now_ms, found = self._clock.now_ms(), {}
+        now_ns, found = time.monotonic_ns(), {}
         for number, opening in self._opening.items():
             shard, store = self.engine.shards.get(number), opening.store
-            if shard is not None and shard.state is ShardState.OPENING and opening.begun_ms:
-                found[number] = now_ms - opening.begun_ms, not isinstance(store, SqlStore) or store.connected
+            if shard is not None and shard.state is ShardState.OPENING and opening.begun_ns:
+                found[number] = (
+                    (now_ns - opening.begun_ns) // 1_000_000,
+                    not isinstance(store, SqlStore) or store.connected,
+                )
         return found
 
     # ------------------------------------------------------------------------------------- steps of the driver

@@ -34,7 +34,11 @@ def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
     if type(value) is not str:
         raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
     most_bytes = most_bytes or limits.name_bytes
-    if not value or _bytes(value, what) > most_bytes:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise Invalid(f"{what} is not UTF-8") from None
+    if not 0 < size <= most_bytes:
         raise Invalid(f"{what} must have 1 to {most_bytes} bytes")
     if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
         raise Invalid(f"{what} holds a control character")
@@ -45,13 +49,6 @@ def text(value: Any, what: str) -> str:
     if not is_text(value):
         raise Invalid(f"{what} is not UTF-8")
     return value
-
-
-def _bytes(value: str, what: str) -> int:
-    try:
-        return len(value.encode())
-    except UnicodeEncodeError:
-        raise Invalid(f"{what} is not UTF-8") from None
 
 
 def timeout_ms(request: Any, limits: Limits) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ class Run:
         turns = topic.turns if topic is not None else None
         flow = turns.tenants[name].flows.get(("k",)) if turns is not None and name in turns.tenants else None
         if flow is not None:
-            flow.parked = "k" if parked else None
+            flow.parked = SimpleNamespace(moved=lambda *_: None) if parked else None
             if not parked:
                 flow.wake()
 

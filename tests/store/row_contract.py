@@ -131,7 +131,7 @@ class RowContract:
         assert store.bodies([last]) == []
 
     def test_names_of_lanes_are_bytes(self, shard: Shard, store: ShardStore) -> None:
-        long = b"\xff" * 254
+        long = "\u07ff".encode() * 127
         lanes = [
             LaneRow(2, b"A", b"t", b""),
             LaneRow(3, b"a", b"t", b""),
@@ -142,7 +142,7 @@ class RowContract:
             LaneRow(8, long + b"1", long + b"\0", b""),
             LaneRow(9, long + b"2", long + b"\0", b""),
             LaneRow(10, b"a", b"t", b"key"),
-            LaneRow(11, b"a", b"t", b"key", b"k" * 255 + b"\0" + b"\xff" * 256),
+            LaneRow(11, b"a", b"t", b"key", b"k" * 255 + b"\0" + long),
             LaneRow(12, b"a", b"t", b"", b"k"),
         ]
         store.commit(Batch(lanes_new=lanes, next_number=1))

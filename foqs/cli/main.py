@@ -65,7 +65,7 @@ VERBS = {
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
     "version": Verb("version", OPERATE, "Print the version of foqs, as `foqs --version` does."),
     "config": Verb("config", OPERATE, "Print, validate and explain the configuration."),
-    "shards": Verb("shards apply shard_settings", OPERATE, "Make, check and move shards."),
+    "shards": Verb("shards apply shard_settings", OPERATE, "List, make, check and move shards."),
     "hosts": Verb(
         "hosts", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
     ),

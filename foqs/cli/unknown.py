@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 10_000
 """Topics among which a similar name is looked for."""
+_TIMEOUT_MS = 2_000
 
 
 def unknown(client: Client, topic: str) -> str:
     """Return why a topic with this name does not exist; empty if it does, or if the host does not say."""
     try:
-        found = client.topic_stats(topic)
+        found = client.topic_stats(topic, timeout_ms=_TIMEOUT_MS)
         layers = set(found.policy_layers.values())
         if found.ready or found.delayed or found.leased or found.missing or f"topic.{topic}" in layers:
             return ""
-        others = [one.topic for one in islice(client.active_topics(all_states=True), _LOOKED_AT)]
+        listed = client.active_topics(all_states=True, timeout_ms=_TIMEOUT_MS)
+        others = [one.topic for one in islice(listed, _LOOKED_AT)]
     except FoqsError:  # the command itself was allowed, or has its own error
         return ""
     near = get_close_matches(topic, [one for one in others if one != topic], n=1)

@@ -11,8 +11,6 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.alias_generators import to_camel
 
-from foqs.client.connection import parse_addresses
-from foqs.client.tls import Tls
 from foqs.errors import Invalid
 
 ExtraColumns = Literal["refuse", "headers"]
@@ -54,6 +52,9 @@ class Options(BaseModel):
     @classmethod
     def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
         """Refuse what no client takes, before tasks begin."""
+        from foqs.client.connection import parse_addresses
+        from foqs.client.tls import Tls
+
         try:
             if given is not None and info.field_name == "endpoints":
                 parse_addresses(given)

@@ -6,6 +6,7 @@ that another host of this machine serves. (Nothing shows a copy on another serve
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -95,12 +96,8 @@ class Identity:
         return [f"{url.host or 'localhost'}:{url.port or 3306}/{url.database}", f"{server.hex()}/{url.database}"]
 
     def _lock_on_machine(self, identity: str, places: list[str]) -> None:
-        folder = Path(tempfile.gettempdir()) / f"foqs-{os.getuid()}"
+        path = Path(tempfile.gettempdir()) / f"foqs-{os.getuid()}-{identity}.lock"
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if folder.stat().st_uid != os.getuid():
-                return
-            path = folder / f"{identity}.lock"
             while (other := self._lock_file(path, places)) is not None:
                 if other and not set(other) & set(places):
                     raise self._refused(identity, other[0])
@@ -111,7 +108,10 @@ class Identity:
 
     def _lock_file(self, path: Path, places: list[str]) -> list[str] | None:
         """Lock the file and write our places into it, or return those of the host that has it."""
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(file).st_uid != os.getuid():
+            os.close(file)
+            raise PermissionError(errno.EPERM, "the file of another user", str(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

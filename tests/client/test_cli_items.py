@@ -63,7 +63,9 @@ def test_an_empty_dequeue_says_why_if_the_host_does(new_peer, foqs):
         (None, None),
     ]
     replies = [idl.DequeueResponse([], reason=reason, retry_after_ms=ms) for reason, ms in reasons]
-    peer = new_peer(script("Dequeue", *replies))
+    known = idl.GetTopicStatsResponse(1, 0, 0, policy="{}", policy_layers={}, tenants=[], workers=[])
+    answer = script("Dequeue", *replies)
+    peer = new_peer(lambda name, request: known if name == "GetTopicStats" else answer(name, request))
     shown = [foqs("dequeue", "t", "--ns", "shop", address=peer.address) for _ in reasons]
     assert [(done.stdout, done.returncode) for done in shown] == [(b"", 0)] * 5
     assert [done.stderr for done in shown] == [

@@ -38,10 +38,15 @@ def run(client: Client) -> Run:
     return lambda *args: foqs("topic", *args, "--ns", client.namespace, "--address", client.address)
 
 
+def unknown(client: Client) -> str:
+    return f"no topic mail is known in namespace {client.namespace}: it has no items and no policy of its own"
+
+
 def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: Client) -> None:
     done = run("pause", "mail")
     said = f"mail is paused\nversion 1 is in effect on {client.address}\n"
-    assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
+    assert (done.stdout, done.returncode) == (said, 0)
+    assert done.stderr == f"foqs: {unknown(client)}; the command gave it a policy\n"
     assert client.settings().entries == {"topic.mail": '{"paused": true}'}
     item_id = client.enqueue("mail", b"x")
     assert list(client.dequeue("mail")) == []
@@ -73,7 +78,9 @@ def test_the_commands_say_what_they_changed(
         *(f"version {version} is in effect on {client.address}" for version in (1, 2, 3)),
         "nothing to change",
     ]
-    assert [(done.stderr, done.returncode) for done in shown] == [("", 0)] * 4
+    assert [done.returncode for done in shown] == [0] * 4
+    why = f"foqs: {unknown(client)}"
+    assert [done.stderr for done in shown] == [f"{why}; the command gave it a policy\n", "", "", f"{why}\n"]
 
 
 def test_fields_that_a_policy_does_not_have_change_nothing(run: Run, client: Client) -> None:

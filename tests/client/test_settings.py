@@ -12,7 +12,7 @@ import pytest
 
 from foqs.cli import settings as command
 from foqs.client import Client, Conflict, Invalid, OutcomeUnknown, Settings, SettingsChange
-from tests.admin.scraping import admin, missing
+from tests.admin.scraping import admin, lacking
 from tests.api.hosts import HostProcess, dev, foqs, locked, until
 from tests.client.peer import Act, Peer, script
 
@@ -146,7 +146,7 @@ def test_a_host_does_not_listen_without_its_settings(tmp_path: Path) -> None:
         until(lambda: "shard.not_opened" in host.said(), "the host to give up its first try")
         until(lambda: "settings.waiting" in host.said(), "a line about the shard that is away")
         for shard in ("shard 1", "shard 2"):
-            assert [one for one in missing(admin(host)) if shard in one] != []
+            assert [one for one in lacking(admin(host)) if shard in one] != []
         assert not host.listening
         lock.close()
         with Client("{}:{}".format(*host.address), "shop") as client:

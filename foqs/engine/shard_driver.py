@@ -221,6 +221,11 @@ class ShardDriver:
             return self._forget_unopened(number)
         return [Open(number, attempt, self._take_over, life.epoch_above, marks)]
 
+    def wants(self, number: int, attempt: int) -> bool:
+        """Return True if the shard is served once it is opened, False if it is closed then."""
+        life = self._life(number, attempt)
+        return life is not None and not (life.unwanted or self.stopping)
+
     def opened(self, number: int, attempt: int, opened: Opened) -> Steps:
         """The store took ownership."""
         life = self._life(number, attempt)

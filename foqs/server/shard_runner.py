@@ -244,6 +244,9 @@ class ShardRunner:
         def filled(shard: Shard, outcome: Opened) -> None:
             mark = (opening.marks or {}).get(outcome.identity)
             stamp, then = Stamp() if mark is None else mark.stamp, partial(opened, shard, outcome)
+            if not self.driver.wants(number, attempt):  # given up while the store opened: it waits for nothing
+                then()
+                return
             self._timekeeper.admit(number, outcome.server, self._ahead_ms(outcome), stamp, then)
 
         def opened(shard: Shard, outcome: Opened) -> None:

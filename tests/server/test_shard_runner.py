@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+import pytest
 
 from foqs.config.load import load
 from foqs.marks import Mark, Marks
 from foqs.rows import LaneRow, Opened
+from foqs.server.database_clock import Reading
 from foqs.server.marks import Recalled, Saved
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
@@ -81,8 +84,15 @@ def serves(node: Node) -> bool:
     return 1 in node.engine.shards and node.engine.shards[1].state is ShardState.SERVING
 
 
-def node_of(stores: Stores, marks: LateMarks | None = None) -> Node:
-    return Node(load(server={"port": 0, "grace_ms": 2_000}), stores, neighbours=CLUSTER, marks=marks)
+class NoAnswers:
+    """Two more database servers that never answer, so nothing bounds the time."""
+
+    def ask(self, report: Callable[[str, Reading | None], None]) -> Sequence[str]:
+        return ["a", "b"]
+
+
+def node_of(stores: Stores, marks: LateMarks | None = None, survey: NoAnswers | None = None) -> Node:
+    return Node(load(server={"port": 0, "grace_ms": 2_000}), stores, neighbours=CLUSTER, marks=marks, survey=survey)
 
 
 def test_a_shard_is_taken_served_and_released_in_order() -> None:
@@ -181,6 +191,31 @@ def test_a_database_that_is_down_is_counted_until_it_opens() -> None:
         await reached(lambda: 1 not in node.engine.shards)
         node.take(1)
         await reached(lambda: serves(node))
+        assert await node.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_released_shard_does_not_wait_for_the_time(filled: bool) -> None:
+    """It is released while it waits, or before that, while its store opens. The host with the next assignment needs it
+    closed."""
+
+    async def run() -> None:
+        stores = Stores()
+        stores.gated = True
+        node = node_of(stores, survey=NoAnswers())
+        node.take(1)
+        await reached(lambda: len(stores.made) == 1)
+        if filled:
+            stores.made[0].gate.set()
+            await reached(lambda: bool(node.runner.clock_note))
+            assert node.engine.shards[1].state is ShardState.OPENING
+        node.release(1, 5_000)
+        stores.made[0].gate.set()
+        await reached(lambda: 1 not in node.engine.shards)
+        assert (stores.made[0].closed, stores.database.holder) == (True, None)
+        assert node.runner.clock_note == ""
         assert await node.stop()
 
     asyncio.run(run())

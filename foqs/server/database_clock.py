@@ -114,13 +114,13 @@ class DatabaseClock:
         The database's clock is `db_ahead_ms` ahead of the host's. `stamp` is that of the shard's mark. The clock is set
         at once only while no shard is served, because then no lease depends on it.
         """
+        self._leads[_key(server, number)] = db_ahead_ms
         if self._bounded and (self._engine.serving or abs(db_ahead_ms) <= self._jump_ms):
             then()
             return
         if not self._arrivals:
             self._since_ms, self._asked_ms = self._clock.now_ms(), None
         self._bounded = False
-        self._leads[_key(server, number)] = db_ahead_ms
         self._arrivals[number] = stamp, then
         if self._asked_ms is None:
             self._ask()
@@ -186,10 +186,11 @@ class DatabaseClock:
     # ------------------------------------------------------------------------------------- while shards are served
 
     def served(self, shard: Shard, db_ahead_ms: int) -> None:
-        """Use the reading of a shard that is served from now on."""
+        """Use the last reading of the clock of a shard that is served from now on: `db_ahead_ms` is that of its opening,
+        which may be long ago."""
         if self._held:
             shard_open.hold(shard, self._clock.now_ms())
-        self._read(shard, db_ahead_ms)
+        self._read(shard, self._leads.get(_key(shard.server, shard.number), db_ahead_ms))
 
     def read(self, shard: Shard, shard_batch: ShardBatch, db_now_ms: int) -> None:
         """Use the reading of a batch that began at `shard_batch.begun_ms`.

@@ -357,6 +357,29 @@ def test_a_shard_that_is_given_up_waits_no_more() -> None:
     assert host.timekeeper.why == ""
 
 
+def test_a_clock_that_was_corrected_while_its_shard_waited() -> None:
+    """The reading of the opening is old by then: it is no jump."""
+    host = Arriving("a")
+    host.laboratory = Laboratory(1)
+    engine, clock = host.laboratory.engine, LaboratoryClock(host.laboratory)
+    host.timekeeper = DatabaseClock(engine, clock, lambda after_ms, do: None, host)
+    shard, engine.serving = engine.shards[1], []
+    shard.server = b"a"
+
+    def serve() -> None:
+        engine.serving.append(shard)
+        host.timekeeper.served(shard, HOUR_MS)
+
+    stamp = Stamp(host.begun_ms, host.begun_ms, engine.config.server.id)
+    host.timekeeper.admit(1, b"a", HOUR_MS, stamp, serve)
+    assert not engine.serving and "advanced by 3600.0 s" in host.timekeeper.why
+    with capture_logs() as lines:
+        host.answer("a", 0)
+    assert engine.serving == [shard] and not shard.held
+    assert [line["event"] for line in lines] == ["clock.known"]
+    assert (host.set_by_ms, shard.clock_ahead_ms) == (0, 0)
+
+
 def test_a_jump_is_judged_by_the_clusters_databases() -> None:
     """It serves shards of one database. The other clocks, read again, say that this one is wrong."""
     readings = Readings(1)

@@ -82,6 +82,8 @@ def _refuse_changes(shard: Shard, refused: FoqsError) -> None:
         error = refused if undone else OutcomeUnknown(_UNKNOWN)
         for settles, at in waits:
             settles.settled(at, error)
+    # No batch drops those withdrawn, and with enough of them the shard would count as full.
+    shard.changes = deque(change for change in shard.changes if change.item.change is change)
 
 
 def _refuse_reads(shard: Shard, refused: FoqsError) -> None:

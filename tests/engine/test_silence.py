@@ -93,6 +93,20 @@ def test_later_requests_wait_no_longer_than_a_hang() -> None:
     assert type(look[0][2]) is Unavailable
 
 
+def test_refused_changes_do_not_fill_the_shard() -> None:
+    """Consumers repeat their acks while the database is silent."""
+    lab = Laboratory(1)
+    first, second = leased(lab, 2)
+    lab.ack(first, timeout_ms=LONG_MS)
+    ((shard, _),) = lab.send()
+    lab.ring(HANG_MS + 1)
+    for _ in range(10):
+        again = lab.ack(second, timeout_ms=LONG_MS)
+        lab.ring(200)
+        assert kinds(again) == [Unavailable]
+    assert not shard.changes
+
+
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_lost_connection_whose_commit_is_unknown(settled: bool) -> None:
     """The database does not come back for some time. Its outcome is applied when it does."""

@@ -99,8 +99,8 @@ enum FailureCause {
 
 /**
  * Why an item is not delivered now. ExplainItem lists reasons in the order in which they have to end: GONE, ENDED,
- * SHARD_NOT_SERVED, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY, BEHIND_IN_LANE,
- * BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
+ * SHARD_NOT_SERVED, CLOCK_IN_DOUBT, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY,
+ * BEHIND_IN_LANE, BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
  */
 enum Reason {
   UNSPECIFIED = 0,
@@ -140,6 +140,8 @@ enum Reason {
    * workers holds `count`, as the settings entry `key` allows (per_worker). by: one of these workers.
    */
   PER_WORKER = 15,
+  /** Clocks have jumped: the shard's host delivers nothing until it knows which one is right. */
+  CLOCK_IN_DOUBT = 16,
 }
 
 /** Why one item of a request failed. Messages never hold SQL, tracebacks or secrets. */

@@ -32,6 +32,7 @@ class Reason(IntEnum):
     NO_CONSUMER = 13
     NOT_LOADED = 14
     PER_WORKER = 15
+    CLOCK_IN_DOUBT = 16
 
 
 @dataclass(frozen=True, slots=True)

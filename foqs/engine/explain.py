@@ -40,9 +40,9 @@ _Code = idl.Reason
 
 
 ORDER = (
-    _Code.GONE, _Code.ENDED, _Code.SHARD_NOT_SERVED, _Code.OWNER_IN_GRACE, _Code.BREAKER_OPEN, _Code.DELAYED,
-    _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY, _Code.BEHIND_IN_LANE, _Code.BEHIND_IN_TURN,
-    _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
+    _Code.GONE, _Code.ENDED, _Code.SHARD_NOT_SERVED, _Code.CLOCK_IN_DOUBT, _Code.OWNER_IN_GRACE, _Code.BREAKER_OPEN,
+    _Code.DELAYED, _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY, _Code.BEHIND_IN_LANE,
+    _Code.BEHIND_IN_TURN, _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
 )  # fmt: skip
 """The reasons in the order in which they have to end. Their numbers are those of the contract, in no order."""
 _RANKS = {code: rank for rank, code in enumerate(ORDER)}
@@ -71,6 +71,9 @@ def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     number, reasons = shard.number, []
     if state.draining or shard.state is not ShardState.SERVING:
         return [_not_served(number, disabled=False)]
+    if shard.held:
+        why = f"The host of shard {number} waits until it knows which clock is right: its /readyz has the reason."
+        reasons.append(_Reason(_Code.CLOCK_IN_DOUBT, why))
     if shard.in_takeover_grace(now_ms):
         assert shard.grace_from_ms is not None
         until_ms = shard.grace_from_ms + shard.config.confirm_ms + 1

@@ -89,7 +89,8 @@ class Shard(ShardMemory):
         self.server = b""  # as in `Opened`
         self.held = False  # nothing is delivered, scanned or removed, as it is not known what time it is
         self.confirming: list[Callable[[], None]] = []  # called after the next batch, or when the shard is closed
-        self.grace_from_ms: int | None = None  # when the shard was taken from an owner that may still run
+        # When the shard was taken from an owner that may still run; NEVER_MS: it is `held`, and was not.
+        self.grace_from_ms: int | None = None
         self.in_flight: ShardBatch | None = None
         self.unsettled: ShardBatch | None = None
         self.lost = False
@@ -119,14 +120,13 @@ class Shard(ShardMemory):
         return 0 <= now_ms - self.confirmed_ms <= self.config.confirm_ms
 
     def in_takeover_grace(self, now_ms: int) -> bool:
-        """Return True if the replaced owner may still lease ready items, because its last confirmation may be valid; or
-        if the shard is `held`."""
+        """Return True if the replaced owner may still lease ready items, because its last confirmation may be valid."""
         from_ms = self.grace_from_ms
-        return from_ms is not None and (self.held or 0 <= now_ms - from_ms <= self.config.confirm_ms)
+        return from_ms is not None and 0 <= now_ms - from_ms <= self.config.confirm_ms
 
     def may_lease(self, now_ms: int) -> bool:
         """Whether leases may be given now: ownership was confirmed in time, and leases are written in time."""
-        if self.grace_from_ms is not None and self.in_takeover_grace(now_ms):
+        if self.grace_from_ms is not None and (self.held or self.in_takeover_grace(now_ms)):
             return False
         if not self.confirmed(now_ms):
             self.confirm_wanted = True

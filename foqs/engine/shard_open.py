@@ -20,6 +20,7 @@ from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.item import Change, Item
 from foqs.item_states import Phase, Place
 from foqs.leases.checkpoint import Checkpoint
+from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.lifecycle import ShardState
@@ -134,18 +135,18 @@ def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
 
 
 def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
-    """Begin to lease items when the replaced owner can no longer do so."""
-    if shard.grace_from_ms is not None and not shard.in_takeover_grace(now_ms):
+    """Begin to lease items when the replaced owner can no longer do so, and the shard is not `held`."""
+    if shard.grace_from_ms is not None and not (shard.held or shard.in_takeover_grace(now_ms)):
         shard.grace_from_ms = None
         consumers.wake_all(state, shard)
         consumers.wake(state, shard, now_ms)  # tenants stand aside for it, also where no consumer waits
 
 
-def hold(shard: Shard, now_ms: int) -> None:
-    """Deliver, scan and remove nothing until `unhold`, as in the time after a take-over."""
+def hold(shard: Shard) -> None:
+    """Deliver and scan nothing until `unhold`. Requests for known items go on: no other owner is in doubt."""
     shard.held = True
     if shard.grace_from_ms is None:
-        shard.grace_from_ms = now_ms
+        shard.grace_from_ms = NEVER_MS
 
 
 def unhold(state: State, shard: Shard) -> None:

@@ -186,10 +186,10 @@ class DatabaseClock:
     # ------------------------------------------------------------------------------------- while shards are served
 
     def served(self, shard: Shard, db_ahead_ms: int) -> None:
-        """Use the last reading of the clock of a shard that is served from now on: `db_ahead_ms` is that of its opening,
-        which may be long ago."""
+        """Use the last reading of the clock of a shard that is served from now on. `db_ahead_ms` is that of the
+        opening, which may be long ago."""
         if self._held:
-            shard_open.hold(shard, self._clock.now_ms())
+            shard_open.hold(shard)
         self._read(shard, self._leads.get(_key(shard.server, shard.number), db_ahead_ms))
 
     def read(self, shard: Shard, shard_batch: ShardBatch, db_now_ms: int) -> None:
@@ -245,7 +245,7 @@ class DatabaseClock:
             self._set(by_ms)
         if why and not by_ms:
             for shard in self._engine.serving:
-                shard_open.hold(shard, self._clock.now_ms())
+                shard_open.hold(shard)
             self._waits(why, doubt=True)
             self._look_later()
         elif self._held:

@@ -10,6 +10,7 @@ import pytest
 
 from foqs.cli.explain import code_name, reasons_table
 from foqs.client.explain import Reason, _explanation
+from foqs.engine import shard_open
 from foqs.engine.explain import ORDER, in_order
 from foqs.idl import idl
 from foqs.policies.settings import Settings
@@ -89,6 +90,15 @@ def not_served() -> Case:
 
     shard.to(ShardState.ASSIGNED)
     return Case(host, item_id, R.SHARD_NOT_SERVED, None, text, end)
+
+
+def clock_in_doubt() -> Case:
+    host = OneHost(1)
+    (item_id,) = put(host, b"x")
+    shard = host.engine.shards[1]
+    shard_open.hold(shard)
+    text = "The host of shard 1 waits until it knows which clock is right: its /readyz has the reason."
+    return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_open.unhold(host.engine, shard))
 
 
 def in_grace() -> Case:
@@ -235,8 +245,8 @@ def not_loaded() -> Case:
 
 
 CASES = [
-    gone, ended, not_served, in_grace, broken, delayed, leased, paused, throttled, behind_in_lane, behind_in_turn,
-    per_worker, no_consumer, not_loaded,
+    gone, ended, not_served, clock_in_doubt, in_grace, broken, delayed, leased, paused, throttled, behind_in_lane,
+    behind_in_turn, per_worker, no_consumer, not_loaded,
 ]  # fmt: skip
 
 

@@ -10,10 +10,12 @@ from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import item_ops, shard_open
 from foqs.engine.inspect import Listing
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
+from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.item_states import Phase
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
+from tests.support.one_host import OneHost, kinds, put, take
 
 
 def types(answers: list[Any]) -> list[type]:
@@ -216,3 +218,29 @@ def test_ownership_stays_confirmed_when_the_clock_is_set() -> None:
     lab.now_ms += 60_000
     shard_open.clock_set(lab.engine, 60_000)
     assert lab.dequeue() == [ids]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -> None:
+    """The time is in doubt, and no other owner is."""
+    host = OneHost(1)
+    put(host, *[b"x"] * 6)
+    acked, nacked, extended = take(host, 3).items
+    host.wait(200 if written else 1)
+    shard = host.engine.shards[1]
+    shard_open.hold(shard)
+    left = [item.id for item in shard.known.values() if item.phase is not Phase.LEASED]
+    assert kinds(host.ask("DeleteItems", ids=[left[0]])) == [None]
+    assert kinds(host.ask("Ack", items=[idl.AckItem(acked.id, acked.lease)])) == [None]
+    assert kinds(host.ask("Nack", items=[idl.NackItem(nacked.id, nacked.lease)])) == [None]
+    longer = idl.ExtendItem(extended.id, extended.lease, 60_000)
+    assert kinds(host.ask("ExtendLease", items=[longer])) == [None]
+    waiting = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 10)], wait_ms=30_000)
+    for _ in range(20):
+        host.wait(1_000)
+    assert not waiting.answers
+    assert not shard.in_takeover_grace(host.now_ms), "it coordinates the keys of its slots"
+    shard_open.unhold(host.engine, shard)
+    host.wait(1)
+    host.wait(100)
+    assert {item.id for item in waiting.answer.items} == {nacked.id, *left[1:]}

@@ -35,7 +35,7 @@ _LOGGED_AGAIN_MS = 60_000
 _FILE = b"file:"
 _REMEDY = (
     "correct the clock that is wrong. If the databases' clocks are right, set host.clock_wait_ms to 1 and reload, "
-    "so that the host follows them"
+    "so that the host follows them; for `foqs dev`, start it with FOQS_HOST__CLOCK_WAIT_MS=1"
 )
 
 

@@ -255,7 +255,9 @@ def take_epoch(
         unknown=marks is not None and mark is None,
     )  # fmt: skip
     _refuse_without_fence(link)
-    ended = _end_leases(link) if start.behind else 0
+    # Otherwise an owner since then has ended them, and could not save its mark: the leases are its own.
+    restored = start.behind and mark is not None and stored.epoch <= mark.epoch
+    ended = _end_leases(link) if restored else 0
     tail = ""
     if stored.has_tail:
         _index_tail(link, dialect)
@@ -263,7 +265,7 @@ def take_epoch(
         tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {reader}, "
     if named:
         tail += f"identity = x'{identity.hex()}', "
-        if start.behind:
+        if restored:
             tail += f"restored_ms = {dialect.clock_ms}, leases_ended = {ended:d}, "
     link.execute(
         f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {tail}"

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from foqs.marks import Mark
 from foqs.rows import Batch
 from foqs.store.link import Link
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, StoreDown
+from foqs.store.schema import restore_of
 from foqs.store.sql import SqlStore
 from foqs.store.statements import Fence, writes
 from tests.store.asking import ask, connect, row_lock_waits, run
@@ -358,6 +360,26 @@ def test_numbers_in_use_are_not_given_again(shard: AnyShard, store: SqlStore) ->
     store._link.execute("UPDATE shard SET next_number = 5")
     store.close()
     assert store.open("owner", take_over=False).next_number == 501
+
+
+def test_leases_since_a_restore_live_on_if_no_mark_was_saved(shard: AnyShard, store: SqlStore) -> None:
+    """The owner that found the older copy died before its mark was saved. The next one finds the copy again."""
+    item = new_item()
+    insert(store, item, next_number=2)
+    store.close()
+    opened = store.open("owner", take_over=False)
+    marks = {opened.identity: Mark(opened.epoch, 2, 2, opened.seq + 100)}
+    assert store._link is not None
+    store._link.execute(f"INSERT INTO timer VALUES ({NOW_MS}, {item.id}, 1, 7, 1, 9, 9)")
+    store.close()
+    first = store.open("owner", take_over=False, marks=marks)
+    assert (first.behind is not None, first.leases_ended) == (True, 1)
+    store._link.execute(f"UPDATE timer SET due = {NOW_MS}, lease = 8")
+    store.close()
+    second = store.open("owner", take_over=False, marks=marks)
+    assert (second.behind is not None, second.leases_ended) == (True, 0), "no id is given again"
+    assert store._link.fetch("SELECT due FROM timer")[0][0] == NOW_MS
+    assert restore_of(shard.url).leases_ended == 1
 
 
 def test_a_mismatch_is_counted(shard: AnyShard) -> None:

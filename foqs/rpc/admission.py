@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from foqs.budget import Budget
@@ -12,6 +13,8 @@ from foqs.rpc.frames import Frame, Frames
 
 _LOOK_S = 0.1
 """How often slow frames, and frames whose rest has arrived, are looked for while any frame waits."""
+_LATE_S = 0.05
+"""By how much a timer of a busy loop is late."""
 
 
 class Admission:
@@ -21,7 +24,7 @@ class Admission:
     Invariant: the budget knows at most one waker of this object.
     """
 
-    __slots__ = ("_armed", "_counters", "_due", "_looking", "_loop", "_relieve", "budget", "frames")
+    __slots__ = ("_armed", "_counters", "_due", "_look_s", "_looking", "_loop", "_relieve", "budget", "frames")
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Admission:
         self._armed = False
         self._due = False
         self._looking: asyncio.TimerHandle | None = None
+        self._look_s = 0.0  # when `_looking` is due
 
     def begin(self, owner: Any, address: str, *, known: bool) -> Frame:
         """Register a frame that begins to arrive, or a TLS handshake. `known`: the caller has proven itself."""
@@ -53,7 +57,7 @@ class Admission:
         self._counters.budget_waits += 1
         self._arm()
         if self._looking is None:
-            self._looking = self._loop.call_later(0, self._look)
+            self._look_after(0.0)
         return False
 
     def end(self, frame: Frame) -> None:
@@ -72,6 +76,13 @@ class Admission:
         self.frames.answered(address, size_bytes)
         if self.frames.waiting:
             self._wake()
+
+    def ran(self, due_s: float) -> None:
+        """Let no frame pay for a pause of the host, which reads nothing then. A timer runs that was due at `due_s`, by
+        `time.monotonic`."""
+        late_s = monotonic() - due_s
+        if late_s > _LATE_S:
+            self.frames.paused(late_s, self._loop.time())
 
     def _arm(self) -> None:
         if not self._armed:
@@ -96,8 +107,13 @@ class Admission:
     def _claims(self, frame: Frame) -> bool:
         return self.frames.claim(frame, frame.owner.arrived_bytes(), self.budget.used_bytes, self._loop.time())
 
+    def _look_after(self, wait_s: float) -> None:
+        self._look_s = monotonic() + wait_s
+        self._looking = self._loop.call_later(wait_s, self._look)
+
     def _look(self) -> None:
         self._looking = None
+        self.ran(self._look_s)
         for frame in self.frames.claimants():
             if self._claims(frame):
                 frame.owner.admitted()
@@ -105,7 +121,7 @@ class Admission:
             self._relieve()
             self._grant()
         if self.frames.waiting:
-            self._looking = self._loop.call_later(_LOOK_S, self._look)
+            self._look_after(_LOOK_S)
 
     def _grant(self) -> None:
         self._due = False

@@ -14,8 +14,8 @@ could then fill it with none of them able to finish. These rules exclude that:
   still.
 - Bytes of frames that were not admitted yet have a share too: `loose_bytes`, counted by the connections.
 
-A frame that arrives too slowly, counted from its first byte, is cut as soon as another frame waits for its room. Costs:
-O(1) for a frame that finds room; a scan of the waiting frames when room is made.
+A frame that arrives too slowly, counted from its first byte, is cut as soon as another frame waits for its room. Pauses
+of the host do not count. Costs: O(1) for a frame that finds room; a scan of the waiting frames when room is made.
 """
 
 from __future__ import annotations
@@ -251,6 +251,15 @@ class Frames:
                 full.add(frame.address)
             else:
                 return
+
+    def paused(self, pause_s: float, now_s: float) -> None:
+        """Leave a pause of the host, in which no frame was read, out of the time of each frame."""
+        for frame in self.unfinished:
+            frame.began_s = min(frame.began_s + pause_s, now_s)
+            frame.seen_s = min(frame.seen_s + pause_s, now_s)
+            frame.waits_since_s = min(frame.waits_since_s + pause_s, now_s)
+            if frame.claimed_s is not None:
+                frame.claimed_s = min(frame.claimed_s + pause_s, now_s)
 
     def late(self, now_s: float, timeout_s: float) -> list[Frame]:
         """Frames whose deadline is over. A frame that waits for room has none."""

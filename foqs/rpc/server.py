@@ -15,6 +15,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -68,6 +69,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         self._listeners: list[asyncio.Server] = []
         self._tls = tls
         self._ticking: asyncio.TimerHandle | None = None
+        self._tick_at_s = 0.0
         self._cuts = LogThrottle(1)
 
     def bound(
@@ -169,6 +171,9 @@ class ThriftServer(ConnectionHub[ServedConnection]):
 
     def _tick(self) -> None:
         self.now = self.loop.time()
+        if self._ticking is not None:
+            self.admission.ran(self._tick_at_s)
+        self._tick_at_s = monotonic() + self._tick_s
         self._ticking = self.loop.call_later(self._tick_s, self._tick)
         self._close_late()
         self._close_stalled()

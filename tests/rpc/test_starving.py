@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from ssl import SSLWantWriteError
+from time import sleep
 
 import pytest
 
@@ -13,6 +15,7 @@ from foqs.budget import Budget
 from foqs.errors import Code, NotFound
 from foqs.idl import idl
 from foqs.limits import Limits
+from foqs.rpc.frames import PATIENCE_S as FRAME_PATIENCE_S
 from foqs.rpc.tls import server_context
 from foqs.wire.protocol import SMALL_BYTES
 from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
@@ -264,6 +267,24 @@ def test_a_frame_that_trickles_is_closed_by_its_age(serve: Serve, stack: ExitSta
     served.until(lambda: frames.waiting > 0 or served.server.counters.closed != {})
     assert first.is_closed()
     assert served.server.counters.closed == {"slow frame": 1}
+
+
+def test_a_pause_of_the_host_makes_no_frame_slow(serve: Serve, stack: ExitStack, encryption: bool) -> None:
+    """The rest of each frame is in its socket when the host goes on; most of them wait for room."""
+    served = serve(limits=Limits(frame_bytes=MB), budget=Budget(8 * MB))
+    whole = enqueue(600_000)
+    peers = [stack.enter_context(served.peer()) for _ in range(60)]
+    for peer in peers:
+        peer.send(whole[:20_000])
+    unfinished(served, len(peers))
+    served.until(lambda: served.server.frames.waiting > 0)
+    served.loop.call_soon_threadsafe(sleep, 2 * FRAME_PATIENCE_S)
+    with ThreadPoolExecutor(len(peers)) as threads:
+        for _ in threads.map(lambda peer: peer.send(whole[20_000:]), peers):
+            pass
+        ids = threads.map(lambda peer: peer.answer("Enqueue")[1].outcomes[0].id, peers)
+        assert set(ids) == {600_000}
+    assert served.server.counters.closed == {}
 
 
 def test_handshakes_with_much_to_say_are_bounded(serve: Serve, authority: Authority, stack: ExitStack) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceback import format_tb
+from traceback import TracebackException
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -13,6 +13,8 @@ _CAUSE: Any = BaseException.__dict__["__cause__"]
 _CONTEXT: Any = BaseException.__dict__["__context__"]
 _MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
 """Read and write past the class of an exception, which may have attributes of its own that raise."""
+_CAUSED = "\nThe error above is the cause of this one:\n\n"
+_DURING = "\nWhile the error above was handled, this one was raised:\n\n"
 
 
 class TravellingError(Exception):
@@ -53,7 +55,8 @@ def bare(error: E) -> E:
 
     A traceback holds the frames from the `raise` to the `except`, those of their callers, and all their variables. If
     one of these leads to the error, the circle lives until the garbage collector runs, which hosts let it do rarely.
-    Of an error that no caller expects, its text goes along as a note: it says where a fault is. A context may be an
+    Of an error that no caller expects, its text goes along as a note, with that of its causes: it says where a fault
+    is. A context may be an
     error of the caller, which keeps its own traceback.
     """
     _note_traceback(error)
@@ -81,13 +84,20 @@ def _note_traceback(error: BaseException) -> None:
     traceback = _TRACEBACK.__get__(error)
     if traceback is not None and not issubclass(type(error), TravellingError):
         try:
-            BaseException.add_note(
-                error, "Traceback (most recent call last):\n" + "".join(format_tb(traceback)).rstrip()
-            )
+            BaseException.add_note(error, _text(TracebackException(type(error), error, traceback)))
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - a class of the user may refuse the note
             pass
+
+
+def _text(fault: TracebackException) -> str:
+    """Return the traceback, after the error of which the fault was made, or during whose handling it was raised."""
+    before, how = fault.__cause__, _CAUSED
+    if before is None and not fault.__suppress_context__:
+        before, how = fault.__context__, _DURING
+    first = [] if before is None else [*before.format(), how]
+    return "".join([*first, "Traceback (most recent call last):\n", *fault.stack.format()]).rstrip()
 
 
 def _error(kind: type[T], args: tuple[Any, ...], attributes: dict[str, Any]) -> T:

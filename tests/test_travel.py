@@ -148,6 +148,25 @@ def test_a_fault_keeps_its_traceback_as_text() -> None:
     assert bare(error).__notes__ == [note]
 
 
+def of_the_driver() -> None:
+    raise KeyError("first")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_text_of_a_fault_has_what_led_to_it(named: bool) -> None:
+    try:
+        try:
+            of_the_driver()
+        except KeyError as first:
+            if named:
+                raise ZeroDivisionError("second") from first
+            raise ZeroDivisionError("second")  # noqa: B904 - as a fault in an `except` clause
+    except ZeroDivisionError as error:
+        (note,) = bare(error).__notes__
+    parts = [note.index("in of_the_driver"), note.index("KeyError: 'first'\n"), note.rindex("in test_the_text_of")]
+    assert parts == sorted(parts)
+
+
 def test_an_error_that_raises_where_it_is_read_is_stripped() -> None:
     error = caught(Hostile("text"))
     assert bare(error) is error

@@ -153,9 +153,9 @@ class _File:
         self._disk = place if isinstance(self._files, pyarrow.fs.LocalFileSystem) else None
         name = f"{_prefix(job)}{uuid4().hex}{_SUFFIX}"
         self._place, self._path = f"{place}/{name}", f"{folder}/{name}"
+        if self._disk is not None:  # with its mode from the beginning: another user may watch the folder
+            os.close(os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._file = self._files.open_output_stream(self._place)
-        if self._disk is not None:
-            os.chmod(self._place, 0o600)
         codec = "zstd" if pa.Codec.is_available("zstd") else None
         self._writer = pa.ipc.new_stream(self._file, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec))
         self._rows: list[tuple[Any, ...]] = []

@@ -120,6 +120,7 @@ def test_a_file_that_the_driver_cannot_read_is_named(
 
 def test_files_are_for_their_user_and_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_known, "_KEPT_BYTES_WITH_FILE", 0)
+    monkeypatch.setattr(os, "chmod", None)  # a file has its mode from the beginning
     service, other = Service(), Known("query:70", str(tmp_path))
     other.add(spec(dedup_key=f"query:70:{DIGEST}:0"))
     theirs = Path(str(other.close().file))

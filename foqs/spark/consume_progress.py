@@ -21,9 +21,12 @@ from foqs.spark.consume_lease import active_among
 log = logging.getLogger("foqs.spark")
 
 _ASK_EVERY_S = 1.0
+_REST = 20
+"""The least time from one question to the next, by the time that the answer took: an answer of a namespace with very
+many topics takes long, and is work for its hosts."""
 _WAIT_S = 0.1
 _GOOD_S = 10.0
-"""Age of the last answer from which on the report has no lag."""
+"""Age of the last answer from which on the report has no lag, unless the questions are rarer."""
 _WINDOW_S = 10.0
 
 
@@ -56,8 +59,8 @@ class Rates:
 
 
 class LagWatch:
-    """Asks the service for the lag in a thread of its own, at most once a second, so that no trigger waits for it for
-    longer than a tenth of a second."""
+    """Asks the service for the lag in a thread of its own, at most once a second, and rarely where answers take long.
+    No trigger waits for it for longer than a tenth of a second."""
 
     def __init__(self, client: Client, topics: Sequence[str]) -> None:
         self._client = client
@@ -65,14 +68,14 @@ class LagWatch:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="foqs-lag")
         self._asked: Future[Lag] | None = None
         self._ask_at = 0.0
+        self._every_s = _ASK_EVERY_S
         self._last: tuple[float, Lag] | None = None
         self._said = ""
 
     def lag(self) -> Lag | None:
         """Return the newest answer, or None if the service has given none for ten seconds."""
         if self._asked is None and monotonic() >= self._ask_at:
-            self._ask_at = monotonic() + _ASK_EVERY_S
-            self._asked = self._thread.submit(self._ask)
+            self._asked = self._thread.submit(self._timed)
         if self._asked is not None:
             try:
                 self._last = monotonic(), self._asked.result(_WAIT_S)
@@ -84,13 +87,21 @@ class LagWatch:
                 if error.message != self._said:
                     log.warning("the progress has no lag: %s", error.message)
                     self._said = error.message
-        if self._last is None or self._last[0] < monotonic() - _GOOD_S:
+        if self._last is None or self._last[0] < monotonic() - max(_GOOD_S, 2 * self._every_s):
             return None
         return self._last[1]
 
     def close(self) -> None:
         """Wait for the question that is under way. Close the client first."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _timed(self) -> Lag:
+        began = monotonic()
+        try:
+            return self._ask()
+        finally:
+            self._every_s = max(_ASK_EVERY_S, _REST * (monotonic() - began))
+            self._ask_at = began + self._every_s
 
     def _ask(self) -> Lag:
         now_ms = self._client.server_info().now_ms

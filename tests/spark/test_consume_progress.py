@@ -21,6 +21,7 @@ __all__ = ["begin", "service"]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each report asks, and waits for the answer."""
     monkeypatch.setattr(consume_progress, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(consume_progress, "_REST", 0)
     monkeypatch.setattr(consume_progress, "_WAIT_S", 60.0)
 
 
@@ -95,4 +96,28 @@ def test_a_slow_answer_does_not_hold_a_trigger(service: Service, monkeypatch: py
     assert lag is not None and lag.ready == 2
     monkeypatch.setattr(consume_progress, "_GOOD_S", -1.0)
     assert watch.lag() is None, "an old answer is none"
+    watch.close()
+
+
+def test_answers_that_take_long_are_asked_for_rarely(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_progress, "_REST", 20)
+    now, asked = 1_000.0, 0
+    monkeypatch.setattr(consume_progress, "monotonic", lambda: now)
+    active_topics = service.active_topics
+
+    def slow(**how: Any) -> Any:
+        nonlocal now, asked
+        now, asked = now + 3.0, asked + 1
+        return active_topics(**how)
+
+    monkeypatch.setattr(service, "active_topics", slow)
+    watch = LagWatch(service, ["t"])  # type: ignore[arg-type]
+    service.fill(2)
+    for _ in range(56):
+        lag = watch.lag()
+        assert lag is not None and lag.ready == 2
+        now += 1.0
+    assert asked == 1
+    now += 1.0
+    assert watch.lag() is not None and asked == 2
     watch.close()

@@ -13,7 +13,7 @@ from typing import Any
 from foqs.client.items import Item
 from foqs.errors import Invalid, Unavailable
 from foqs.spark.consume_rows import batch_text, read_batch
-from foqs.spark.consume_state import Again, Ledger, again_text, read_again, read_state, state_text
+from foqs.spark.consume_state import NEW_START, Again, Ledger, again_text, read_again, read_state, state_text
 
 _LOOK_AGAIN_S = 0.05
 _SUFFIX = ".batch"
@@ -74,7 +74,7 @@ class StateFolder:
         try:
             return read_batch(path.read_bytes(), seq)
         except Invalid as error:
-            raise Invalid(f"{path}: {error.message}") from None
+            raise Invalid(f"{path}: {error.message}; {NEW_START}") from None
 
     def remove(self, seq: int) -> None:
         """Remove the batch: its acks are settled, or its items were given back."""
@@ -117,7 +117,7 @@ class StateFolder:
             # Written before the first batch, so the folder always names its namespace.
             self._write("state", state_text(0, self._namespace))
         except Invalid as error:
-            raise Invalid(f"{state}: {error.message}") from None
+            raise Invalid(f"{state}: {error.message}; {NEW_START}") from None
         names = (path.stem for path in self.path.glob(f"*{_SUFFIX}"))
         return Ledger(committed, tuple(sorted(int(name) for name in names if name.isdecimal())))
 
@@ -128,7 +128,9 @@ class StateFolder:
         except FileNotFoundError:
             return Again()
         except Invalid as error:
-            raise Invalid(f"{path}: {error.message}") from None
+            raise Invalid(
+                f"{path}: {error.message}; if you remove it, items whose leases had ended may be delivered again"
+            ) from None
 
     def _write(self, name: str, text: bytes) -> None:
         """Replace the file atomically: a later reader finds the old file or the new one, also after a power cut."""

@@ -21,7 +21,7 @@ from foqs.client.items import Item
 from foqs.errors import Invalid
 
 _FORMAT = 1
-_NEW_START = (
+NEW_START = (
     "start with a new checkpointLocation and a new stateDir; leased items are delivered again when their leases end"
 )
 MOST_DELIVERED = 1_000_000
@@ -47,7 +47,7 @@ class Ledger:
         if seq < self.committed:
             raise Invalid(
                 f"the checkpoint is at batch {seq} and stateDir at batch {self.committed}: they are not of one query, "
-                f"or the checkpoint was put back; {_NEW_START}"
+                f"or the checkpoint was put back; {NEW_START}"
             )
         self._all_there(self.committed, seq)
         return replace(self, committed=seq)
@@ -68,7 +68,7 @@ class Ledger:
         if missing:
             raise Invalid(
                 f"the checkpoint is at batch {end}, and batch {min(missing)} is not in stateDir: "
-                f"it belongs to another query; {_NEW_START}"
+                f"it belongs to another query; {NEW_START}"
             )
 
 

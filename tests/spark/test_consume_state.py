@@ -76,8 +76,14 @@ def test_a_folder_remembers(tmp_path: Path) -> None:
     folder.open(0)
     assert folder.ledger == Ledger(1, (2,))
     (folder.path / "2.batch").write_bytes(b"nonsense")
-    with pytest.raises(Invalid, match=r"2\.batch: .*damaged"):
+    with pytest.raises(Invalid, match=r"2\.batch: .*damaged; start with a new"):
         folder.read(2)
+    folder.close()
+    (folder.path / "again").write_bytes(b"nonsense")
+    with pytest.raises(Invalid, match=r"again: .*damaged; if you remove it"):
+        folder.open(0)
+    (folder.path / "again").unlink()
+    folder.open(0)
     folder.close()
     with pytest.raises(Invalid, match="namespace"):
         StateFolder(str(folder.path), "m").open(0)

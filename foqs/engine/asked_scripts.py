@@ -14,8 +14,9 @@ WAIT_MS = 250
 _SLOW_MS = WAIT_MS // 2
 _REST_MS = 1_000
 """After a script took too long, that of its topic is not asked for this time."""
-MOST_OPEN = 500
-"""Scripts of a topic that are asked at a time: later leases of the topic wait, and those of other topics do not."""
+MOST_OPEN = 100
+"""Scripts of a topic that are asked at a time: later leases of the topic wait, and those of other topics do not. So few
+that a quick script does not get slow by the calls before it."""
 _KEPT_MS = 10_000
 """An answer that no scan took is dropped: its lease was extended, or ended in another way."""
 LeaseKey = tuple[int, int, int]

@@ -393,3 +393,21 @@ def test_a_topic_asks_about_so_many_leases_at_a_time(monkeypatch: pytest.MonkeyP
     assert len(scripts.asked) == len(ids)
     assert not lab.dbs[1].items
     assert not lab.engine.shards[1].asked._open
+
+
+def test_a_topics_own_calls_leave_each_one_its_time() -> None:
+    """A thousand leases end at once, and the pool answers two calls a millisecond."""
+    scripts = Scripts(keeps=True)
+    lab = laboratory(scripts)
+    lab.stored(*(lab.item() for _ in range(1_000)))
+    assert len(lab.taken(count=1_000, lease_ms=1_000)) == 1_000
+    asked_ms: list[int] = []
+    waits_ms: list[int] = []
+    while lab.dbs[1].items:
+        lab.go_on(1)
+        asked_ms += [lab.now_ms] * (len(scripts.asked) - len(asked_ms))
+        for _ in scripts.open[:2]:
+            waits_ms.append(lab.now_ms - asked_ms[len(waits_ms)])
+            scripts.open.pop(0)(DROP, lab.now_ms)
+    assert len(waits_ms) == 1_000
+    assert max(waits_ms) < WAIT_MS // 2

@@ -11,6 +11,10 @@ from foqs.engine.engine import Engine
 from foqs.leases.deadlines import NEVER_MS
 from foqs.server.database_clock import DatabaseClock
 
+_STOPPED_S = 0.5
+"""A tick that comes this late finds a process that was stopped: by SIGSTOP, or with its virtual machine."""
+_CATCH_UP_S = 0.05
+
 
 class Ticker:
     """`wake` and `alarm` are the engine's callbacks. One timer, on the event loop.
@@ -30,7 +34,9 @@ class Ticker:
         self._clock = clock
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # of the timer, by the loop's time
         self._pump_due = False
+        self._catches_up = False
 
     def arm(self) -> None:
         """Set the timer to the engine's next deadline."""
@@ -62,11 +68,20 @@ class Ticker:
         if self._timer is not None:
             self._timer.cancel()
         engine.timer_ms = at_ms
-        delay_s = max(0.0, (at_ms - self._clock.now_ms()) / 1000)
+        self._ring_after(max(0.0, (at_ms - self._clock.now_ms()) / 1000))
+
+    def _ring_after(self, delay_s: float) -> None:
+        self._due_s = self._loop.time() + delay_s
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
+        if self._loop.time() - self._due_s > _STOPPED_S and not self._catches_up:
+            # Answers came since, and the engine would count the stop as the silence of databases.
+            self._catches_up = True
+            self._ring_after(_CATCH_UP_S)
+            return
+        self._catches_up = False
         engine = self._engine()
         engine.timer_ms = NEVER_MS
         self._timekeeper().look()

@@ -74,6 +74,23 @@ def test_a_tick_looks_at_the_clock_first_and_sets_the_next(rig: Rig) -> None:
     assert rig.loop.set == [30]
 
 
+def test_a_late_tick_lets_answers_come_first(rig: Rig) -> None:
+    rig.ticker.alarm(rig.now_ms + 50)
+    rig.loop.wait(5_000)
+    assert rig.done == []
+    assert rig.loop.set == [50]
+    rig.loop.wait(50)
+    assert rig.done == [("look", rig.now_ms), ("tick", rig.now_ms)]
+
+
+def test_a_loop_that_is_always_late_ticks_every_other_time(rig: Rig) -> None:
+    rig.next_ms = 0
+    rig.ticker.alarm(rig.now_ms)
+    for _ in range(4):
+        rig.loop.wait(5_000)
+    assert [what for what, _ in rig.done] == ["look", "tick"] * 2
+
+
 def test_a_stopped_ticker_rings_no_more(rig: Rig) -> None:
     rig.ticker.stop()
     rig.ticker.arm()

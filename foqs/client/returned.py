@@ -21,10 +21,10 @@ CALLS_IN_THREADS = (
 _DO_IT = "let the handler do the work itself, and return when it is done"
 _DID_NOT_RUN = "did not run it"
 _LAZY = (map, filter, zip, enumerate)
-_HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
 _PLAIN = (bool, int, float, str, bytes)
 _LOOKED_AT = 100
-"""How many values of a returned list are looked at: to look at all would cost a handler that returns its data."""
+"""How many values in a returned list are looked at: to look at all would cost a handler that returns its data."""
 _MRO = type.__dict__["__mro__"]
 _DICT = type.__dict__["__dict__"]
 
@@ -52,8 +52,8 @@ _DONE: tuple[tuple[_Work | None, ...], ...] = ((None,), (None, _ELSEWHERE))
 def check_returned(
     returned: object, *, elsewhere: bool = False, of: str = "the handler", caller: str = "the Worker"
 ) -> None:
-    """Raise NotRun if `returned` is work, or a list, tuple, set, deque or dict with work in it, and end the work as far
-    as it was not begun. With `elsewhere`, accept work that a thread, an event loop or a process does.
+    """Raise NotRun if `returned` is work, or a list, tuple, set, deque or dict with work in it at any depth, and end
+    the work as far as it was not begun. With `elsewhere`, accept work that a thread, an event loop or a process does.
 
     Raises what the object raises when its type is read.
     """
@@ -78,15 +78,20 @@ def call_to_end(name: str, call: Callable[..., object], *args: object) -> None:
 
 
 def _parts(returned: object) -> Iterator[object]:
-    """Yield the value itself, then the first values in it."""
-    yield returned
-    values: Any = ()
-    if is_a(returned, dict):
-        values = dict.values(returned)  # type: ignore[arg-type]  # it is one
-    elif kind := next((kind for kind in _HOLD if is_a(returned, kind)), None):
-        values = kind.__iter__(returned)
-    # As one tuple: another thread may change a list that the handler shares with it.
-    yield from (value for value in tuple(islice(values, _LOOKED_AT)) if type(value) not in _PLAIN)
+    """Yield the value itself, then the first values in it, level by level."""
+    found, left = deque([returned]), _LOOKED_AT
+    while found:
+        one = found.popleft()
+        yield one
+        values: Any = ()
+        if is_a(one, dict):
+            values = dict.values(one)  # type: ignore[arg-type]  # it is one
+        elif kind := next((kind for kind in _HOLD if is_a(one, kind)), None):
+            values = kind.__iter__(one)
+        # As one tuple: another thread may change a list that the handler shares with it.
+        some = tuple(islice(values, left))
+        left -= len(some)
+        found.extend(value for value in some if type(value) not in _PLAIN)
 
 
 def _work(one: object) -> _Work | None:

@@ -88,7 +88,11 @@ UNDONE = {
 }
 
 
-@pytest.mark.parametrize("inside", [lambda w: w, lambda w: [1, w], lambda w: ("a", w), lambda w: {"a": w}])
+def deep_inside(work):
+    return {"a": [("b", {"c": work}.items())]}
+
+
+@pytest.mark.parametrize("inside", [lambda w: w, lambda w: [1, w], lambda w: ("a", w), lambda w: {"a": w}, deep_inside])
 @pytest.mark.parametrize("name", UNDONE)
 def test_work_is_refused(name, inside):
     make, kind = UNDONE[name]
@@ -107,6 +111,12 @@ def test_work_is_refused(name, inside):
     ],
 )  # fmt: skip
 def test_a_result_is_accepted(result):
+    check_returned(result)
+
+
+def test_a_list_that_holds_itself_is_accepted():
+    result = [1]
+    result.append(result)
     check_returned(result)
 
 

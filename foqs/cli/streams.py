@@ -100,8 +100,8 @@ def prepare() -> None:
     for name, kind in (("stdout", Stdout), ("stderr", Stderr)):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            encoding, lines = stream.encoding, stream.line_buffering
-            setattr(sys, name, kind(stream.detach(), encoding, "backslashreplace", line_buffering=lines))
+            encoding, lines, through = stream.encoding, stream.line_buffering, stream.write_through
+            setattr(sys, name, kind(stream.detach(), encoding, "backslashreplace", None, lines, through))
 
 
 def go_on(on: bool = True) -> None:

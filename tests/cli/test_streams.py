@@ -165,6 +165,19 @@ def test_closed_streams_are_no_traceback(host: HostProcess, line: str) -> None:
     assert done.returncode in (0, 1, 2), done
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stderr_is_written_at_once(unbuffered: str) -> None:
+    """With PYTHONUNBUFFERED, Python does not buffer lines, but writes through."""
+    code = (
+        "import os, sys; from foqs.cli import streams; streams.prepare(); print(1, file=sys.stderr); os.write(2, b'2')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60, check=True, env=environment(PYTHONUNBUFFERED=unbuffered),
+    )  # fmt: skip
+    assert done.stderr == "1\n2"
+
+
 def test_stdin_that_cannot_be_read_is_named(host: HostProcess) -> None:
     assert shell(host, "foqs enqueue t < /proc/self/mem").stderr == "foqs: cannot read stdin: Input/output error\n"
     assert shell(host, "foqs ack <&-").stderr == "foqs: cannot read stdin: Bad file descriptor\n"

@@ -50,7 +50,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         except Invalid as error:
             fail(_listed(error.message))
         except FoqsError as error:
-            fail(f"{error}{hint_of(error)}")
+            fail(f"{error}{hint_of(error, waits=bool(kwargs.get('wait_server')))}")
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
         except Exception as error:

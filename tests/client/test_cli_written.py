@@ -10,8 +10,10 @@ import sys
 
 import pytest
 
+from foqs.cli.errors import report_errors
 from foqs.cli.written import write_items
 from foqs.client import Delivery, ItemSpec
+from foqs.errors import Unreachable
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, failed
 from tests.client.test_cli_items import APP
@@ -188,3 +190,14 @@ def test_wait_server_waits_for_it_and_says_so(args):
         finally:
             running.kill()
             running.communicate()
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_after_a_wait_no_error_advises_it(waited, capsys):
+    @report_errors
+    def command(*, wait_server):
+        raise Unreachable("cannot connect to host:1: Connection refused")
+
+    with pytest.raises(SystemExit):
+        command(wait_server=waited)
+    assert ("--wait-server" in capsys.readouterr().err) is not waited

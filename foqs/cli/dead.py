@@ -19,6 +19,7 @@ from foqs.cli.look import JsonOption
 from foqs.cli.operators import YesOption
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, preview, show
+from foqs.cli.unknown import say_unknown
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
@@ -70,6 +71,8 @@ def list_dead(
         number = None if cause is None else cause.number
         found = client.list_failures(topic, cause=number, fairness_key=fairness_key)
         groups = sorted(found.groups, key=lambda group: -group.count)
+        if not groups and not _elsewhere(client, topic):
+            say_unknown(client, topic)
         if as_json or not sys.stdout.isatty():
             for group in groups:
                 write_line(_json(group))
@@ -140,8 +143,11 @@ def redrive_dead(
                 break
         done = "would be redriven" if dry_run else "redriven"
         print(f"{_range(total)} {done} from {name(topic)}{_leased(found)}", flush=True)
-        if not (total.at_most or found.skipped_leased or found.refused) and (hint := _elsewhere(client, topic)):
-            print(hint, flush=True)
+        if not (total.at_most or found.skipped_leased or found.refused):
+            if hint := _elsewhere(client, topic):
+                print(hint, flush=True)
+            else:
+                say_unknown(client, topic)
     if found.refused:
         fail("; ".join(f"{_stay(one.items, to_topic)}: {one.reason}" for one in found.refused))
     if found.missing_shards:
@@ -178,6 +184,8 @@ def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadF
                     ids.append(item.id)
         stay = f"; {counted(leased, 'leased item')} {'stays' if leased == 1 else 'stay'}" if leased else ""
         if not ids:
+            if not _elsewhere(client, topic):
+                say_unknown(client, topic)
             print(f"{_none(client, topic, connection)}{stay}" if not leased else f"no item to delete{stay}")
             return
         print(

@@ -14,6 +14,7 @@ from foqs.cli.help import QUEUE, command
 from foqs.cli.look import JsonOption
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
+from foqs.cli.unknown import say_unknown
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.shardmgr.change import name
@@ -44,6 +45,8 @@ def explain(
     in_table = sys.stdout.isatty() and not as_json
     with connection.client() as client:
         found = client.explain_topic(what) if number is None else client.explain(number)
+        if number is None and any(code_name(reason) == "gone" for reason in found.reasons):
+            say_unknown(client, what)
         now_ms = client.server_info().now_ms if in_table and found.reasons else 0
     if not in_table:
         write_line(shown(found))

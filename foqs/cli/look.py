@@ -16,6 +16,7 @@ from foqs.cli.errors import fail, piped
 from foqs.cli.help import QUEUE, command
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, preview, show
+from foqs.cli.unknown import say_unknown
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.shardmgr.change import name
@@ -133,10 +134,16 @@ def items(
         page = _PAGE_ITEMS if most is None else min(most + 1, _PAGE_ITEMS)
         found = client.list_items(topic, state=wanted, page_items=page)
         if not in_table:
+            written = 0
             for item in islice(found, most):
                 write_line(item_json(item))
+                written += 1
+            if not written:
+                say_unknown(client, topic)
             return
         rows = list(islice(found, None if most is None else most + 1))
+        if not rows and say_unknown(client, topic):
+            return
         now_ms = client.server_info().now_ms if rows else 0
     if not rows:
         what = "items" if state is None else f"{state.value} items"

@@ -13,6 +13,7 @@ from foqs.cli.consume import say_why_empty
 from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import counting
+from foqs.cli.unknown import say_unknown
 from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.shardmgr.change import count as counted
@@ -84,6 +85,8 @@ def move(
             moving.close()
             for line in moving.said():
                 print(line, flush=True)
+        if not (moving.moved or moving.left) and moving.last.reason is None:
+            say_unknown(client, source)
     if not (moving.moved or moving.left):
         say_why_empty(moving.last, source, connection.namespace)
     if moving.left:

@@ -14,6 +14,7 @@ from foqs.cli.help import QUEUE, command
 from foqs.cli.look import JsonOption
 from foqs.cli.streams import json_text
 from foqs.cli.tables import plain_table, show
+from foqs.cli.unknown import say_unknown
 from foqs.shardmgr.change import name
 
 
@@ -50,6 +51,8 @@ def release(
     """
     with connection.client() as client:
         released, missing = client.release_leases(topic, worker=worker, held_longer_than_ms=held_longer_than_ms)
+        if not released:
+            say_unknown(client, topic)
     if as_json or not sys.stdout.isatty():
         print(json_text({"released": released, "missing": missing}))
     else:

@@ -16,7 +16,7 @@ from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
-from foqs.cli.unknown import unknown
+from foqs.cli.unknown import say_unknown, unknown
 from foqs.shardmgr.change import name
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
+        if not (found.ready or found.delayed or found.leased):
+            say_unknown(client, topic)
     if as_json or not sys.stdout.isatty():
         write_line(_stats_json(found))
         return
@@ -199,6 +201,8 @@ def tenants(
     """
     with connection.client() as client:
         found = client.topic_stats(topic, tenants=limit)
+        if not found.tenants:
+            say_unknown(client, topic)
     _say_missing(found)
     more = found.more_tenants
     if as_json or not sys.stdout.isatty():

@@ -104,8 +104,12 @@ def test_a_terminal_gets_a_table(client: Client) -> None:
     assert "these are the first 2 items" in in_terminal(client, "items", "t", "--limit", "2")[1]
     assert "the first" not in in_terminal(client, "items", "t", "--limit", "3")[1]
     assert len(in_terminal(client, "items", "t", "--json")[1].splitlines()) == 3
+    client.enqueue("u", b"x")
+    _, shown = in_terminal(client, "items", "u", "--state", "leased")
+    assert shown == f"topic u in namespace {client.namespace} has no leased items\n"
     _, shown = in_terminal(client, "items", "empty")
-    assert shown == f"topic empty in namespace {client.namespace} has no items\n"
+    assert shown.startswith(f"foqs: no topic empty is known in namespace {client.namespace}: ")
+    assert len(shown.splitlines()) == 1
 
 
 def test_all_topics_are_listed_with_counts(client: Client, run: Run) -> None:

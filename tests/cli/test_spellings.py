@@ -160,6 +160,22 @@ def test_an_unknown_topic_is_named(client: Client, run: Run) -> None:
     assert run("topic", "resume", "emals").stderr == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["items", "release", "explain", "topic stats", "topic tenants", "dead list", "dead delete", "dead redrive", "move"],
+)
+def test_a_command_without_items_names_a_topic(client: Client, run: Run, command: str) -> None:
+    why = f"foqs: no topic emals is known in namespace {client.namespace}: it has no items and no policy of its own"
+    more = ("other",) if command == "move" else ()
+    assert run(*command.split(), "emals", *more).stderr == f"{why}\n"
+
+
+def test_a_topic_that_gets_no_policy_is_named(client: Client, run: Run) -> None:
+    why = f"foqs: no topic emals is known in namespace {client.namespace}: it has no items and no policy of its own"
+    for command in ("resume", "open"):
+        assert run("topic", command, "emals").stderr == f"{why}\n"
+
+
 def test_a_known_topic_is_not(client: Client, run: Run) -> None:
     client.enqueue("delayed", b"x", delay_ms=3_600_000)
     run("topic", "policy", "empty", "max_attempts=5")

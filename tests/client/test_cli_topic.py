@@ -250,7 +250,8 @@ def test_stats_in_a_terminal_are_tables(run: Run, client: Client) -> None:
     found, piped = json.loads(line), json.loads(run("stats", "mail").stdout)
     assert {**found, "workers": piped["workers"]} == piped
     _, shown = in_terminal(client, "topic", "stats", "none")
-    assert shown.startswith(f"topic none in namespace {client.namespace}\n\n")
+    assert shown.startswith("foqs: no topic none is known")
+    assert f"\ntopic none in namespace {client.namespace}\n\n" in shown
 
 
 def test_a_release_in_a_terminal_is_a_table(client: Client) -> None:

@@ -127,10 +127,18 @@ def enqueue(
     waiting: deque[tuple[int, Future[int]]] = deque()
 
     def write_oldest() -> None:
-        nonlocal failed, first_error
-        if (error := _write_outcome(*waiting.popleft())) is not None:
+        nonlocal failed, first_error, total
+        error = _write_outcome(*waiting[0])  # Ctrl-C may end the wait for it
+        waiting.popleft()
+        total += 1
+        if error is not None:
             failed += 1
             first_error = first_error or error
+
+    def write_rest() -> None:
+        producer.flush()
+        while waiting:
+            write_oldest()
 
     with (
         connection.client_for_stdin() as client,
@@ -138,17 +146,19 @@ def enqueue(
         reading(sys.stdin.buffer) as advance,
     ):
         now_ms = server_clock(client)
-        for number, line in stdin_lines("payloads" if raw else "items as JSON", raw=raw):
-            advance(len(line))
-            if not raw and not line.strip():
-                continue
-            total += 1
-            waiting.append((number, _submit(producer, spec, line)))
-            while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
-                write_oldest()
-        producer.flush()
-        while waiting:
-            write_oldest()
+        try:
+            for number, line in stdin_lines("payloads" if raw else "items as JSON", raw=raw):
+                advance(len(line))
+                if not raw and not line.strip():
+                    continue
+                waiting.append((number, _submit(producer, spec, line)))
+                while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
+                    write_oldest()
+            write_rest()
+        except BaseException:  # the producer sends the items that it has
+            write_rest()
+            streams.say_done(f"{total - failed} items are enqueued")
+            raise
     if failed:
         fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
     streams.say_done(f"all {total} items are enqueued")

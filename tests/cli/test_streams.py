@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from foqs.cli.main import app
 from foqs.client import Client
 from tests.api.hosts import HostProcess, dev, environment
 from tests.support import forked
+from tests.support.waiting import wait_until
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 LONG = {"dev", "serve", "bench", "chaos", "demo", "spark", "up"}
@@ -226,6 +228,28 @@ def test_commands_say_on_stderr_what_they_changed(host: HostProcess, client: Cli
     stored = shell(host, f"foqs enqueue b x {ns} {target}").stderr
     (item,) = client.list_items("b")
     assert f"item {item.id} is enqueued" in stored
+
+
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=FULL)])
+def test_ctrl_c_leaves_no_stored_item_unsaid(host: HostProcess, client: Client, tmp_path: Path, full: bool) -> None:
+    """Stdin stays open, and the ids of the last batches are not written yet."""
+    argv = [sys.executable, "-m", "foqs", "enqueue", "t", "--raw", "--ns", client.namespace]
+    with open("/dev/full" if full else tmp_path / "ids", "w") as out:
+        command = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE, text=True, env=settings_of(host)
+        )
+    assert command.stdin is not None
+    command.stdin.write(PAYLOADS)
+    command.stdin.flush()
+    wait_until(lambda: client.topic_stats("t").ready == 200)
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate(timeout=60)
+    assert (command.returncode, said.splitlines()[-1]) == (130, "foqs: interrupted")
+    if full:
+        assert "; 200 items are enqueued" in said
+    else:
+        ids = {int(json.loads(line)["id"]) for line in (tmp_path / "ids").read_text().splitlines()}
+        assert ids == {item.id for item in client.list_items("t")}
 
 
 def test_a_failed_delete_is_counted_without_stdout(host: HostProcess) -> None:

@@ -76,7 +76,7 @@ class Demo:
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                ours = mark in (process / "environ").read_bytes().split(b"\0")
+                ours = [one for one in (process / "environ").read_bytes().split(b"\0") if one.startswith(mark)]
                 if ours and what in (process / "cmdline").read_bytes().replace(b"\0", b" ").decode():
                     found.append(int(process.name))
             except OSError:

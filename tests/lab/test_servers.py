@@ -339,5 +339,5 @@ def test_zookeeper_without_jars_or_java_is_a_typed_error(lonely_machine: Path, m
         (folder / f"zookeeper-{version}.jar").touch()
     assert find_zookeeper() == JavaProgram("/usr/bin/java", lonely_machine / "zookeeper-3.9.5", "3.9.5")
     monkeypatch.setenv("FOQS_ZOOKEEPER_JARS", "/nonexistent")
-    with pytest.raises(ServerUnavailable, match="in /nonexistent"):
+    with pytest.raises(ServerUnavailable, match="in FOQS_ZOOKEEPER_JARS=/nonexistent"):
         find_zookeeper()

@@ -165,6 +165,7 @@ def _spawner(_pid: int) -> ThreadPoolExecutor:
 def _spawn(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
     # The lab reads the lines of its hosts, so their configuration alone says how these look.
     environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"}
+    environment["TMPDIR"] = str(log.parent.resolve())  # what a killed process leaves is removed with its log
     with log.open("ab") as output:
         return subprocess.Popen(
             argv,

@@ -20,7 +20,8 @@ of the host do not count. Costs: O(1) for a frame that finds room; a scan of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -236,21 +237,13 @@ class Frames:
         """Yield the waiting frames that have room now, each after its bytes are counted here. The caller charges them
         to the budget before it asks for the next one."""
         for share in self._shares.values():
-            yield from self._small_grants(share, used_bytes, now_s)
+            full: set[str] = set()
+            yield from self._grant_each(iter(partial(share.next, full), None), full, used_bytes, now_s)
         senior = self._large_senior()
         if senior is not None and self._grant(senior, used_bytes(), now_s) == "":
             yield senior
-        full: set[str] = set()  # addresses
-        for frame in [frame for frame in self._large if frame.wants_bytes]:
-            if frame.address in full:
-                continue
-            refusal = self._grant(frame, used_bytes(), now_s)
-            if not refusal:
-                yield frame
-            elif refusal == "address":
-                full.add(frame.address)
-            else:
-                return
+        large = [frame for frame in self._large if frame.wants_bytes]
+        yield from self._grant_each(large, set(), used_bytes, now_s)
 
     def paused(self, pause_s: float, now_s: float) -> None:
         """Leave a pause of the host, in which no frame was read, out of the time of each frame."""
@@ -359,9 +352,13 @@ class Frames:
                 self._turns[senior.address] = self._turns[senior.address][0], self._turn
         return self._senior
 
-    def _small_grants(self, share: SmallShare[Frame], used_bytes: Callable[[], int], now_s: float) -> Iterator[Frame]:
-        full: set[str] = set()  # addresses
-        while (frame := share.next(full)) is not None:
+    def _grant_each(
+        self, frames: Iterable[Frame], full: set[str], used_bytes: Callable[[], int], now_s: float
+    ) -> Iterator[Frame]:
+        """Yield those of the frames that have room. `full` collects the addresses that have none left."""
+        for frame in frames:
+            if frame.address in full:
+                continue
             refusal = self._grant(frame, used_bytes(), now_s)
             if not refusal:
                 yield frame

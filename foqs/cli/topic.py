@@ -253,7 +253,7 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
         why = "" if topic.endswith("*") else unknown(client, topic)
         done = settings.change(client, decide)
     if why:
-        print(f"foqs: {why}{'' if done is None else '; the command gave it a policy'}", file=sys.stderr)
+        print(f"foqs: {'' if done is None else 'the policy is for a new name: '}{why}", file=sys.stderr)
     print(_said(topic, _SAID[field, on][already]))
     settings.report(done)
 

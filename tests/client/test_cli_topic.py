@@ -46,7 +46,7 @@ def test_a_paused_topic_delivers_nothing_until_it_is_resumed(run: Run, client: C
     done = run("pause", "mail")
     said = f"mail is paused\nversion 1 is in effect on {client.address}\n"
     assert (done.stdout, done.returncode) == (said, 0)
-    assert done.stderr == f"foqs: {unknown(client)}; the command gave it a policy\n"
+    assert done.stderr == f"foqs: the policy is for a new name: {unknown(client)}\n"
     assert client.settings().entries == {"topic.mail": '{"paused": true}'}
     item_id = client.enqueue("mail", b"x")
     assert list(client.dequeue("mail")) == []
@@ -79,8 +79,9 @@ def test_the_commands_say_what_they_changed(
         "nothing to change",
     ]
     assert [done.returncode for done in shown] == [0] * 4
-    why = f"foqs: {unknown(client)}"
-    assert [done.stderr for done in shown] == [f"{why}; the command gave it a policy\n", "", "", f"{why}\n"]
+    why = unknown(client)
+    expected = [f"foqs: the policy is for a new name: {why}\n", "", "", f"foqs: {why}\n"]
+    assert [done.stderr for done in shown] == expected
 
 
 def test_fields_that_a_policy_does_not_have_change_nothing(run: Run, client: Client) -> None:

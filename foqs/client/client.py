@@ -217,7 +217,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         timeout_ms: int | None = None,
     ) -> Items:
         """Leases up to `count` items of each topic (a mapping says how many of which), the first topics
-        first. With `most`, up to so many of all topics together, shared evenly by those that have items.
+        first. `most` bounds the items of all topics together. The topics that have items share it evenly.
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
         for example "paused". `wait_ms` 0: at once. `lease_ms`: how long the leases last; default each item's own, else

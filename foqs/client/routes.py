@@ -85,8 +85,9 @@ class Spread:
         self._state: tuple[Routes | None, list[_Turn]] = (None, [])
 
     def next(self, routes: Routes, items: int, last: Collection[Address] = ()) -> Address | None:
-        """Return the host for so many items, None if other threads have taken all hosts out. Hosts in `last` are taken
-        only when there is no other one."""
+        """Return the host for a request with `items` items, None if other threads have taken all hosts out.
+
+        Hosts in `last` are taken only when there is no other one."""
         known, heap = self._state
         if known is not routes:
             heap = self._follow(routes, heap)

@@ -429,7 +429,7 @@ class Worker(Local):
 
 
 def topics_of_turn(topics: Sequence[str], turn: int, most: int = Limits().request_topics) -> Sequence[str]:
-    """The topics that one request names: all of them, or of more than `most` another part at every turn.
+    """Return the topics that a request names: all of them, or at most `most`, which differ from turn to turn.
 
     >>> topics_of_turn(["a", "b", "c"], 1, most=2)
     ['c', 'a']

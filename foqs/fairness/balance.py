@@ -29,9 +29,9 @@ _DOUBT_ITEMS = 1.0
 _WIDTH = log(4_096)
 """The largest and the smallest factor on a host differ by at most this."""
 _HELD_BEATS = 2
-"""After a change of weights, the service in so many beats is in part by the old ones: it moves no factor."""
+"""The number of beats after a change of weights whose service follows the old weights in part. It moves no factor."""
 _HURRY, _HURRIED_BEATS, _NEWEST_BEATS = 1.6, 5, 2
-"""In so many beats after that, factors move faster by this, and in the first ones by the newest measurement alone."""
+"""How much faster factors move after that, in how many beats, and in how many of these by the newest figures alone."""
 _NARROW = log(8)
 """By how much factors differ at most when weights change: a factor that is far from the rest would take long to
 return."""

@@ -94,7 +94,7 @@ class ShardLoads:
                 del past[0]
 
     def _fall_silent(self, shard: int) -> None:
-        """Note that a shard has no count any more. The next count after that begins a new rate."""
+        """Note that a shard has lost its count. The next count after that begins a new rate."""
         del self._counts[shard]
         if shard in self._silent or shard not in self._rates:
             return

@@ -92,7 +92,7 @@ class LagWatch:
         return self._last[1]
 
     def close(self) -> None:
-        """Wait for the question that is under way. Close the client first."""
+        """Wait for the answer in progress. Close the client first."""
         self._thread.shutdown(cancel_futures=True)
 
     def _timed(self) -> Lag:

@@ -36,7 +36,7 @@ _ASK_AGAIN_S = 0.02
 _EPOCH_JUMP = 1 << 20
 _NUMBER_JUMP = 1 << 30
 _LEASES_AT_ONCE = 10_000
-"""Leases that one statement ends, so that it does not outlast the time-out of the connection."""
+"""The most leases that a statement ends: with more it might outlast the time-out of the connection."""
 _MOST_EPOCHS, _MOST_NUMBERS = 1 << 62, 1 << NUMBER_BITS
 _RESTORE_ROW = "restore the row of table shard, and the items, from a backup"
 

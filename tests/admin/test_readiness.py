@@ -63,8 +63,8 @@ def test_a_session_that_is_not_connected_is_noted() -> None:
 
 
 def test_the_answer_is_short() -> None:
-    told = notes(range(1, 10_001), {})
-    assert (len(told), told[-1]) == (101, "and 9900 more")
+    found = notes(range(1, 10_001), {})
+    assert (len(found), found[-1]) == (101, "and 9900 more")
 
 
 def test_a_host_before_its_assignment() -> None:

@@ -276,7 +276,7 @@ def test_dev_makes_its_directory(tmp_path: Path) -> None:
 
 
 def test_a_second_dev_host_on_one_directory_ends(tmp_path: Path) -> None:
-    """It says that one runs. After an end of the first host, also by SIGKILL, another one starts."""
+    """The second host names the first one. When the first has ended, also by SIGKILL, another host starts."""
     with dev(tmp_path) as first:
         assert first.address
         (tmp_path / "way").symlink_to(tmp_path / "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from difflib import get_close_matches
 from itertools import islice
@@ -19,11 +20,11 @@ _TIMEOUT_MS = 2_000
 
 
 def unknown(client: Client, topic: str) -> str:
-    """Return why a topic with this name does not exist; empty if it does, or if the host does not say."""
+    """Return why a topic with this name does not exist; empty if it does, or if the host does not say.
+
+    A topic that takes the dead letters of another exists also while it is empty."""
     try:
-        found = client.topic_stats(topic, timeout_ms=_TIMEOUT_MS)
-        layers = set(found.policy_layers.values())
-        if found.ready or found.delayed or found.leased or found.missing or f"topic.{topic}" in layers:
+        if _exists(client, topic) or _takes_dead_letters(client, topic):
             return ""
         listed = client.active_topics(all_states=True, timeout_ms=_TIMEOUT_MS)
         others = [one.topic for one in islice(listed, _LOOKED_AT)]
@@ -33,6 +34,21 @@ def unknown(client: Client, topic: str) -> str:
     hint = f"; did you mean {name(near[0])}?" if near else ""
     where = f"in namespace {name(client.namespace)}"
     return f"no topic {name(topic)} is known {where}: it has no items and no policy of its own{hint}"
+
+
+def _exists(client: Client, topic: str) -> bool:
+    found = client.topic_stats(topic, timeout_ms=_TIMEOUT_MS)
+    own = f"topic.{topic}" in found.policy_layers.values()
+    return own or bool(found.ready or found.delayed or found.leased or found.missing)
+
+
+def _takes_dead_letters(client: Client, topic: str) -> bool:
+    from foqs.policies.topic_policy import DEAD_SUFFIX, PREFIX
+
+    if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
+        return True
+    values = client.settings(PREFIX, timeout_ms=_TIMEOUT_MS).entries.values()
+    return any((json.loads(value).get("dead") or {}).get("topic") == topic for value in values)
 
 
 def say_unknown(client: Client, topic: str) -> bool:

@@ -19,13 +19,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```\n", PAGE, re.M | re.S)
 
 
-def test_a_small_customer_does_not_wait_for_a_large_one(client: Client) -> None:
+def test_the_code_and_then_the_commands_of_the_page(client: Client) -> None:
     names: dict[str, Any] = {}
     exec("".join(blocks("python")).replace("127.0.0.1:7707", client.address), names)
     names["client"].close()
-
-
-def test_the_commands_change_the_settings(client: Client) -> None:
     env = {"FOQS_ADDRESS": client.address}
     made: dict[str, Any] = {}
     for words in "".join(blocks("sh")).splitlines():

@@ -170,6 +170,16 @@ def test_a_command_without_items_names_a_topic(client: Client, run: Run, command
     assert run(*command.split(), "emals", *more).stderr == f"{why}\n"
 
 
+@pytest.mark.parametrize("command", ["list", "delete", "redrive"])
+def test_an_empty_dead_letter_topic_is_known(client: Client, run: Run, command: str) -> None:
+    client.enqueue("emails", b"x")
+    run("topic", "policy", "orders", 'dead={"topic": "graveyard"}')
+    run("topic", "policy", "bills", "dead=null")
+    for topic in ("emails.dlq", "graveyard"):
+        assert run("dead", command, topic).stderr == ""
+    assert "no topic emals.dlq is known" in run("dead", command, "emals.dlq").stderr
+
+
 def test_a_topic_that_gets_no_policy_is_named(client: Client, run: Run) -> None:
     why = f"foqs: no topic emals is known in namespace {client.namespace}: it has no items and no policy of its own"
     for command in ("resume", "open"):

@@ -109,7 +109,7 @@ def test_every_item_is_asked_for_once_and_in_order(routes, ids, data):
 
 
 def owners(*counts):
-    """Hosts with so many shards each."""
+    """Return the host of each shard; `counts` are the numbers of shards of the hosts."""
     shards = iter(range(1, 1_000))
     return {next(shards): host for host, count in zip((A, B, C, D), counts, strict=False) for _ in range(count)}
 

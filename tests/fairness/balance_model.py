@@ -149,8 +149,8 @@ def run(
 ) -> list[list[int]]:
     """Return how many items of each tenant all hosts had delivered after each half second. The hosts' beats are not
     at the same time. A message is lost with the probability `lost`, but not four in a row: hosts still hear each
-    other. Tenants of `later` have items after so many milliseconds, the rest from the start. `weights`: those of all
-    tenants from a time in ms on."""
+    other. `later` says after how many milliseconds its tenants have items; the rest have some from the start.
+    `weights`: the weights of all tenants from a time in ms on."""
     hosts = [Host(case, number, later or {}) for number in range(len(case.capacities))]
     ways: list[Way] = [way(host) for host in hosts]
     phases = [rng.randrange(_BEAT_TICKS) for _ in hosts]

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -243,14 +244,7 @@ def test_a_sink_with_batch_numbers_gets_each_item_once(client: Client, job: Job)
     deaths = {1: "before", 2: "after", 3: "before", 4: "after"}
 
     def sink(frame: Any, number: int) -> None:
-        death = deaths.pop(number, None)
-        if death == "before":
-            os.kill(reader_of(job), signal.SIGKILL)
-            fail(frame, number)
-        rows = sorted(row.id for row in frame.collect())
-        assert written.setdefault(number, rows) == rows
-        if death == "after":
-            os.kill(reader_of(job), signal.SIGKILL)
+        write_or_kill(job, deaths, written, frame, number)
         if deaths:
             ids.extend(filled(client, 4))
 
@@ -270,17 +264,7 @@ def test_restarts_that_outlive_the_leases_deliver_once(client: Client, job: Job)
     ids = filled(client, 1_000)
     written: dict[int, list[int]] = {}
     deaths = {1: "before", 2: "after", 4: "before", 5: "after"}
-
-    def sink(frame: Any, number: int) -> None:
-        death = deaths.pop(number, None)
-        if death == "before":
-            os.kill(reader_of(job), signal.SIGKILL)
-            fail(frame, number)
-        rows = sorted(row.id for row in frame.collect())
-        assert written.setdefault(number, rows) == rows
-        if death == "after":
-            os.kill(reader_of(job), signal.SIGKILL)
-
+    sink = partial(write_or_kill, job, deaths, written)
     while deaths:
         with suppress(Exception):
             job.run(sink)
@@ -408,6 +392,18 @@ def test_a_stream_needs_a_folder(spark: Any, endpoints: str) -> None:
     source = FoqsSource({"endpoints": endpoints, "namespace": "n", "topic": "t"})
     with pytest.raises(Invalid, match="option stateDir is missing"):
         source.streamReader(None)
+
+
+def write_or_kill(job: Job, deaths: dict[int, str], written: dict[int, list[int]], frame: Any, number: int) -> None:
+    """Write a batch to `written`, and kill the reader before or after it if `deaths` says so."""
+    death = deaths.pop(number, None)
+    if death == "before":
+        os.kill(reader_of(job), signal.SIGKILL)
+        fail(frame, number)
+    rows = sorted(row.id for row in frame.collect())
+    assert written.setdefault(number, rows) == rows
+    if death == "after":
+        os.kill(reader_of(job), signal.SIGKILL)
 
 
 def reader_of(job: Job) -> int:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from pymysql.connections import Connection
 
-from foqs.lab.servers import (
+from foqs_lab.servers import (
     DEFAULT_SETTINGS,
     ContainerServer,
     DatabaseServer,

@@ -68,8 +68,9 @@ def test_a_number_that_is_too_large_is_no_spelling_mistake(given: str) -> None:
 
 def test_ids_are_printed_in_decimal_everywhere() -> None:
     """No module formats one in hexadecimal: a search for an id finds it in all logs, errors and files."""
-    root = Path(__file__).parent.parent / "foqs"
-    found = [str(path) for path in root.rglob("*.py") if re.search(r"#x\}|\bhex\(\w", path.read_text())]
+    root = Path(__file__).parent.parent
+    files = (path for name in ("foqs", "foqs_lab") for path in (root / name).rglob("*.py"))
+    found = [str(path) for path in files if re.search(r"#x\}|\bhex\(\w", path.read_text())]
     assert found == []
     item_id = make_id(1, 1)
     assert str(item_id) in repr(ClientItem(id=item_id, topic="t"))

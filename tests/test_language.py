@@ -8,11 +8,11 @@ from tests.support.language import ROOT, files, places_in, texts_of
 
 # They quote the markers.
 OWN = (ROOT / "tests" / "support" / "language.py", ROOT / "tests" / "test_language.py")
-FILES = [path for path in files("foqs", "tests", "docs", "README.md", "ARCHITECTURE.md") if path not in OWN]
+FILES = [path for path in files("foqs", "foqs_lab", "tests", "docs", "README.md", "ARCHITECTURE.md") if path not in OWN]
 NAME_CHARS = 60
 
 
-@pytest.mark.parametrize("folder", ["foqs", "tests", "docs", "README.md", "ARCHITECTURE.md"])
+@pytest.mark.parametrize("folder", ["foqs", "foqs_lab", "tests", "docs", "README.md", "ARCHITECTURE.md"])
 def test_texts_have_no_markers(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{place.line}: {place.text}"

@@ -56,7 +56,6 @@ MAY_IMPORT = {
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.cli": None,
-    "foqs.lab": None,
 }
 IMPURE = frozenset(
     {
@@ -76,6 +75,8 @@ IMPURE = frozenset(
     }
 )
 FILES = sorted((ROOT / "foqs").rglob("*.py"))
+LAB = sorted((ROOT / "foqs_lab").rglob("*.py"))
+MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("bench", "chaos", "lab", "up"))
 
 
 @cache
@@ -120,6 +121,23 @@ def test_imports_point_down(layer: str) -> None:
         if name.startswith("foqs.") and name != "foqs.__version__" and not allowed(name, allowance)
     ]
     assert not wrong
+
+
+def test_foqs_does_without_its_laboratory() -> None:
+    """Commands of the laboratory import it when they run."""
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in FILES
+        if any(name.split(".")[0] == "foqs_lab" for name in imported(path))
+    }
+    assert users == MAY_USE_LAB
+    at_the_top = [
+        f"{path}: {ast.unparse(node)}"
+        for path in sorted(users)
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) and "foqs_lab" in ast.unparse(node)
+    ]
+    assert not at_the_top
 
 
 @pytest.mark.parametrize("layer", sorted(GUARDED))
@@ -177,11 +195,11 @@ def test_circles_are_found() -> None:
 
 def test_no_import_circles() -> None:
     modules = {
-        name_of(path): imported(path) for path in FILES if path.name != "__init__.py"
+        name_of(path): imported(path) for path in [*FILES, *LAB] if path.name != "__init__.py"
     }  # those only pass names on
     assert circles(modules) == []
 
 
 def test_files_stay_readable() -> None:
-    long = {str(path): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 600}
+    long = {str(path): lines for path in [*FILES, *LAB] if (lines := len(path.read_text().splitlines())) > 600}
     assert not long

@@ -22,8 +22,8 @@ from foqs.cli.operators import quietly
 from foqs.ids import MAX_SHARD
 
 if TYPE_CHECKING:
-    from foqs.lab.bench.against import Options
-    from foqs.lab.bench.run import Plan
+    from foqs_lab.bench.against import Options
+    from foqs_lab.bench.run import Plan
 
 
 def _option(panel: str, text: str, *names: str, **bounds: Any) -> Any:
@@ -184,8 +184,8 @@ def bench(
         _against(against, {name: [*common, *_words(options[name])] for name in chosen}, rounds, as_json)
         return
     # Imported here, because the bench imports the lab's servers, and a plain `foqs` starts fast without them.
-    from foqs.lab.bench.run import Plan
-    from foqs.lab.bench.workloads import Shape
+    from foqs_lab.bench.run import Plan
+    from foqs_lab.bench.workloads import Shape
 
     plan = Plan(
         rounds=rounds,
@@ -208,7 +208,7 @@ class _Output:
     plot: Path | None
 
     def write(self, document: dict[str, Any]) -> None:
-        from foqs.lab.bench import plot, report, run
+        from foqs_lab.bench import plot, report, run
 
         if self.plot is not None:
             self.plot.write_text(plot.svg(document))
@@ -233,10 +233,10 @@ def _words(options: dict[str, int]) -> list[str]:
 
 
 def _measure(plan: Plan, database: Database, shards: int, driver: str, compare: bool, output: _Output) -> None:
-    from foqs.lab.bench.rig import rig
-    from foqs.lab.bench.rivals import Rivals, started
-    from foqs.lab.bench.run import measure
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.bench.rig import rig
+    from foqs_lab.bench.rivals import Rivals, started
+    from foqs_lab.bench.run import measure
+    from foqs_lab.servers import ServerUnavailable
 
     console = Console(stderr=True)
     try:
@@ -256,7 +256,7 @@ def _measure(plan: Plan, database: Database, shards: int, driver: str, compare: 
 
 
 def _against(other: Path, options: Options, rounds: int, as_json: bool) -> None:
-    from foqs.lab.bench import against
+    from foqs_lab.bench import against
 
     console = Console(stderr=True)
     try:
@@ -282,7 +282,7 @@ def _print(as_json: bool, document: Callable[[], Any], show: Callable[[Console],
 
 
 def _assignment(shards: int, hosts: int, rounds: int, as_json: bool) -> None:
-    from foqs.lab.bench import assignment
+    from foqs_lab.bench import assignment
 
     cases = assignment.measure(shards, hosts, rounds)
     _print(
@@ -295,9 +295,9 @@ def _assignment(shards: int, hosts: int, rounds: int, as_json: bool) -> None:
 def _topics(
     database: Database, driver: str, shards: int, topics: int, items: int, payload_bytes: int, as_json: bool
 ) -> None:
-    from foqs.lab.bench import topics as bench
-    from foqs.lab.bench.rig import rig
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.bench import topics as bench
+    from foqs_lab.bench.rig import rig
+    from foqs_lab.servers import ServerUnavailable
 
     if items % topics:
         fail(f"--items {items} is not a multiple of --topics {topics}: each topic gets the same number of items", 2)
@@ -316,9 +316,9 @@ def _topics(
 
 
 def _workers(database: Database, driver: str, shards: int, rounds: int, items: int, as_json: bool) -> None:
-    from foqs.lab.bench import workers
-    from foqs.lab.bench.rig import rig
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.bench import workers
+    from foqs_lab.bench.rig import rig
+    from foqs_lab.servers import ServerUnavailable
 
     console = Console(stderr=True)
     try:
@@ -330,8 +330,8 @@ def _workers(database: Database, driver: str, shards: int, rounds: int, items: i
 
 
 def _policies(database: Database, numbers: list[int] | None, share: float, plot: Path | None, as_json: bool) -> None:
-    from foqs.lab.policies import run
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.policies import run
+    from foqs_lab.servers import ServerUnavailable
 
     unknown = sorted(set(numbers or ()) - set(run.NUMBERS))
     if unknown:
@@ -359,8 +359,8 @@ def _server_kind(workload: str, database: Database) -> Literal["mariadb", "mysql
 
 
 def _cluster(database: Database, rounds: int, items: int, as_json: bool) -> None:
-    from foqs.lab.bench import cluster
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.bench import cluster
+    from foqs_lab.servers import ServerUnavailable
 
     kind = _server_kind(CLUSTER, database)
     quietly()

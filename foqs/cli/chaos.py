@@ -51,8 +51,8 @@ def chaos(
     The command exits with 1 if a promise was broken: an acknowledged item was lost, came back, or was delivered to two
     consumers at once.
     """
-    from foqs.lab.chaos.run import chaos as run
-    from foqs.lab.servers import ServerUnavailable
+    from foqs_lab.chaos.run import chaos as run
+    from foqs_lab.servers import ServerUnavailable
 
     chosen = random.SystemRandom().randrange(1, 1 << 31) if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="foqs-chaos-"))

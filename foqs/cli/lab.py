@@ -44,10 +44,10 @@ def demo(
     # Imported here, because the lab has many imports, and a plain `foqs` starts fast without them.
     from rich.console import Console
 
-    from foqs.lab.demo.errors import DemoFailed
-    from foqs.lab.demo.report import show
-    from foqs.lab.demo.screen import Screen
-    from foqs.lab.demo.story import Plan, run
+    from foqs_lab.demo.errors import DemoFailed
+    from foqs_lab.demo.report import show
+    from foqs_lab.demo.screen import Screen
+    from foqs_lab.demo.story import Plan, run
 
     plan = Plan(workers or max(2, min(_MOST_WORKERS, os.cpu_count() or 2)), files, keep)
     try:

@@ -21,7 +21,7 @@ from foqs.cli.operators import quietly
 from foqs.cli.status import app
 
 if TYPE_CHECKING:
-    from foqs.lab.cluster import LocalCluster
+    from foqs_lab.cluster import LocalCluster
 
 _LOOK_S = 0.5
 
@@ -47,9 +47,9 @@ def up(
     removes their files. --keep leaves the configuration and the logs.
     """
     with ends_at_once():
-        from foqs.lab.cluster import local_cluster
-        from foqs.lab.crash.rig import make_shards
-        from foqs.lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server
+        from foqs_lab.cluster import local_cluster
+        from foqs_lab.crash.rig import make_shards
+        from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server
 
     quietly()
     try:

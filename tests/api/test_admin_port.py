@@ -14,7 +14,7 @@ import pytest
 from foqs.admin.exposition import render
 from foqs.admin.server import MOST_CONNECTIONS
 from foqs.idl import idl
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 from tests.admin.scraping import Scrape, admin, get, lacking, missing
 from tests.api.hosts import HostProcess, foqs, locked, until
 from tests.api.wire import Wire, spec

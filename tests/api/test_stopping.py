@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import HostProcess, until
 from tests.api.wire import Code, Refused, State, Wire, spec
 from tests.rpc.serving import decoded

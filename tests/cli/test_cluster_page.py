@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pytest
 
 from foqs.client import Client, ItemSpec
-from foqs.lab.servers import ZookeeperServer
-from foqs.lab.servers.endpoint import SqlEndpoint
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers import ZookeeperServer
+from foqs_lab.servers.endpoint import SqlEndpoint
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT
 from tests.cli.test_readme import Checkout, blocks, checkout, says
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import HostProcess, foqs, until
 
 SECRET = "hunter2"

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import pytest
 
 from foqs.client import AckPolicy
-from foqs.lab.servers.process import free_port
 from foqs.policies.topic_policy import PolicyEntry
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT, environment
 from tests.cli.test_readme import Checkout, checkout, says
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, ItemSpec
-from foqs.lab.servers import ZookeeperServer
-from foqs.lab.servers.process import free_port
 from foqs.store.schema import create_schema
+from foqs_lab.servers import ZookeeperServer
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import PATIENT, HostProcess, foqs, until
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.servers import ZookeeperServer
-from foqs.lab.servers.endpoint import SqlEndpoint
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers import ZookeeperServer
+from foqs_lab.servers.endpoint import SqlEndpoint
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT, environment
 
 README = (ROOT / "README.md").read_text()

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from foqs.cli.shard_checks import examine
-from foqs.lab.relay import Relay
 from foqs.policies.settings import Settings
 from foqs.store.schema import create_schema
+from foqs_lab.relay import Relay
 from tests.api.hosts import foqs
 from tests.conftest import Server
 from tests.store.asking import run

@@ -14,7 +14,7 @@ import pytest
 import foqs as product
 from foqs.client import Client, FailureFilter
 from foqs.errors import NotFound
-from foqs.lab.servers import ServerUnavailable, find_zookeeper, programs
+from foqs_lab.servers import ServerUnavailable, find_zookeeper, programs
 from tests.api.hosts import dev, foqs
 from tests.cli.test_items import Run, client, host, run
 

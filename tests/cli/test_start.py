@@ -18,8 +18,8 @@ from foqs.cli.main import VERBS, app, registered
 from tests.api.hosts import environment
 
 HOST = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop", "pymysql", "lupa", "pyspark")
-FOQS = ("admin", "api", "client", "config", "engine", "hooks", "lab", "peers", "rpc", "server", "store.sql", "zk")
-WORK = (*HOST, "thriftpy2", "structlog", "asyncio", "ssl", *(f"foqs.{name}" for name in FOQS))
+FOQS = ("admin", "api", "client", "config", "engine", "hooks", "peers", "rpc", "server", "store.sql", "zk")
+WORK = (*HOST, "thriftpy2", "structlog", "asyncio", "ssl", *(f"foqs.{name}" for name in FOQS), "foqs_lab")
 TABLES = ("rich.table", "rich.console")
 MOST_MODULES = 280
 """Modules that `foqs VERB --help` may load beside those of Typer, which loads pydantic, and of rich."""

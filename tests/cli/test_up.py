@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from foqs_lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
 from tests.api.hosts import environment, foqs, until
 from tests.conftest import required
 

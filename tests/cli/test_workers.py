@@ -15,7 +15,7 @@ import pytest
 from foqs.cli.supervisor import config_of
 from foqs.config.load import load
 from foqs.errors import Invalid
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import HostProcess, foqs, until
 
 CLUSTER = '[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_credential = "me:hunter2"\n'

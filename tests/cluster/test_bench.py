@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from foqs.lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from foqs_lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
 from tests.api.hosts import foqs
 from tests.conftest import required
 

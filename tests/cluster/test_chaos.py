@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.chaos.faults import FAULTS
-from foqs.lab.chaos.run import Replaced, chaos, epochs_twice
-from foqs.lab.crash.history import Crash, Log, read
-from foqs.lab.relay import Relay
-from foqs.lab.servers import Kind, ServerUnavailable, find_zookeeper
+from foqs_lab.chaos.faults import FAULTS
+from foqs_lab.chaos.run import Replaced, chaos, epochs_twice
+from foqs_lab.crash.history import Crash, Log, read
+from foqs_lab.relay import Relay
+from foqs_lab.servers import Kind, ServerUnavailable, find_zookeeper
 from tests.conftest import required
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from foqs.client import Client, Item, ItemSpec, Producer, Worker
 from foqs.ids import shard_of
-from foqs.lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster
 from tests.client.peer import eventually
 from tests.cluster.conftest import NewCluster
 

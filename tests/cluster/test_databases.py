@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.servers import Kind
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import MISSED, NewCluster

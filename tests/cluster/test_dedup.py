@@ -12,8 +12,8 @@ import pytest
 
 from foqs.client import Client, Duplicate, FoqsError, ItemSpec
 from foqs.ids import shard_of
-from foqs.lab.cluster import LocalCluster
 from foqs.shardmgr.facts import Facts, ShardUse
+from foqs_lab.cluster import LocalCluster
 from tests.client.peer import eventually
 from tests.cluster.conftest import MISSED, NewCluster
 

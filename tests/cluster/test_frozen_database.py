@@ -15,10 +15,10 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs.errors import OutcomeUnknown
-from foqs.lab.cluster import LocalCluster, Settings, local_cluster
-from foqs.lab.crash.clients import NAMESPACE
-from foqs.lab.crash.rig import make_shards
-from foqs.lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster, Settings, local_cluster
+from foqs_lab.crash.clients import NAMESPACE
+from foqs_lab.crash.rig import make_shards
+from foqs_lab.crash.wire import Wire
 from tests.admin.scraping import get
 from tests.api.hosts import foqs, until
 from tests.conftest import NewServer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from foqs.config.schema import ZookeeperSection
-from foqs.lab.registry import Registry
-from foqs.lab.servers import ZookeeperServer
 from foqs.shardmgr.facts import ShardFact
+from foqs_lab.registry import Registry
+from foqs_lab.servers import ZookeeperServer
 from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.servers import ZookeeperServer
 from foqs.store.schema import create_schema
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.servers import ZookeeperServer
 from tests.api.hosts import until
 from tests.api.wire import Code, Wire, spec
 from tests.cluster.conftest import UNHURRIED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from foqs.client.items import ItemSpec
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.clients import NAMESPACE
-from foqs.lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.clients import NAMESPACE
+from foqs_lab.crash.wire import Wire
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.store.copies import dump, restore

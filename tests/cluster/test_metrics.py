@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from foqs.client.items import ItemSpec
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.wire import Wire
-from foqs.lab.servers import Kind
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.wire import Wire
+from foqs_lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster

@@ -13,7 +13,7 @@ import pytest
 
 from foqs.client import Client, FoqsError, ItemSpec
 from foqs.errors import Overloaded
-from foqs.lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from foqs.client import Client, ItemSpec, Overloaded, Unavailable
-from foqs.lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import NewCluster
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.cluster import LocalCluster, local_cluster
-from foqs.lab.crash.rig import make_shards
-from foqs.lab.relay import Relay
+from foqs_lab.cluster import LocalCluster, local_cluster
+from foqs_lab.crash.rig import make_shards
+from foqs_lab.relay import Relay
 from tests.admin.scraping import get
 from tests.api.hosts import until
 from tests.cluster.conftest import UNHURRIED

@@ -23,7 +23,7 @@ from foqs.client import (
     Unauthenticated,
     Unavailable,
 )
-from foqs.lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster
 from tests.cluster.conftest import NewCluster
 from tests.support.certificates import Authority
 

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from foqs.client import Client, Conflict, ItemSpec, Settings, SettingsChange
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.relay import Relay
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import NewCluster
 

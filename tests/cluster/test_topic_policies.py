@@ -11,8 +11,8 @@ from time import monotonic, time
 import pytest
 
 from foqs.client import Client, FoqsError, Item, ItemSpec
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.relay import Relay
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import NewCluster
 

@@ -11,9 +11,9 @@ from time import monotonic
 import pytest
 
 from foqs.client.items import Item, ItemSpec
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.clients import NAMESPACE
-from foqs.lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.clients import NAMESPACE
+from foqs_lab.crash.wire import Wire
 from tests.api.wire import Wire as ServiceWire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until

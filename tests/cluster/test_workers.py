@@ -14,12 +14,12 @@ import pytest
 
 from foqs.client.items import ItemSpec, Lease
 from foqs.ids import shard_of
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.checker import check
-from foqs.lab.crash.clients import NAMESPACE, Crew, Load, drain, work
-from foqs.lab.crash.history import Crash, Log, read
-from foqs.lab.crash.rig import HostProcess
-from foqs.lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.checker import check
+from foqs_lab.crash.clients import NAMESPACE, Crew, Load, drain, work
+from foqs_lab.crash.history import Crash, Log, read
+from foqs_lab.crash.rig import HostProcess
+from foqs_lab.crash.wire import Wire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until
 

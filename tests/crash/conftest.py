@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.lab.servers import Kind
+from foqs_lab.servers import Kind
 
 
 @pytest.fixture(

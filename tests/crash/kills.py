@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
-from foqs.lab.crash.checker import Lie, Tally, check, tally
-from foqs.lab.crash.clients import Crew, Load, drain, work
-from foqs.lab.crash.history import Crash, Log, read
-from foqs.lab.crash.rig import HostProcess, Shard
-from foqs.lab.servers import ContainerServer, DatabaseServer
+from foqs_lab.crash.checker import Lie, Tally, check, tally
+from foqs_lab.crash.clients import Crew, Load, drain, work
+from foqs_lab.crash.history import Crash, Log, read
+from foqs_lab.crash.rig import HostProcess, Shard
+from foqs_lab.servers import ContainerServer, DatabaseServer
 
 DEFAULT_LOAD = Load()
 _DRAIN_S = 120.0

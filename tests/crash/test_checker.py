@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.crash.checker import Rule, check, tally
-from foqs.lab.crash.history import (
+from foqs_lab.crash.checker import Rule, check, tally
+from foqs_lab.crash.history import (
     NS_PER_MS,
     Ack,
     Answer,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from foqs.lab.crash.rig import make_shards
-from foqs.lab.servers import Kind, ServerSettings
+from foqs_lab.crash.rig import make_shards
+from foqs_lab.servers import Kind, ServerSettings
 from tests.crash.kills import crash_test
 
 if TYPE_CHECKING:

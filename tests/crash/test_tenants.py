@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from foqs.lab.crash.history import Ack, Answer, Delivery, Enqueue
-from foqs.lab.crash.tenants import LIMITS, THROTTLES, Rate, exceeded, lies, starved, tenant_of, throttles_of
+from foqs_lab.crash.history import Ack, Answer, Delivery, Enqueue
+from foqs_lab.crash.tenants import LIMITS, THROTTLES, Rate, exceeded, lies, starved, tenant_of, throttles_of
 
 S = 1_000_000_000
 RATE = Rate(10, 20)

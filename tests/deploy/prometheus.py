@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from foqs.lab.servers.process import ServerProcess, free_port
+from foqs_lab.servers.process import ServerProcess, free_port
 from tests.api.hosts import until
 from tests.conftest import required
 

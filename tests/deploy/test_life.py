@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, FoqsError
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import HostProcess, foqs, until
 from tests.deploy.manifests import Object, Rendered, moved, render
 from tests.support.certificates import Authority

@@ -17,13 +17,13 @@ from sqlalchemy import create_engine
 
 from foqs.doctor.check import Check, Verdict
 from foqs.doctor.databases import Outcome, Wanted, examine, verdicts
-from foqs.lab.relay import Relay
-from foqs.lab.servers import ServerSettings
 from foqs.store.checkup import Checkup, check_up
 from foqs.store.schema import check_schema, create_schema
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION, metadata
+from foqs_lab.relay import Relay
+from foqs_lab.servers import ServerSettings
 from tests.conftest import NewServer, Server
 from tests.store.test_ownership import SERVERS, run
 

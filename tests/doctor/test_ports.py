@@ -8,7 +8,7 @@ import socket
 from foqs.config.load import load
 from foqs.doctor.check import Check, Verdict
 from foqs.doctor.ports import examine
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers.process import free_port
 
 
 def look(port: int, *workers: int, timeout_s: float = 20, zookeeper: bool = False, **server: object) -> list[Check]:

@@ -14,10 +14,10 @@ from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.examine import examine as examine_all
 from foqs.doctor.zookeeper import examine, of_server
-from foqs.lab.relay import Relay
 from foqs.rpc.tls import server_context
 from foqs.shardmgr.facts import ShardFact, encode_shard
 from foqs.zk.checkup import RootCheckup, ServerCheckup
+from foqs_lab.relay import Relay
 from tests.conftest import sasl_zookeeper
 from tests.support.certificates import Authority
 from tests.zk.rig import ZookeeperRig

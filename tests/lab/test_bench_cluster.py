@@ -9,9 +9,9 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs.errors import FoqsError, Unavailable
-from foqs.lab.bench import cluster
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.wire import Wire
+from foqs_lab.bench import cluster
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.wire import Wire
 
 REFUSED = Unavailable("no shard can take items now", 100)
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.bench import run
-from foqs.lab.bench.clients import Measured, NodeClient, PythonClient, Run, cpu_s, measure
-from foqs.lab.bench.rig import Rig
-from foqs.lab.bench.rivals import RIVALS, Rivals
-from foqs.lab.bench.rivals.beanstalkd import Beanstalkd
-from foqs.lab.bench.rivals.node import BullMq, GraphileWorker
-from foqs.lab.bench.rivals.pgmq import Pgmq
-from foqs.lab.bench.rivals.rival import Rival
-from foqs.lab.bench.rivals.skip_locked import SkipLocked
-from foqs.lab.bench.workloads import Shape, shares
-from foqs.lab.servers import ServerUnavailable
+from foqs_lab.bench import run
+from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, cpu_s, measure
+from foqs_lab.bench.rig import Rig
+from foqs_lab.bench.rivals import RIVALS, Rivals
+from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
+from foqs_lab.bench.rivals.node import BullMq, GraphileWorker
+from foqs_lab.bench.rivals.pgmq import Pgmq
+from foqs_lab.bench.rivals.rival import Rival
+from foqs_lab.bench.rivals.skip_locked import SkipLocked
+from foqs_lab.bench.workloads import Shape, shares
+from foqs_lab.servers import ServerUnavailable
 from tests.conftest import Server
 
 SINGLE = Shape(21, 1, 2, 2)

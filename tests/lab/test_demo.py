@@ -17,11 +17,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from foqs.cli import lab
-from foqs.lab.demo import story
-from foqs.lab.demo.crew import leases_held
-from foqs.lab.demo.files import Measure, find, library, measure, plain_loop
-from foqs.lab.demo.outcome import Killed, Outcome, Queued
-from foqs.lab.demo.tally import Result, Tally, differences, percentile, totals
+from foqs_lab.demo import story
+from foqs_lab.demo.crew import leases_held
+from foqs_lab.demo.files import Measure, find, library, measure, plain_loop
+from foqs_lab.demo.outcome import Killed, Outcome, Queued
+from foqs_lab.demo.tally import Result, Tally, differences, percentile, totals
 from tests.support.waiting import wait_until as eventually
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from foqs.client.items import Item
-from foqs.lab.policies import fair, hooked, limited, picture, run
-from foqs.lab.policies.stage import Delivered, exceeded_by
+from foqs_lab.policies import fair, hooked, limited, picture, run
+from foqs_lab.policies.stage import Delivered, exceeded_by
 
 
 def delivered(*times_s: float) -> list[Delivered]:

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from foqs.lab.servers import process
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers import process
+from foqs_lab.servers.process import free_port
 from tests.api.hosts import environment
 
 OTHERS = """
-from foqs.lab.servers import process
+from foqs_lab.servers import process
 process._PORTS = range({first}, {last})
 print(*(process.free_port() for _ in range(20)))
 """

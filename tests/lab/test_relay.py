@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from foqs.lab.relay import Relay
+from foqs_lab.relay import Relay
 
 
 def test_a_closed_relay_accepts_no_connection() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.lab.servers import (
+from foqs_lab.servers import (
     BeanstalkdServer,
     PostgresqlServer,
     RedisServer,
@@ -19,7 +19,7 @@ from foqs.lab.servers import (
     find_redis,
     find_rival_package,
 )
-from foqs.lab.servers.private import PrivateServer
+from foqs_lab.servers.private import PrivateServer
 
 
 def started(server: PrivateServer) -> PrivateServer:
@@ -66,7 +66,7 @@ def test_postgresql_does_not_run_as_root() -> None:
 
 @pytest.mark.parametrize("find", [find_redis, find_postgresql, find_node])
 def test_a_missing_program_says_how_to_get_it(find: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foqs.lab.servers.programs._which", lambda *_: [])
+    monkeypatch.setattr("foqs_lab.servers.programs._which", lambda *_: [])
     monkeypatch.setenv("FOQS_POSTGRESQL", "/nowhere")
     assert callable(find)
     with pytest.raises(ServerUnavailable, match=r"no [a-z-]+ found \(script/setup rivals gets it\)"):

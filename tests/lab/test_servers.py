@@ -15,7 +15,7 @@ import pytest
 from kazoo.client import KazooClient
 from sqlalchemy import create_engine, text
 
-from foqs.lab.servers import (
+from foqs_lab.servers import (
     BeanstalkdServer,
     DatabaseServer,
     JavaProgram,
@@ -29,8 +29,8 @@ from foqs.lab.servers import (
     find_mysql,
     find_zookeeper,
 )
-from foqs.lab.servers import databases as databases_module
-from foqs.lab.servers.process import free_port
+from foqs_lab.servers import databases as databases_module
+from foqs_lab.servers.process import free_port
 from tests.conftest import NewServer, required, start_or_skip
 from tests.support.waiting import wait_until
 
@@ -172,7 +172,7 @@ def test_it_dies_with_the_process_that_started_it(kind: Kind, tmp_path: Path) ->
         f"""
         import threading, time
         from pathlib import Path
-        from foqs.lab.servers import ServerUnavailable, start_database_server
+        from foqs_lab.servers import ServerUnavailable, start_database_server
         servers = []
         def start():
             try:
@@ -205,7 +205,7 @@ def lonely_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("FOQS_MARIADBD", raising=False)
     monkeypatch.delenv("FOQS_ZOOKEEPER_JARS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("foqs.lab.servers.programs._SERVER_FOLDERS", ())
+    monkeypatch.setattr("foqs_lab.servers.programs._SERVER_FOLDERS", ())
     return tmp_path / "cache" / "foqs"
 
 
@@ -330,7 +330,7 @@ def test_a_paused_zookeeper_hangs_and_leaves_nothing_when_closed(zookeeper: Zook
 def test_zookeeper_without_jars_or_java_is_a_typed_error(lonely_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerUnavailable, match="no java found"):
         ZookeeperServer().start()
-    monkeypatch.setattr("foqs.lab.servers.programs._which", lambda *names: ["/usr/bin/java"])
+    monkeypatch.setattr("foqs_lab.servers.programs._which", lambda *names: ["/usr/bin/java"])
     with pytest.raises(ServerUnavailable, match="no zookeeper found"):
         ZookeeperServer().start()
     for version in ("3.9.5", "3.8.4"):

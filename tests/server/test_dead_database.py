@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 
 from foqs.config.load import load
 from foqs.idl import idl
-from foqs.lab.relay import Relay
-from foqs.lab.servers import Kind
 from foqs.server.node import Node
 from foqs.server.polling import until
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
+from foqs_lab.relay import Relay
+from foqs_lab.servers import Kind
 from tests.api.wire import Code, Refused, Wire, spec
 from tests.conftest import NewServer, Server
 from tests.store.proxy import Break, Proxy

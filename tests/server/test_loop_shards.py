@@ -12,7 +12,6 @@ import uvloop
 from sqlalchemy.engine import make_url
 
 from foqs.config.load import load
-from foqs.lab.relay import Relay
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.server.polling import until
@@ -21,6 +20,7 @@ from foqs.shardmgr.routing import Routing
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
+from foqs_lab.relay import Relay
 from tests.api.wire import Wire, spec
 from tests.conftest import SHARD_KINDS
 

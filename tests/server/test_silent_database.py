@@ -12,10 +12,10 @@ import uvloop
 from foqs.admin.view import View
 from foqs.config.load import load
 from foqs.idl import idl
-from foqs.lab.crash.rig import make_shards
 from foqs.server.node import Node
 from foqs.server.polling import until
 from foqs.store.sql import SqlStore
+from foqs_lab.crash.rig import make_shards
 from tests.api.wire import Code, Wire, spec
 from tests.conftest import NewServer
 

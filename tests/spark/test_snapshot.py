@@ -7,7 +7,7 @@ import pytest
 
 from foqs.client.client import Client
 from foqs.client.items import ItemSpec
-from foqs.lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster
 from tests.conftest import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.mariadb, pytest.mark.zookeeper, pytest.mark.spark]

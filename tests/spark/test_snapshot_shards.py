@@ -9,11 +9,11 @@ import pytest
 
 from foqs.client import Client, Delivery, Item, ItemSpec
 from foqs.ids import make_id
-from foqs.lab.cluster import LocalCluster
-from foqs.lab.crash.rig import toml
 from foqs.rows import Batch, NewItem
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
+from foqs_lab.cluster import LocalCluster
+from foqs_lab.crash.rig import toml
 from tests.conftest import Server
 from tests.store.contract import LANE, insert
 from tests.store.shards import NOW_MS, new_item

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client
-from foqs.lab.servers.process import ServerProcess
+from foqs_lab.servers.process import ServerProcess
 from tests.support.waiting import wait_until
 
 pyspark = pytest.importorskip("pyspark", reason="PySpark is not installed (pip install 'foqs[spark]')")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
-from foqs.lab.relay import Relay
-from foqs.lab.servers import Kind
 from foqs.store.link import Database
 from foqs.store.schema import create_schema
 from foqs.store.tables import metadata
+from foqs_lab.relay import Relay
+from foqs_lab.servers import Kind
 from tests.conftest import NewServer, Server
 from tests.store.shards import NUMBER
 

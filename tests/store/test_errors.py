@@ -11,7 +11,6 @@ from pymysql import err
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from foqs.lab.servers import Kind, ServerSettings
 from foqs.rows import Batch
 from foqs.store.errors import Seam
 from foqs.store.packets import Err
@@ -26,6 +25,7 @@ from foqs.store.protocol import (
 )
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import Loss
+from foqs_lab.servers import Kind, ServerSettings
 from tests.conftest import NewServer
 from tests.store.asking import ask
 from tests.store.contract import LANE, body, insert

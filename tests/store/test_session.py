@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError
 
-from foqs.lab.servers import Kind
 from foqs.rows import Batch
 from foqs.store import session
 from foqs.store.checkup import check_up
@@ -23,6 +22,7 @@ from foqs.store.protocol import RowRejected, ShardRefused, StoreDown
 from foqs.store.schema import check_schema, create_schema
 from foqs.store.session import LOCK_WAIT_S, VARIABLES, Variable, has_value, set_up
 from foqs.store.sql import SqlStore
+from foqs_lab.servers import Kind
 from tests.conftest import NewServer, Server, start_or_skip
 from tests.store.contract import LANE, StoreContract, body, insert
 from tests.store.shards import NUMBER, ServerShard, new_item

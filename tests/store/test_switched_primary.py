@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from foqs.lab.servers import Kind
 from foqs.policies.settings import Settings
 from foqs.rows import Batch
 from foqs.store.checkup import check_up
@@ -20,6 +19,7 @@ from foqs.store.packets import query
 from foqs.store.protocol import StoreDown, StoreError, StoreReadOnly
 from foqs.store.schema import create_schema, migrate_schema
 from foqs.store.sql import SqlStore
+from foqs_lab.servers import Kind
 from tests.conftest import NewServer
 from tests.store.contract import LANE, body, insert
 from tests.store.loop_store import BinaryStore, LoopStore

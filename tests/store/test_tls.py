@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL, make_url
 
-from foqs.lab.servers import Kind, ServerSettings
 from foqs.store.protocol import StoreError
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
+from foqs_lab.servers import Kind, ServerSettings
 from tests.conftest import NewServer
 from tests.support.certificates import Authority
 

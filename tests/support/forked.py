@@ -94,7 +94,7 @@ Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
 
 
 def spawning(spawn: Spawn) -> Callable[[list[str], Path], subprocess.Popen[bytes] | Forked]:
-    """Return what starts servers for `foqs.lab`: hosts are forked, and `spawn` starts all other programs."""
+    """Return what starts servers for `foqs_lab`: hosts are forked, and `spawn` starts all other programs."""
     command = [sys.executable, "-m", "foqs"]
 
     def start(argv: list[str], log: Path) -> subprocess.Popen[bytes] | Forked:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from kazoo.client import KazooClient
 
 from foqs.config.schema import ZookeeperSection
-from foqs.lab.servers import ZookeeperServer
 from foqs.zk.client import ZkFactStore
+from foqs_lab.servers import ZookeeperServer
 from tests.support.waiting import wait_until
 
 _NOWHERE = "127.0.0.1:1"

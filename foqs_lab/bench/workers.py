@@ -1,0 +1,132 @@
+"""Workers that take one item after the other from a backlog: each ack by itself, or with the next dequeue."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from foqs.client import methods
+from foqs.idl import idl
+from foqs_lab.bench import load
+from foqs_lab.bench.load import Load, LoadConnection, drive
+from foqs_lab.bench.rig import Rig
+
+CONNECTIONS = 32
+APART, TOGETHER = "ack, then dequeue", "both in one request"
+_FIGURES = ("items_per_s", "requests_per_item", "worker_cpu_us", "host_cpu_us")
+_WAIT_MS = 200
+_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """One run, of which all figures are for an item: requests of the workers, processor time of workers and host."""
+
+    items_per_s: float
+    requests_per_item: float
+    worker_cpu_us: float
+    host_cpu_us: float
+
+
+def apart(part: Load) -> int:
+    """Dequeue one item, then ack it, until `part.total` items are acked. Return the number of requests."""
+    leased, wants = 0, [idl.TopicCount(part.topic, 1)]
+
+    def step(connection: LoadConnection, reply: Any) -> None:
+        nonlocal leased
+        if connection.method is methods.DEQUEUE and reply.items:
+            leased += 1
+            connection.send(methods.ACK, idl.AckRequest(_acks(reply)))
+        elif leased < part.total:
+            connection.send(methods.DEQUEUE, idl.DequeueRequest("bench", wants, None, _WAIT_MS))
+
+    return _worked(part, step)
+
+
+def together(part: Load) -> int:
+    """As `apart`; each ack goes with the dequeue of the next item."""
+    leased, wants = 0, [idl.TopicCount(part.topic, 1)]
+
+    def step(connection: LoadConnection, reply: Any) -> None:
+        nonlocal leased
+        acks = _acks(reply) if connection.method is methods.ACK_AND_DEQUEUE else []
+        leased += len(acks)
+        if leased < part.total:
+            request = idl.AckAndDequeueRequest("bench", acks, wants, None, _WAIT_MS)
+            connection.send(methods.ACK_AND_DEQUEUE, request)
+        elif acks:
+            connection.send(methods.ACK, idl.AckRequest(acks))
+
+    return _worked(part, step)
+
+
+def _acks(reply: Any) -> list[Any]:
+    return [idl.AckItem(item.id, item.lease) for item in reply.items]
+
+
+def _worked(part: Load, step: Callable[[LoadConnection, Any], None]) -> int:
+    requests = 0
+
+    def counted(connection: LoadConnection, reply: Any) -> None:
+        nonlocal requests
+        failed = [one.error for one in getattr(reply, "outcomes", None) or () if one.error is not None]
+        if failed:
+            raise RuntimeError(f"an ack was refused: {failed[0]}")
+        step(connection, reply)
+        requests += connection.open
+
+    drive([LoadConnection((part.host, part.port), counted) for _ in range(part.connections)])
+    return requests
+
+
+def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked:
+    """Enqueue `items`, then have workers take them."""
+    part = Load("127.0.0.1", rig.port, topic, items, CONNECTIONS, 1)
+    load.produce(replace(part, batch=_BATCH, connections=4))
+    assert rig.process is not None
+    began_s, used_s, host_s = time.monotonic(), time.process_time(), _cpu_s(rig.process.pid)
+    requests = work(part)
+    took_s, used_s = time.monotonic() - began_s, time.process_time() - used_s
+    host_s = _cpu_s(rig.process.pid) - host_s
+    return Worked(items / took_s, requests / items, 1e6 * used_s / items, 1e6 * host_s / items)
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> dict[str, list[Worked]]:
+    """Return the runs of both kinds of workers, which alternate."""
+    rig.start_host()
+    runs: dict[str, list[Worked]] = {APART: [], TOGETHER: []}
+    for number in range(rounds):
+        for kind, work in ((APART, apart), (TOGETHER, together)):
+            step(f"{kind}, round {number + 1} of {rounds}")
+            runs[kind].append(run(rig, work, f"t{number}-{work.__name__}", items))
+    return runs
+
+
+def as_json(runs: dict[str, list[Worked]]) -> dict[str, Any]:
+    return {kind: {name: [getattr(one, name) for one in worked] for name in _FIGURES} for kind, worked in runs.items()}
+
+
+def show(runs: dict[str, list[Worked]], items: int, console: Console) -> None:
+    """Print the median of each figure."""
+    table = Table(title=f"foqs bench workers, {items:,} items one by one, {CONNECTIONS} workers")
+    table.add_column("a worker sends")
+    for column in ("items/s", "its requests an item", "workers' CPU us an item", "host's CPU us an item"):
+        table.add_column(column, justify="right")
+    for kind, worked in runs.items():
+        figures = [median(getattr(one, name) for one in worked) for name in _FIGURES]
+        table.add_row(kind, f"{figures[0]:,.0f}", f"{figures[1]:.2f}", *(f"{figure:,.0f}" for figure in figures[2:]))
+    console.print(table)

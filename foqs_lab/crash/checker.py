@@ -1,0 +1,240 @@
+"""Reads a history and says where a promise was broken: a pure function of the events.
+
+An event only says that something happened between its `began` and its `ended`. The checker reports a lie if no possible
+order explains the replies to the clients, so it never accuses a correct host. A crash explains some of them: the host
+forgets leases that it has not written yet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import StrEnum
+from itertools import combinations
+from typing import NamedTuple
+
+from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Crash, Delivery, Dequeue, Enqueue, Event, Nack
+
+_MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
+
+
+class Rule(StrEnum):
+    LOST = "a stored item was lost: it was not delivered until an ack"
+    LOST_AT_MOST_ONCE = "more at-most-once items are missing than unanswered dequeues can have taken"
+    CAME_BACK = "an item was delivered after its ack had been answered OK"
+    TWICE = "an at-most-once item was delivered twice"
+    STALE_ACK = "an ack with an old lease was answered OK"
+    REFUSED_ACK = "an ack of a living lease was answered STALE_LEASE or NOT_FOUND"
+    TWO_HOLDERS = "an item was delivered while another delivery's lease held"
+    DUPLICATE = "one enqueue stored two items"
+    REFUSED_STORED = "an item was delivered although its enqueue was answered with an error"
+    INVENTED = "an item was delivered that no client enqueued, or under another id than its enqueue returned"
+
+
+class Lie(NamedTuple):
+    rule: Rule
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.value}: {self.text}"
+
+
+class Tally(NamedTuple):
+    """Counts of a history; `redelivered` are deliveries of an item beyond its first."""
+
+    host_crashes: int
+    database_crashes: int
+    enqueued: int
+    enqueue_unknown: int
+    enqueue_refused: int
+    unknown_but_stored: int
+    delivered: int
+    redelivered: int
+    acked: int
+    ack_unknown: int
+    stale_refused: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self._asdict().items())
+
+
+class _Item:
+    """All that is known of one id."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.acks: list[Ack] = []
+        self.nacks: list[Nack] = []
+
+
+class _History:
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.enqueues: dict[str, Enqueue] = {}
+        self.keys: dict[str, set[int]] = defaultdict(set)
+        self.items: dict[int, _Item] = defaultdict(_Item)
+        self.crashes: list[Crash] = []
+        self.untold = 0
+        self.doubtful: set[int] = set()
+        for event in events:
+            match event:
+                case Enqueue():
+                    self.enqueues[event.key] = event
+                    if event.answer is Answer.OK:
+                        self.keys[event.key].add(event.id)
+                case Delivery():
+                    self.keys[event.key].add(event.id)
+                    self.items[event.id].deliveries.append(event)
+                case Ack():
+                    self.items[event.id].acks.append(event)
+                case Nack():
+                    self.items[event.id].nacks.append(event)
+                case Crash():
+                    self.crashes.append(event)
+                case Dequeue():
+                    self.untold += 0 if event.answered else event.wanted
+                    self.doubtful.update(event.doubtful)
+
+    def host_crashed(self, began: int, ended: int) -> bool:
+        """Whether the owner may have been gone at some moment between."""
+        return any(c.what == "host" and c.began < ended and began < c.ended for c in self.crashes)
+
+
+def check(events: Iterable[Event]) -> list[Lie]:
+    """Every lie in `events`, which are of a queue that was drained in the end; their order does not matter."""
+    history = _History(events)
+    lies = _never_came(history)
+    for key, ids in history.keys.items():
+        lies += _identity(history.enqueues.get(key), key, ids, history)
+    for item in history.items.values():
+        lies += _came_back(item)
+        lies += _stale_acks(item, history)
+        lies += _refused_acks(item, history)
+        lies += _two_holders(item, history)
+    return lies
+
+
+def tally(events: Iterable[Event]) -> Tally:
+    events = list(events)
+    enqueues = [e for e in events if isinstance(e, Enqueue)]
+    deliveries = [e for e in events if isinstance(e, Delivery)]
+    acks = [e for e in events if isinstance(e, Ack)]
+    crashes = [e.what for e in events if isinstance(e, Crash)]
+    came = {e.key for e in deliveries}
+    return Tally(
+        host_crashes=crashes.count("host"),
+        database_crashes=crashes.count("database"),
+        enqueued=sum(e.answer is Answer.OK for e in enqueues),
+        enqueue_unknown=sum(e.answer is Answer.UNKNOWN for e in enqueues),
+        enqueue_refused=sum(e.answer is Answer.REFUSED for e in enqueues),
+        unknown_but_stored=sum(e.answer is Answer.UNKNOWN and e.key in came for e in enqueues),
+        delivered=len(deliveries),
+        redelivered=len(deliveries) - len({e.id for e in deliveries}),
+        acked=sum(e.answer is Answer.OK for e in acks),
+        ack_unknown=sum(e.answer is Answer.UNKNOWN for e in acks),
+        stale_refused=sum(e.answer in (Answer.STALE, Answer.NOT_FOUND) for e in acks),
+    )
+
+
+def _never_came(history: _History) -> list[Lie]:
+    lies, missing = [], []
+    for key, ids in history.keys.items():
+        enqueue = history.enqueues.get(key)
+        for item_id in ids:
+            item = history.items[item_id]
+            if enqueue is not None and enqueue.at_most_once:
+                if not item.deliveries and item_id not in history.doubtful:
+                    missing.append(key)
+            elif not any(ack.answer in _MAYBE_DONE for ack in item.acks):
+                lies.append(Lie(Rule.LOST, f"{key} ({item_id}), delivered {len(item.deliveries)} times"))
+    if len(missing) > history.untold:
+        text = f"{len(missing)} are missing, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
+        lies.append(Lie(Rule.LOST_AT_MOST_ONCE, text))
+    return lies
+
+
+def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _History) -> list[Lie]:
+    """Check that each enqueue stored one item under the returned id, and that no other item was delivered."""
+    deliveries = [d for item_id in ids for d in history.items[item_id].deliveries]
+    if enqueue is None:
+        return [Lie(Rule.INVENTED, f"{key} was never enqueued")]
+    lies = []
+    if enqueue.answer is Answer.OK and any(d.id != enqueue.id for d in deliveries):
+        lies.append(Lie(Rule.INVENTED, f"{key} was stored as {enqueue.id} and delivered as {_listed(ids)}"))
+    if enqueue.answer is Answer.REFUSED and deliveries:
+        lies.append(Lie(Rule.REFUSED_STORED, f"{key} was delivered as {_listed(ids)}"))
+    if len(ids) > 1:
+        lies.append(Lie(Rule.DUPLICATE, f"{key} ({enqueue.answer}) has the ids {_listed(ids)}"))
+    if enqueue.at_most_once and len(deliveries) > 1:
+        lies.append(Lie(Rule.TWICE, f"{key}: {deliveries}"))
+    return lies
+
+
+def _came_back(item: _Item) -> list[Lie]:
+    acked = [ack for ack in item.acks if ack.answer is Answer.OK]
+    return [
+        Lie(Rule.CAME_BACK, f"{delivery} was requested after {ack}")
+        for ack in acked
+        for delivery in item.deliveries
+        if delivery.began > ack.ended
+    ]
+
+
+def _stale_acks(item: _Item, history: _History) -> list[Lie]:
+    lies = []
+    for ack in item.acks:
+        if ack.answer is not Answer.OK:
+            continue
+        own = [d for d in item.deliveries if d.lease == ack.lease]
+        if not own:
+            lies.append(Lie(Rule.STALE_ACK, f"{ack}: no delivery had this lease"))
+            continue
+        # A delivery that began after the own one had ended took the item over; only a crash makes it forgotten.
+        later = [d for d in item.deliveries if d.began > own[0].ended and d.ended < ack.began]
+        if any(not history.host_crashed(d.began, ack.ended) for d in later):
+            lies.append(Lie(Rule.STALE_ACK, f"{ack}: {later[-1]} had taken the item over"))
+        ended = [n for n in item.nacks if n.lease == ack.lease and n.answer is Answer.OK and n.ended < ack.began]
+        if ended:
+            lies.append(Lie(Rule.STALE_ACK, f"{ack}: {ended[0]} had ended the lease"))
+    return lies
+
+
+def _refused_acks(item: _Item, history: _History) -> list[Lie]:
+    lies = []
+    endings: list[Ack | Nack] = [*item.acks, *item.nacks]
+    for ack in item.acks:
+        if ack.answer not in (Answer.STALE, Answer.NOT_FOUND):
+            continue
+        for own in item.deliveries:
+            if own.lease != ack.lease or ack.ended >= own.began + own.lease_ms * NS_PER_MS:
+                continue
+            others = [
+                other
+                for other in endings
+                if other is not ack
+                and other.lease == ack.lease
+                and other.began < ack.ended
+                and other.answer in _MAYBE_DONE
+            ]
+            if not others and not history.host_crashed(own.began, ack.ended):
+                lies.append(Lie(Rule.REFUSED_ACK, f"{ack} of {own}"))
+    return lies
+
+
+def _two_holders(item: _Item, history: _History) -> list[Lie]:
+    lies = []
+    for first, second in combinations(sorted(item.deliveries, key=lambda d: d.began), 2):
+        both_held = max(first.ended, second.ended) < min(
+            first.began + first.lease_ms * NS_PER_MS, second.began + second.lease_ms * NS_PER_MS
+        )
+        began, ended = min(first.began, second.began), max(first.ended, second.ended)
+        given_back = any(
+            nack.lease in (first.lease, second.lease) and nack.began < ended and nack.answer in _MAYBE_DONE
+            for nack in item.nacks
+        )
+        if both_held and not given_back and not history.host_crashed(began, ended):
+            lies.append(Lie(Rule.TWO_HOLDERS, f"{first} and {second}"))
+    return lies
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))

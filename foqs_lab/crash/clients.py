@@ -1,0 +1,367 @@
+"""Producers and consumers that log every reply, and misbehave on purpose.
+
+Consumers ack most of what they get; some items they nack, forget, or ack long after the lease; and they ack with
+tokens that are wrong. Everything random comes from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns
+
+from foqs.client.items import Delivery as Policy
+from foqs.client.items import Item, ItemSpec, Lease
+from foqs.errors import FoqsError
+from foqs.ids import shard_of
+from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Dequeue, Enqueue, Event, Log, Nack
+from foqs_lab.crash.payload import key_of, pack
+from foqs_lab.crash.rig import Shard
+from foqs_lab.crash.wire import Wire, answer_of
+
+NAMESPACE = "crash"
+TOPICS = ("a", "b", "once")
+_ASKED = (("a", "b"), ("a", "b"), ("b", "a"), ("once",), ("once", "a"))
+"""What consumers ask for. At-most-once items are in a topic of their own: their leases are committed first, and a
+consumer acks nothing while it waits for that commit."""
+LEASE_MS = 1_500
+RECOVERY_S = 60.0
+"""Time after a fault within which the clients must store and ack items of every shard again."""
+_DRAIN_TIMEOUT_MS = 30_000
+_WAIT_MS = 300
+_PAUSE_S = 0.02
+"""After a request that failed as a whole: a refused connection is refused at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Producers are faster, so `backlog` is about how many items wait; shares are of all items. `timeout_ms` is that of
+    a request: so long a client stays with a host that is dead or hangs."""
+
+    producers: int = 3
+    consumers: int = 3
+    batch: int = 20
+    backlog: int = 1_000
+    at_most_once: float = 0.1
+    delayed: float = 0.1
+    nacked: float = 0.04
+    forgotten: float = 0.02
+    acked_late: float = 0.04
+    timeout_ms: int = 4_000
+
+
+class Progress:
+    """Counts the stored and the acked items of each shard; threads can wait for a number. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._stored: Counter[int] = Counter()
+        self._ended: Counter[int] = Counter()
+
+    def add(self, *, stored: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
+        """Takes ids."""
+        with self._change:
+            self._stored.update(map(shard_of, stored))
+            self._ended.update(map(shard_of, ended))
+            self._change.notify_all()
+
+    def wait_below(self, backlog: int, timeout_s: float) -> bool:
+        """Until at most `backlog` items are stored and not ended; False when that took longer."""
+        with self._change:
+            return self._change.wait_for(lambda: self._stored.total() - self._ended.total() <= backlog, timeout_s)
+
+    def wait_more(self, items: int, shards: Sequence[int], timeout_s: float) -> bool:
+        """Wait until `items` more are stored and `items` more acked on each of `shards`. False after `timeout_s`."""
+        with self._change:
+            goals = [(counts, shard, counts[shard] + items) for counts in self._both for shard in shards]
+            return self._change.wait_for(lambda: all(counts[shard] >= goal for counts, shard, goal in goals), timeout_s)
+
+    @property
+    def _both(self) -> tuple[Counter[int], Counter[int]]:
+        return self._stored, self._ended
+
+    def __repr__(self) -> str:
+        return f"Progress(stored by shard {dict(self._stored)}, ended {dict(self._ended)})"
+
+
+class _Client(threading.Thread):
+    def __init__(self, name: str, port: int, folder: Path, seed: str, progress: Progress, load: Load) -> None:
+        super().__init__(name=name, daemon=True)
+        self.error: Exception | None = None
+        self._rng = random.Random(f"{seed}/{name}")
+        self._load = load
+        self._progress = progress
+        self._stopping = threading.Event()
+        self._log = Log(folder / f"{name}.jsonl")
+        self._wire = Wire(port, NAMESPACE, timeout_ms=load.timeout_ms)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._step()
+        except Exception as error:  # noqa: BLE001 - `Crew.stop` raises it
+            self.error = error
+        finally:
+            self._wire.close()
+            self._log.close()
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
+    def _pause_when_refused(self, outcomes: Sequence[object]) -> None:
+        if all(isinstance(outcome, FoqsError) for outcome in outcomes):
+            self._stopping.wait(_PAUSE_S)
+
+
+class Producer(_Client):
+    """`kind` is part of the keys of its items."""
+
+    kind = ""
+    _number = 0
+
+    def _step(self) -> None:
+        load, rng = self._load, self._rng
+        if not self._progress.wait_below(load.backlog, 0.2):
+            return
+        keys, specs = [], []
+        for _ in range(rng.randint(1, 3 * load.batch)):
+            self._number += 1
+            keys.append(f"{self.name}{self.kind}:{self._number}")
+            specs.append(self._spec(keys[-1]))
+        outcomes = put(self._wire, self._log, keys, specs)
+        self._progress.add(stored=[outcome for outcome in outcomes if isinstance(outcome, int)])
+        self._pause_when_refused(outcomes)
+
+    def _spec(self, key: str) -> ItemSpec:
+        rng, load = self._rng, self._load
+        once = rng.random() < load.at_most_once
+        return ItemSpec(
+            "once" if once else rng.choice(("a", "b")),
+            pack(key, rng.choice((0, 100, 100, 100, 5_000))),
+            priority=rng.randint(-5, 5),
+            delay_ms=rng.randint(1, 400) if rng.random() < load.delayed else None,
+            delivery=Policy.AT_MOST_ONCE if once else Policy.AT_LEAST_ONCE,
+        )
+
+
+class Consumer(_Client):
+    asked: Sequence[Sequence[str]] = _ASKED
+
+    def __init__(self, name: str, port: int, folder: Path, seed: str, progress: Progress, load: Load) -> None:
+        super().__init__(name, port, folder, seed, progress, load)
+        self._late: deque[tuple[int, Lease]] = deque()  # what to ack at which time, after its lease or about then
+        self._once: set[int] = set()
+        self._next: list[Lease] = []  # to ack in one request with the next dequeue
+
+    def _step(self) -> None:
+        rng, load = self._rng, self._load
+        topics, count = rng.choice(self.asked), rng.randint(1, load.batch)
+        items = self._take(topics, count)
+        if items is None:
+            self._stopping.wait(_PAUSE_S)
+            return
+        now, acks, nacks = monotonic_ns(), [], []
+        # However their lease ends, they are gone then, often without an ack that says so.
+        once = [item.id for item in items if item.delivery == Policy.AT_MOST_ONCE]
+        self._once.update(once)
+        self._progress.add(ended=once)
+        for item in items:
+            luck = rng.random()
+            lease = Lease(item.id, item.lease)
+            if luck < load.forgotten:
+                continue
+            if luck < load.forgotten + load.acked_late:
+                self._late.append((now + (LEASE_MS + rng.randint(-200, 2_000)) * NS_PER_MS, lease))
+            elif luck < load.forgotten + load.acked_late + load.nacked:
+                nacks.append(lease)
+            else:
+                acks.append(lease)
+        self._ack_wrongly(items)
+        if rng.random() < 0.3:
+            self._next = acks
+        else:
+            self._ack(acks)
+        if nacks:
+            self._nack(nacks)
+        if acks and rng.random() < 0.1:
+            self._ack([rng.choice(acks)])  # once more
+        while self._late and self._late[0][0] <= monotonic_ns():
+            self._ack([self._late.popleft()[1]])
+
+    def _take(self, topics: Sequence[str], count: int) -> list[Item] | None:
+        if not self._next:
+            return take(self._wire, self._log, topics, count, lease_ms=LEASE_MS, wait_ms=_WAIT_MS)
+        leases, self._next = self._next, []
+        acked, items = ack_and_take(self._wire, self._log, leases, topics, count, lease_ms=LEASE_MS)
+        self._acked(acked)
+        return items
+
+    def _ack_wrongly(self, items: Sequence[Item]) -> None:
+        if items and self._rng.random() < 0.2:
+            item = self._rng.choice(items)
+            self._ack([Lease(item.id, item.lease ^ 1 << self._rng.randrange(62))])
+
+    def _ack(self, leases: Sequence[Lease]) -> None:
+        if leases:
+            self._acked(ack(self._wire, self._log, leases))
+
+    def _acked(self, acked: Sequence[Ack]) -> None:
+        ended = [event.id for event in acked if event.answer in (Answer.OK, Answer.UNKNOWN)]
+        self._progress.add(ended=[item_id for item_id in ended if item_id not in self._once])
+
+    def _nack(self, leases: Sequence[Lease]) -> None:
+        began = monotonic_ns()
+        outcomes = self._wire.nack(leases, delay_ms=self._rng.choice((0, 0, 100)))
+        ended = monotonic_ns()
+        self._log.add(
+            Nack(began, ended, lease.id, lease.lease, answer_of(outcome))
+            for lease, outcome in zip(leases, outcomes, strict=True)
+        )
+
+
+def put(wire: Wire, log: Log, keys: Sequence[str], specs: Sequence[ItemSpec]) -> list[int | FoqsError]:
+    """Enqueues and logs it; `keys` are those in the payloads. Ids or errors."""
+    began = monotonic_ns()
+    outcomes = wire.enqueue(specs)
+    ended = monotonic_ns()
+    log.add(
+        Enqueue(
+            began, ended, key, outcome if isinstance(outcome, int) else 0, answer_of(outcome),
+            spec.delivery == Policy.AT_MOST_ONCE,
+        )
+        for key, spec, outcome in zip(keys, specs, outcomes, strict=True)
+    )  # fmt: skip
+    return outcomes
+
+
+def take(wire: Wire, log: Log, topics: Sequence[str], count: int, *, lease_ms: int, wait_ms: int) -> list[Item] | None:
+    """Dequeues up to `count` of each topic and logs it; None when there was no answer, or an error."""
+    began = monotonic_ns()
+    try:
+        items, doubtful = wire.dequeue_told(topics, count, wait_ms=wait_ms, lease_ms=lease_ms)
+    except FoqsError as error:
+        _log_failure(log, began, count * len(topics), error)
+        return None
+    _log_items(log, began, count * len(topics), items, doubtful, lease_ms)
+    return items
+
+
+def ack(wire: Wire, log: Log, leases: Sequence[Lease]) -> list[Ack]:
+    """Ack, log the reply, and return the logged events."""
+    began = monotonic_ns()
+    return _log_acks(log, began, leases, wire.ack(leases))
+
+
+def ack_and_take(
+    wire: Wire, log: Log, leases: Sequence[Lease], topics: Sequence[str], count: int, *, lease_ms: int
+) -> tuple[list[Ack], list[Item] | None]:
+    """As `ack` and `take`, in one request."""
+    began = monotonic_ns()
+    asked = count * len(topics)
+    try:
+        outcomes, items, doubtful, error = wire.ack_and_dequeue(leases, topics, count, lease_ms=lease_ms)
+    except FoqsError as failed:
+        _log_failure(log, began, asked, failed)
+        return _log_acks(log, began, leases, [failed] * len(leases)), None
+    acked = _log_acks(log, began, leases, outcomes)
+    if error is not None:
+        _log_failure(log, began, asked, error)
+        return acked, None
+    _log_items(log, began, asked, items, doubtful, lease_ms)
+    return acked, items
+
+
+def _log_failure(log: Log, began: int, asked: int, error: FoqsError) -> None:
+    """Log a dequeue without an answer, or with an error."""
+    log.add([Dequeue(began, monotonic_ns(), asked, answered=answer_of(error) is Answer.REFUSED)])
+
+
+def _log_items(
+    log: Log, began: int, asked: int, items: Sequence[Item], doubtful: tuple[int, ...], lease_ms: int
+) -> None:
+    ended = monotonic_ns()
+    dequeues: list[Event] = [Dequeue(began, ended, asked, answered=True, doubtful=doubtful)]
+    dequeues += [
+        Delivery(began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms) for item in items
+    ]
+    log.add(dequeues)
+
+
+def _log_acks(log: Log, began: int, leases: Sequence[Lease], outcomes: Sequence[FoqsError | None]) -> list[Ack]:
+    ended = monotonic_ns()
+    acks = [
+        Ack(began, ended, lease.id, lease.lease, answer_of(outcome))
+        for lease, outcome in zip(leases, outcomes, strict=True)
+    ]
+    log.add(acks)
+    return acks
+
+
+class Crew:
+    """Clients of one or more hosts, each of one in turn. `with` starts and stops them, and raises their
+    errors."""
+
+    def __init__(
+        self, ports: Sequence[int], folder: Path, seed: str, load: Load,
+        producers: Sequence[type[Producer]] = (Producer,), consumer: type[Consumer] = Consumer,
+    ) -> None:  # fmt: skip
+        """`producers`: their kinds, in turn."""
+        self.progress = Progress()
+        kinds: list[tuple[type[_Client], int]] = [(producers[n % len(producers)], n) for n in range(load.producers)]
+        kinds += [(consumer, n) for n in range(load.consumers)]
+        self._clients: list[_Client] = [
+            kind(f"{kind.__name__.lower()}-{n}", ports[n % len(ports)], folder, seed, self.progress, load)
+            for kind, n in kinds
+        ]
+
+    def __enter__(self) -> Crew:
+        for client in self._clients:
+            client.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for client in self._clients:
+            client.stop()
+        for client in self._clients:
+            client.join()
+        if kind is None:
+            self.raise_errors()
+
+    def raise_errors(self) -> None:
+        for client in self._clients:
+            if client.error is not None:
+                raise client.error
+
+
+def work(crew: Crew, shards: Sequence[Shard], items: int) -> None:
+    """Wait until `items` more were stored and `items` more ended on each shard. Raises TimeoutError."""
+    if not crew.progress.wait_more(items, [shard.number for shard in shards], RECOVERY_S):
+        crew.raise_errors()
+        raise TimeoutError(f"fewer than {items} items were stored and acked on each shard: {crew.progress}")
+
+
+def drain(
+    port: int, folder: Path, is_empty: Callable[[], bool], timeout_s: float, topics: Sequence[str] = TOPICS
+) -> bool:
+    """Acks all that comes until `is_empty()`; False when that took longer than `timeout_s`."""
+    log = Log(folder / "drain.jsonl")
+    wire = Wire(port, NAMESPACE, timeout_ms=_DRAIN_TIMEOUT_MS)
+    deadline = monotonic_ns() + int(timeout_s * 1000) * NS_PER_MS
+    try:
+        while monotonic_ns() < deadline:
+            items = take(wire, log, topics, 1_000, lease_ms=10_000, wait_ms=100)
+            if items:
+                ack(wire, log, [Lease(item.id, item.lease) for item in items])
+            elif items is not None and is_empty():
+                return True
+        return False
+    finally:
+        wire.close()
+        log.close()

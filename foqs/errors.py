@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from foqs.travel import TravellingError
 
-PEER_VERSION = 1
-"""What this version understands in the answers of other hosts: 1 is NOT_OWNER."""
+PROTOCOL_VERSION = 1
+"""The version of the requests and answers between hosts. A change that older hosts would misread needs a higher one."""
 
 
 class Code(IntEnum):
@@ -85,6 +85,17 @@ class NotServed(Unavailable):
 
     def __init__(self, message: str = "the item's shard is not served here now") -> None:
         super().__init__(message, retry_after_ms=0)
+
+
+class OtherProtocol(Unavailable):
+    """Another host of the cluster has another protocol version: neither host takes requests of the other."""
+
+    def __init__(self, host: str, version: int) -> None:
+        lower = version < PROTOCOL_VERSION
+        remedy = f"upgrade foqs on {host}, or stop that host" if lower else "upgrade foqs on this host"
+        super().__init__(
+            f"{host} has protocol version {version} of foqs, and this host has version {PROTOCOL_VERSION}: {remedy}"
+        )
 
 
 class OutcomeUnknown(FoqsError):
@@ -172,10 +183,9 @@ def item_error(error: Any) -> FoqsError:
 def wire_code(error: FoqsError, request: Any) -> int:
     """Return the `ErrorCode` of an answer to `request` (None: it could not be decoded).
 
-    Clients, and hosts of versions before NOT_OWNER, do not know that code: it is sent only to a host that says in
-    `peer_version` that it does.
+    NOT_OWNER is for hosts only, which send `peer_version`.
     """
     context = None if request is None else request.context
-    if isinstance(error, NotServed) and context is not None and (context.peer_version or 0) >= PEER_VERSION:
+    if isinstance(error, NotServed) and context is not None and context.peer_version is not None:
         return int(Code.NOT_OWNER)
     return int(error.code)

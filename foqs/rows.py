@@ -264,8 +264,7 @@ class Opened:
     tells one database server, or file, from another; empty: not known.
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
-    `tail`: the database can say which items have no row in `ready` yet, and it has the table `failure`. `dead`: the
-    lanes with rows there.
+    `dead`: the lanes with rows in `failure`.
     `settings`: those of all namespaces that the shard keeps, as stored.
     """
 
@@ -283,7 +282,6 @@ class Opened:
     slots: Holding = field(default_factory=Holding)
     read_ns: int = 0
     behind: Mark | None = None
-    tail: bool = False
     dead: list[int] = field(default_factory=list)
     settings: list[SettingRow] = field(default_factory=list)
     identity: str = ""

@@ -181,7 +181,7 @@ struct RequestContext {
   6: optional string host_proof,
   /** Set by hosts, with host_proof: the principal of the forwarded request. Ignored from a client. */
   7: optional string principal,
-  /** Set by hosts: what the asking host understands in an answer. From 1 on: NOT_OWNER. Default 0. */
+  /** Set by hosts: the protocol version of the asking host. A host answers another version with UNAVAILABLE. */
   8: optional i32 peer_version,
 }
 
@@ -243,7 +243,6 @@ struct ItemSpec {
   18: optional i64 expires_at_ms,
 }
 
-/** UNAVAILABLE items: with a fairness key, throttle keys or a weight, while a host of an older version lives. */
 struct EnqueueRequest {
   1: string ns,
   /** 1 to 10,000 items; where any has headers, at most 400,000 fields and header texts in the request. */

@@ -19,7 +19,7 @@ import structlog
 from foqs.api.audit import Audit
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection
-from foqs.errors import Forbidden, Invalid, Overloaded, Unauthenticated
+from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
 from foqs.principals import Principal, Principals, Right, read
@@ -113,16 +113,15 @@ class Guard:
         return {name: partial(self._bound, self._pace, handle) for name, handle in guarded.items()}
 
     def proven(self, ask: Ask) -> Ask:
-        """Return `ask` with the proof that a host asks."""
-        if self._proof is None:
-            return ask
+        """Return `ask` with this host's protocol version, and with the proof that a host asks."""
 
         def asked(address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
             context = request.context
             if context is None:
                 context = request.context = idl.RequestContext()
+            context.peer_version = PROTOCOL_VERSION
             context.host_proof = self._proof
-            if self._principals is None:
+            if self._proof is not None and self._principals is None:
                 context.principal = None  # not proven: authentication is off
             ask(address, method, request, timeout_ms, done)
 

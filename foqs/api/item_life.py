@@ -89,7 +89,7 @@ class ItemLife:
 
         waiting = EnqueueCall(len(specs), reply)
         policies = self._engine.policies.namespaces.get(ns)
-        taken = validation.Intake(ns, limits, now_ms, policies, self._forwarder.routing)
+        taken = validation.Intake(ns, limits, now_ms, policies)
         taken.take(specs)
         if taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
@@ -105,7 +105,7 @@ class ItemLife:
         def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
             if policies.versions.get(ns) != version:  # no host acts on an older version than the one it confirmed
                 at_ms, found = self._now_ms(), policies.namespaces.get(ns)
-                again = validation.Intake(ns, self.limits, at_ms, found, self._forwarder.routing)
+                again = validation.Intake(ns, self.limits, at_ms, found)
                 again.take(request.items)
                 if again.hooked:
                     self._run_hooks(waiting, again, request, at_ms, deadline_ms)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
-from foqs.api.tenancy import fairness_key, refuse_while_behind
+from foqs.api.tenancy import fairness_key
 from foqs.dead_rows import FailureGroup
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.engine import Engine
@@ -58,7 +58,7 @@ class DeadLetters:
         request, limits = call.request, self.limits
         validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
         key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
-        wanted = self._known(FailureFilter(cause=_cause(request.cause), fairness=_fairness(request.fairness_key)))
+        wanted = FailureFilter(cause=_cause(request.cause), fairness=_fairness(request.fairness_key))
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         parts = parts_of(request.cursor, (int, int))
         after = None if parts is None else (parts[0], parts[1])
@@ -96,12 +96,6 @@ class DeadLetters:
         done: Callable[[Found | FoqsError], None],
     ) -> FailureListing:
         return FailureListing(self._engine, key, wanted, limit, after, lambda groups, more: done((groups, more)), done)
-
-    def _known(self, wanted: FailureFilter) -> FailureFilter:
-        """Return the filter. Raises Unavailable: not every host would apply it."""
-        if wanted.fairness is not None:
-            refuse_while_behind(self._forwarder.routing())
-        return wanted
 
     # ------------------------------------------------------------------------------------- redrive
 
@@ -146,7 +140,7 @@ class DeadLetters:
         to_topic = None if request.to_topic is None else validation.name(request.to_topic, "to_topic", limits)
         if to_topic == request.topic:
             raise Invalid("to_topic is the dead-letter topic itself")
-        wanted = self._known(_filter(request.filter, limits, self._now_ms()))
+        wanted = _filter(request.filter, limits, self._now_ms())
         dry_run = bool(request.dry_run)
         return PageAsk(key, 0, None, wanted, PAGE_ITEMS, per_group, {}, to_topic, dry_run), pace
 

@@ -6,25 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from foqs.checks import is_text
-from foqs.errors import Invalid, Unavailable
+from foqs.errors import Invalid
 from foqs.limits import MOST_WEIGHT, Limits
 from foqs.policies.names import name_error, throttle_key_error, throttles_error
-from foqs.shardmgr.routing import Routing
-
-_BEHIND_RETRY_MS = 1_000
-_MOST_NAMED = 3
-
-
-def refuse_while_behind(routing: Routing) -> None:
-    """Raises Unavailable: a living host of an older version would drop these fields of a request that it forwards."""
-    if behind := routing.behind:
-        named = ", ".join(f"{host} ({routing.hosts[host]})" for host in behind[:_MOST_NAMED])
-        more = f" and {len(behind) - _MOST_NAMED} more" if len(behind) > _MOST_NAMED else ""
-        raise Unavailable(
-            "fairness_key, throttle_keys and weight need hosts that know them: upgrade foqs on these living hosts, or "
-            f"stop them: {named}{more}",
-            _BEHIND_RETRY_MS,
-        )
 
 
 def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:

@@ -6,11 +6,11 @@ The codec guarantees the types of numbers and containers; strings may be `bytes`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from foqs.api import topic_rules
-from foqs.api.tenancy import fairness_keys_fit, refuse_while_behind, tenancy
+from foqs.api.tenancy import fairness_keys_fit, tenancy
 from foqs.budget import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import is_text, is_time, time_fault
@@ -22,7 +22,6 @@ from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.quota import Quota
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
-from foqs.shardmgr.routing import Routing
 from foqs.travel import bare
 from foqs.wire.columns import SpecColumns
 
@@ -156,7 +155,7 @@ class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_routing", "_tenants", "bounded",
+        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_tenants", "bounded",
         "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weighed",
     )  # fmt: skip
 
@@ -166,14 +165,12 @@ class Intake:
         limits: Limits,
         now_ms: int,
         policies: NamespacePolicies | None = None,
-        routing: Callable[[], Routing] = Routing,
     ) -> None:
-        """`policies`: those of the namespace, if it has any of its own. `routing` is asked for items with tenants."""
+        """`policies`: those of the namespace, if it has any of its own."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
         self._policies = policies
-        self._routing = routing
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
@@ -211,7 +208,7 @@ class Intake:
         tenants = specs.tenants
         if max(sizes) > self._limits.payload_bytes:
             return False
-        if tenants is not None and (self._routing().behind or not fairness_keys_fit(tenants)):
+        if tenants is not None and not fairness_keys_fit(tenants):
             return False
         try:
             self._take(0, specs.first)
@@ -337,7 +334,8 @@ class Intake:
         asked = (plain, spec.fairness_key, tuple(throttles) if throttles else (), weight)
         known = self._asked.get(asked)
         if known is None:
-            known = self._asked[asked] = self._lane(plain, *tenancy(spec, self._limits))
+            fairness, held_by, _ = tenancy(spec, self._limits)
+            known = self._asked[asked] = self._lane(plain, fairness, held_by)
         if weight:
             self.weighed[index] = known, weight
         return known
@@ -345,13 +343,11 @@ class Intake:
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """As `_tenant`, for items that differ from `spec` in their fairness keys."""
         plain = self._keys[spec.topic]
-        _, throttles, weight = tenancy(spec, self._limits)
-        lanes = {fairness: self._lane(plain, fairness, throttles, weight) for fairness in set(tenants)}
+        _, throttles, _ = tenancy(spec, self._limits)
+        lanes = {fairness: self._lane(plain, fairness, throttles) for fairness in set(tenants)}
         return [lanes[fairness] for fairness in tenants]
 
-    def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...], weight: int) -> LaneKey:
-        if fairness or throttles or weight:
-            refuse_while_behind(self._routing())
+    def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...]) -> LaneKey:
         key = lane_key(topic_key(plain), fairness, throttles)
         return self._tenants.setdefault(key, key)
 

@@ -18,14 +18,12 @@ MAX_BYTES = 8 << 20
 
 
 class Tail:
-    """`known` has every unindexed item of the shard. `count` and `bytes` are those of the tail. `opened`: the shard's
-    database can say how far the index goes; else every item gets its row at once."""
+    """`known` has every unindexed item of the shard. `count` and `bytes` are those of the tail."""
 
-    __slots__ = ("_ids", "_known", "bytes", "count", "opened")
+    __slots__ = ("_ids", "_known", "bytes", "count")
 
-    def __init__(self, known: Mapping[int, Item], *, opened: bool = False) -> None:
+    def __init__(self, known: Mapping[int, Item]) -> None:
         self._known = known
-        self.opened = opened
         self.count = 0
         self.bytes = 0
         self._ids: deque[int] = deque()  # in order; those of items that left the tail go when they come first

@@ -27,7 +27,7 @@ from foqs.cli.errors import fail
 from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
-from foqs.errors import Invalid
+from foqs.errors import Invalid, OtherProtocol
 from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
@@ -199,6 +199,9 @@ async def _until(
         server = running().server
         ports = server.port if shared_port is None else f"{server.port} and {shared_port}"
         raise Invalid(f"cannot listen on {host_port(server.host, ports)}: {_reason(error)}") from error
+    except OtherProtocol:
+        await node.stop()
+        raise
     tell(host, port)
     await stop.wait()
     log.info("host.stopping", grace_ms=running().server.grace_ms)

@@ -41,15 +41,13 @@ def create(cluster: ClusterOptions) -> None:
     Tables that exist stay unchanged.
     """
     from foqs.store.schema import create_schema
-    from foqs.store.tables import SCHEMA_VERSION
 
     for shard, url in shard_urls(cluster):
         try:
-            before = create_schema(url, shard)
+            create_schema(url, shard)
         except StoreError as error:
             fail(f"shard {shard}: {explained(error)}")
-        migrated = f", migrated from schema version {before}" if 0 < before < SCHEMA_VERSION else ""
-        print(f"shard {shard}: ready{migrated}")
+        print(f"shard {shard}: ready")
 
 
 @command(app, "foqs shards migrate --config foqs.toml --dry-run", group=DATABASES)
@@ -61,8 +59,8 @@ def migrate(
 ) -> None:
     """Bring the database of each shard to the schema of this foqs.
 
-    Hosts may serve the shards at the same time. The command continues after a shard that fails, and then exits with 1.
-    Run it again to complete such a shard.
+    A host serves only shards with the schema of its foqs, so stop the hosts before. The command refuses a shard that a
+    host serves. It continues after a shard that fails, and then exits with 1. Run it again to complete such a shard.
     """
     failed = False
     for shard, url in shard_urls(cluster):

@@ -20,14 +20,11 @@ from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.second_answer import END_ITEM, LOOK, Verdict, judge, last_word
 from foqs.travel import bare
-from foqs.wire.errors import UnknownMethod
 
 log = SafeLog()
 
 STAY_S = 0.1
 """Time for which one host of several is asked: its items are acked at the same host. Then another one has its turn."""
-OLD_S = 60.0
-"""A host that does not know the call may be replaced by one that does."""
 _MOST = Limits().request_items
 _AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
 
@@ -61,14 +58,8 @@ class AckDequeue:
         self._places = places
         self._namespace = namespace
         self._clock = clock
-        self._old_until = 0.0
         self._stay: Address | None = None
         self._stay_until = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether hosts are believed to know the call."""
-        return self._clock() >= self._old_until
 
     def part(self, acks: Sequence[Leased], topics: Collection[str], *, first: bool = True) -> Part:
         """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
@@ -96,7 +87,7 @@ class AckDequeue:
         holding: Share | None = None, most: int | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`; `outcomes` are theirs. Raises the error of the whole request, such
-        as UnknownMethod (nothing was changed) or LostReply (each ack may have been carried out)."""
+        as LostReply (each ack may have been carried out)."""
         entries = [idl.AckItem(id=acks[at].id, lease=acks[at].lease) for at in part.asked]
         acked = [acks[at] for at in part.asked]
         places = None if holding is None else self._places.ask(wants, holding, wait=False, acked=acked)
@@ -109,9 +100,6 @@ class AckDequeue:
         try:
             asked = self._caller.send(ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
             response = self._caller.receive(asked)
-        except UnknownMethod:
-            self._old_until = self._clock() + OLD_S
-            raise
         finally:
             if places is not None:
                 places.end(response)

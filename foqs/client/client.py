@@ -303,7 +303,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
             return dequeue(wait_ms=max(0, int((wait_until - monotonic()) * 1000)))
 
         first = most_of(counts, most) is None
-        part = self.combined.part(acks, counts, first=first) if acks and self.combined.known else Part((), ())
+        part = self.combined.part(acks, counts, first=first) if acks else Part((), ())
         taken = ack_then_dequeue(acks, part, ask, partial(self.ack_many, timeout_ms=timeout_ms), wait)
         return taken._replace(outcomes=given.outcomes(taken.outcomes))
 

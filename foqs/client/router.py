@@ -16,7 +16,7 @@ from foqs.client.methods import ROUTING
 from foqs.client.places import Known
 from foqs.client.routes import OTHERS, OwnerOf, Part, Routes, Spread, by_owner, order, pieces, routes_of
 from foqs.client.tls import Securing
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.wire.errors import Malformed
 
@@ -30,8 +30,6 @@ _TOGETHER_S = 0.05
 """After a change: further changes within this time are learned together."""
 _FIRST_S = 0.25
 """The longest wait for the first answer, before many items are sent. A host that answers does so in milliseconds."""
-_OLD_S = 60.0
-"""A host that does not know the question may be replaced by one that does."""
 
 
 def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
@@ -174,31 +172,26 @@ class Router:
     def _run(self) -> None:
         failures = 0
         while not self._closed:
-            pause_s = None
             for address in self._candidates():
-                followed, old = self._follow(address)
-                pause_s = _OLD_S if old else pause_s
-                if followed or self._closed:
+                if self._follow(address) or self._closed:
                     failures = 0
                     break
             else:
                 failures += 1
                 self._first_asked()
-                self._pause(pause_s or _AGAIN.delay_ms(failures, random.random) / 1000)
+                self._pause(_AGAIN.delay_ms(failures, random.random) / 1000)
 
     def _candidates(self) -> list[Address]:
         hosts = random.sample(self.routes.hosts, len(self.routes.hosts))
         return list(dict.fromkeys((*hosts, *self._given)))
 
-    def _follow(self, address: Address) -> tuple[bool, bool]:
-        """Ask one host until it fails. Return (whether it ever waited or had a change, whether it does not know the
-        method).
-        """
+    def _follow(self, address: Address) -> bool:
+        """Ask one host until it fails. Return True if it ever waited or had a change."""
         followed = False
         try:
             connection = Connection(address, self._connect_timeout_s, self._securing)
         except FoqsError:
-            return False, False
+            return False
         try:
             with self._change:
                 self._connection = connection
@@ -212,20 +205,17 @@ class Router:
                 self._learn(self._ask(connection, sequence, version))
                 news = self.routes.version != version
                 if not news and monotonic() - asked < WAIT_MS / 2_000:
-                    return False, False  # it does not wait: it stops
+                    return False  # it does not wait: it stops
                 followed = True
                 if news:
                     self._pause(_TOGETHER_S)
-        except Invalid as error:
-            log.debug("%s tells no routing: %s", address, error)
-            return followed, True
         except (FoqsError, Malformed) as error:
             log.debug("no routing from %s: %s", address, error)
         finally:
             with self._change:
                 self._connection = None
             connection.close()
-        return followed, False
+        return followed
 
     def _ask(self, connection: Connection, sequence: int, version: int | None) -> Routes:
         context = idl.RequestContext(token=self._token, timeout_ms=WAIT_MS + _MARGIN_MS)

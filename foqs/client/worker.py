@@ -174,7 +174,7 @@ class Worker(Local):
             lease_ms=lease_ms,
             max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
             linger_ms=ack_linger_ms,
-            offer=self._take_along,
+            offer=self._room.offer,
             delay_ms=delay_ms,
             broken=self._fail,
         )
@@ -326,9 +326,6 @@ class Worker(Local):
                 self._queue.put(held)
             if self._hangs.all_hang:  # since they were asked for
                 self._give_back()
-
-    def _take_along(self, acks: list[Ending]) -> bool:
-        return self._client.combined.known and self._room.offer(acks)
 
     def _free(self) -> int:
         """Return how many handlers are not at work: they begin the next items at once. Only this thread gives them any,

@@ -11,8 +11,7 @@ from foqs.buffers.shard_batch import ShardBatch
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import dedup, item_end, pages, slot_rows
 from foqs.engine.shard import Shard
-from foqs.errors import Unavailable
-from foqs.fairness.keys import is_plain, pack_throttles, tenancy_of
+from foqs.fairness.keys import pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item
 from foqs.item_states import Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
@@ -30,7 +29,6 @@ _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""
 _TAIL_SHARE = 0.5
 """With more of the byte budget in use, new items get their rows at once: windows may soon have to give back memory."""
-_NOT_MIGRATED = "the shard's database keeps no tenants and no throttle keys until it is migrated: foqs shards migrate"
 _LANES_SHARE = 0.9
 """Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
@@ -137,12 +135,11 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
     transaction.due_from_ms = shard.timers.from_ms
     transaction.expiry_from_ms = shard.ttls.from_ms
     transaction.dedup_from_ms = shard.keys.scan.from_ms
-    if tail.opened:
-        transaction.indexed_from = (tail.first() or first_new) - 1
-        if tail.count and not (batch.changes or batch.indexed):
-            transaction.indexed_to = transaction.indexed_from
-        else:
-            transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
+    transaction.indexed_from = (tail.first() or first_new) - 1
+    if tail.count and not (batch.changes or batch.indexed):
+        transaction.indexed_to = transaction.indexed_from
+    else:
+        transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
     return transaction
 
 
@@ -165,18 +162,14 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     chunks = shard.chunks
     tail, budget, window_rows = shard.tail, shard.budget, shard.config.window_rows
     # How much may be stored without rows in `ready`. A list of this batch shows new items, too.
-    opened = tail.opened and not shard.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
-    tail_rows = shard.config.tail_items - tail.count if opened else -1
+    allowed = not shard.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
+    tail_rows = shard.config.tail_items - tail.count if allowed else -1
     tail_bytes = MAX_BYTES - tail.bytes
     while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
         chunk = chunks.popleft()
         shard.chunk_rows -= len(chunk.items)
         if chunk.request.done:
             continue  # it timed out before it was sent
-        if not tail.opened and not all(map(is_plain, chunk.keys)):
-            _refuse_tenants(chunk)
-            if not chunk.items:
-                continue
         if len(shard.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard, chunk, batch):
             shard.returned.append(chunk)
             continue
@@ -192,7 +185,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 key = item_key
                 lane = _stored_lane(shard, shard.lane(key), batch, transaction)
                 if chunk.weights is not None:
-                    _weigh(lane, chunk.weights.get(key, 0), shard, batch)
+                    _weigh(lane, chunk.weights.get(key, 0), batch)
                 window = lane.window
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
@@ -221,13 +214,6 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     batch.size_bytes = shard.max_batch_bytes - room_bytes
 
 
-def _refuse_tenants(chunk: Chunk) -> None:
-    """Refuse the items of `chunk` that a database of schema version 1 cannot store, and keep its plain ones."""
-    refused = [at for at, key in enumerate(chunk.keys) if not is_plain(key)]
-    chunk.request.refused([chunk.indices[at] for at in refused], Unavailable(_NOT_MIGRATED))
-    chunk.keep([at for at, key in enumerate(chunk.keys) if is_plain(key)])
-
-
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
     """Gives the lane its number, and its row in this transaction if it has none."""
     number = lane.number
@@ -249,9 +235,9 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
     return lane
 
 
-def _weigh(lane: Lane[Item], weight: int, shard: Shard, batch: ShardBatch) -> None:
-    """Change the weight of the lane if an item brings another one. (Schema version 1 keeps none.)"""
-    if weight and weight != batch.weights.get(lane, lane.weight) and shard.tail.opened:
+def _weigh(lane: Lane[Item], weight: int, batch: ShardBatch) -> None:
+    """Change the weight of the lane if an item brings another one."""
+    if weight and weight != batch.weights.get(lane, lane.weight):
         batch.weights[lane] = weight
 
 

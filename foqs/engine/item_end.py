@@ -88,8 +88,7 @@ def change_at_end(
     if end.fate is Fate.REMOVED:
         removed = Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED
         return Change(item, To.GONE, Cause.HOOK if end.by_script else removed, waits)
-    # The table of failures is missing until the shard is migrated: items return until then.
-    if end.fate is Fate.DEAD and shard.keeps_failures:
+    if end.fate is Fate.DEAD:
         change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
         why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
         change.move = _to_dead_letters(item, policy, attempt, why, now_ms)

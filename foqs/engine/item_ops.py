@@ -11,7 +11,7 @@ from functools import partial
 from foqs.engine import item_end, throttling
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
-from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
+from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.hooks.results import FailureResult
 from foqs.item import Cause, Change, Given, Item, Waits
 from foqs.item_states import Phase, Place, To
@@ -91,13 +91,9 @@ class Failing:
         return Failing(self.lease, self.cause, self.reason, self._delay_ms, self._metadata, decision)
 
     def __call__(self, shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
-        if self.cause is not FailureCause.REJECTED:
-            asked: tuple[object, ...] = ("failed", bool(self._delay_ms), self._metadata)
-        elif shard.keeps_failures or shard.policies.of(item.lane.topic.key).dead_topic is None:
-            asked = ("rejected",)
-        else:
-            return Unavailable("the item's shard takes no dead letters yet: run `foqs shards migrate`")
-        by_age = self.decision is not None or self.cause is not FailureCause.REJECTED
+        rejected = self.cause is FailureCause.REJECTED
+        asked = ("rejected",) if rejected else ("failed", bool(self._delay_ms), self._metadata)
+        by_age = self.decision is not None or not rejected
         return _nack(self.lease, asked, self._change, by_age=by_age)(shard, item, waits, now_ms)
 
     def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:

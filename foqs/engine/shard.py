@@ -159,11 +159,6 @@ class Shard(ShardMemory):
         return None
 
     @property
-    def keeps_failures(self) -> bool:
-        """Whether the database has the table `failure`: that came with the tail."""
-        return self.tail.opened
-
-    @property
     def load(self) -> int:
         """Rows waiting or in flight; enqueues prefer the shard with fewer."""
         in_flight = self.in_flight

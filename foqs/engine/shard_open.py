@@ -107,7 +107,6 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.adopt(memory)
     shard.next_lane = next(reversed(shard.lane_numbers), 0) + 1  # they are in order
     shard.epoch = opened.epoch
-    shard.tail.opened = opened.tail
     shard.max_batch_bytes = max_batch_bytes
     shard.next_number = opened.next_number
     shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))

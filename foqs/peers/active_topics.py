@@ -41,7 +41,7 @@ class Pages:
 
 
 def _joined(one: Any, other: Any) -> Any:
-    """Return the same topic of two hosts as one; a host of the version before counts ready items only."""
+    """Return the same topic of two hosts as one."""
     oldest_ms = min(filter(None, (one.oldest_ready_at_ms, other.oldest_ready_at_ms)), default=0)
     hosts = sorted({*(one.hosts or ()), *(other.hosts or ())})
     ready = (one.ready or 0) + (other.ready or 0)

@@ -44,7 +44,7 @@ class Elsewhere:
     def heard(self, host: str, keys: Sequence[TopicKey], priorities: Sequence[int | None]) -> None:
         """Take the answer of a host: the priorities of its most urgent items of these topics."""
         now_ms = self._monotonic_ms()
-        for key, priority in zip(keys, priorities, strict=False):  # a host of an older version gives none
+        for key, priority in zip(keys, priorities, strict=False):
             if key not in self._wanted:
                 continue
             hosts = self._heard.setdefault(key, {})

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from foqs.engine.engine import Engine
 from foqs.engine.pending import Timed
-from foqs.errors import PEER_VERSION, FoqsError, LostReply, NotSent
+from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.peers.ready_subscriber import Ask, Done
@@ -120,7 +120,7 @@ class Exchange:
         request_id, given = request_id_of(origin), origin.context
         left_ms = max(1, deadline_ms - self.now_ms())
         timeout_ms = max(1, left_ms - min(_MARGIN_MS, int(left_ms * _MARGIN)))
-        context = request.context = idl.RequestContext(timeout_ms=timeout_ms, hops=1, peer_version=PEER_VERSION)
+        context = request.context = idl.RequestContext(timeout_ms=timeout_ms, hops=1)
         context.token = given.token
         context.principal = given.principal
         context.request_id = request_id

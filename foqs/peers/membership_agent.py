@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from foqs.shardmgr.controller import Controller, ControllerSettings, Write, takers
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, SlotMove, Slots
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, SlotMove, Slots, other_protocol
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held, Membership
 from foqs.shardmgr.reach import Lasting, Reach, cut_off
@@ -125,14 +125,19 @@ class MembershipAgent:
         return bool(takers(self.facts) - {self._id})
 
     def changed(self, facts: Facts) -> str | None:
-        """Accept new facts. Return why this host cannot go on, if another process has its id."""
+        """Accept new facts. Return why this host must end: another process has its id, or a host with another protocol
+        version was in the cluster first, or joined at the same time."""
         self.facts = facts
         self.fresh = self._connected  # facts read before the connection was lost may arrive after the loss
         here = facts.hosts.get(self._id)
         if here is None or self._fact is None:
             return None
         if here.run == self._fact.run:
+            other = None if self.seen else other_protocol(facts, self._id)
             self.seen = True
+            if other is not None:
+                self.end()
+                return other.message
         elif self.seen:
             self.end()
             return f"another process runs as host {self._id}, at {here.address}: give each host its own server.id"

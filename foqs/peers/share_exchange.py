@@ -18,7 +18,7 @@ from typing import Any
 from foqs.engine import weights
 from foqs.engine.engine import Engine
 from foqs.engine.state import State
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError
 from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
 from foqs.fairness.flow import ASIDE, PASSED, QUEUED, Tenant
 from foqs.fairness.keys import TopicKey
@@ -39,8 +39,6 @@ _UNIT = 1_000
 """Service is reported in thousandths."""
 _SAMPLES = 8
 _ANSWER_MS = 1_000
-_OLDER_MS = 60_000
-"""How long a host is left alone that refuses reports, as one of an older version does."""
 
 _WAITS = frozenset({QUEUED, PASSED, ASIDE})
 
@@ -124,7 +122,6 @@ class ShareExchange:
         self._left: deque[TopicKey] = deque()  # of the last beat
         self._asked: set[str] = set()
         self.elsewhere = Elsewhere(engine.topics.ledgers, monotonic_ms)
-        self._older: dict[str, int] = {}  # addresses of hosts that refuse -> until when they are left alone
 
     def begin(self) -> None:
         """Begin to report: the host is in a cluster."""
@@ -191,9 +188,8 @@ class ShareExchange:
 
     def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey], now_ms: int) -> None:
         host, urgent = self._engine.config.server.id, [idl.TopicUrgency(*key) for key in asks]
-        self._older = {address: until_ms for address, until_ms in self._older.items() if until_ms > now_ms}
         for address in addresses:
-            if address not in self._asked and address not in self._older:
+            if address not in self._asked:
                 self._asked.add(address)
                 request = idl.TellSharesRequest(host, topics, urgent or None)
                 self._ask(address, "TellShares", request, _ANSWER_MS, partial(self._answered, address, asks))
@@ -202,5 +198,3 @@ class ShareExchange:
         self._asked.discard(address)
         if error is None:
             self.elsewhere.heard(address, asks, [one.priority for one in response.urgent or ()])
-        if isinstance(error, Invalid):
-            self._older[address] = self._monotonic_ms() + _OLDER_MS

@@ -32,7 +32,7 @@ class TopicSums:
         self._add_hooks(hooks)
 
     def add(self, _address: str, response: Any) -> None:
-        """Add the answer of another host; one of an older version has no tenants."""
+        """Add the answer of another host."""
         ready, delayed, leased = self.counts
         more = (response.ready or 0, response.delayed or 0, response.leased or 0)
         self.counts = (ready + more[0], delayed + more[1], leased + more[2])

@@ -17,7 +17,7 @@ import asyncio
 from ssl import SSLError
 from typing import Any
 
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError, Invalid, OtherProtocol, Unauthenticated
 from foqs.rpc.address import address_of
 from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
@@ -363,13 +363,13 @@ class ServedConnection(asyncio.BufferedProtocol):
         except Malformed:
             self.close("malformed")
             return
-        except Invalid as error:
+        except (Invalid, OtherProtocol) as error:
             refusal = bare(error)
         self._call = call = Call(self, called, seqid, request, len(frame))
         if len(frame) > SMALL_BYTES:
             server.admission.started(self.host, len(frame))
         if refusal is not None:
-            self.counters.refused["invalid" if isinstance(refusal, Invalid) else "unauthenticated"] += 1
+            self.counters.refused["unauthenticated" if isinstance(refusal, Unauthenticated) else "invalid"] += 1
             call.fail(refusal)
             return
         try:

@@ -28,7 +28,7 @@ from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.server.polling import until
 from foqs.shardmgr.controller import ControllerSettings
-from foqs.shardmgr.facts import Facts, HostFact, ShardFact, ShardUse
+from foqs.shardmgr.facts import Facts, HostFact, ShardFact, ShardUse, other_protocol
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
 from foqs.store.kept import read_kept
@@ -52,8 +52,8 @@ request could arrive on a connection that is being closed, and be lost."""
 class ClusterNode:
     """`make_store(shard number, url)` returns a closed store. All methods run on the event loop.
 
-    `fatal(why)` is called when the host must end because another process has its id. Other hosts on this machine listen
-    on `shared_port` as well.
+    `fatal(why)` is called when the host must end: another process has its id, or a host with another protocol version
+    is in the cluster. Other hosts on this machine listen on `shared_port` as well.
     """
 
     def __init__(
@@ -115,12 +115,15 @@ class ClusterNode:
         """Wait for ZooKeeper's facts and the end of any other process with this id, then listen and join the cluster.
 
         Before the facts are there, the host could only refuse requests. The shared port opens once the host is in the
-        facts. Return (host, port). Raises OSError if a port is taken.
+        facts. Return (host, port). Raises OSError if a port is taken, and OtherProtocol if a living host has another
+        protocol version.
         """
         host, port = await self.node.bind()
         self._store.start(self._changed, self.seat.session)
         await self._facts_known.wait()
         await self._wait_for_twin()
+        if (other := other_protocol(self.seat.facts, self._id)) is not None:
+            raise other
         if not self.seat.facts.hosts.keys() - {self._id}:
             await self._adopt_stored()
         await self.node.server.serve()

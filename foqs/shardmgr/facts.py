@@ -1,6 +1,6 @@
 """The facts of a cluster that ZooKeeper holds, as values.
 
-Each znode has one record, as JSON. Older hosts ignore unknown keys. A record that cannot be read is `Invalid`; its
+Each znode has one record, as JSON. A record that cannot be read is `Invalid`; its
 reader adds the name of the node.
 """
 
@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.checks import is_text
 from foqs.dedup import SLOTS
-from foqs.errors import Invalid
+from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.ids import MAX_SHARD
 
 if TYPE_CHECKING:
     from foqs.policies.settings import Settings
-
-KNOWS = 2
-"""What this version knows of the requests that hosts send each other: 2 is tenants and throttle keys of items."""
-_OLDEST_KNOWS = 1
 
 
 class ShardUse(Enum):
@@ -49,8 +45,8 @@ class HostFact:
     process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
     server does not answer this host. `hanging`: shards whose database has not answered a call for `breaker.hang_ms`
     yet. `read_only`: those of the `unreachable` shards whose database answers and takes no writes. `reached`: shards
-    reported by other hosts whose server answers this host (see `foqs.shardmgr.reach`). `knows`: see `KNOWS`; hosts of
-    older versions have 1.
+    reported by other hosts whose server answers this host (see `foqs.shardmgr.reach`). `protocol`: the
+    protocol version of the host; 0 in a record without one.
 
     An id at one address is one host, because two processes cannot listen there: a restarted process replaces the record
     of the previous one. The same id at another address is a mistake, and the later process waits.
@@ -62,7 +58,7 @@ class HostFact:
     leaving: bool = False
     unreachable: frozenset[int] = frozenset()
     reached: frozenset[int] = frozenset()
-    knows: int = KNOWS
+    protocol: int = PROTOCOL_VERSION
     hanging: frozenset[int] = frozenset()
     read_only: frozenset[int] = frozenset()
 
@@ -126,6 +122,14 @@ class Facts:
     settings: Mapping[str, Settings] = field(default_factory=dict)
 
 
+def other_protocol(facts: Facts, joining: str) -> OtherProtocol | None:
+    """Return the error for the host `joining` while another living host has another protocol version."""
+    for host in sorted(facts.hosts.values(), key=lambda host: host.id):
+        if host.id != joining and host.protocol != PROTOCOL_VERSION:
+            return OtherProtocol(f"host {host.id} ({host.address})", host.protocol)
+    return None
+
+
 def encode_shard(fact: ShardFact) -> bytes:
     return _encode({"url": fact.url, "weight": fact.weight, "use": fact.use.value})
 
@@ -144,7 +148,7 @@ _REPORTS = ("unreachable", "reached", "hanging", "read_only")
 
 def encode_host(fact: HostFact) -> bytes:
     record: dict[str, Any] = {
-        "address": fact.address, "run": fact.run, "leaving": fact.leaving, "knows": fact.knows
+        "address": fact.address, "run": fact.run, "leaving": fact.leaving, "protocol": fact.protocol
     }  # fmt: skip
     for key in _REPORTS:
         if shards := getattr(fact, key):
@@ -162,7 +166,7 @@ def decode_host(host: str, data: bytes) -> HostFact:
         bool(record.get("leaving", False)),
         _shards(record, "unreachable"),
         _shards(record, "reached"),
-        _whole(record, "knows", _OLDEST_KNOWS),
+        _whole(record, "protocol", 0),
         _shards(record, "hanging"),
         _shards(record, "read_only"),
     )
@@ -272,7 +276,7 @@ def _use(value: object) -> ShardUse:
 
 
 def _shards(record: dict[str, Any], key: str) -> frozenset[int]:
-    """Decode a list of shards; records of older hosts lack it."""
+    """Decode a list of shards; a record without any lacks the key."""
     shards = record.get(key, [])
     if not isinstance(shards, list):
         raise Invalid(f"{key} is no list of shards")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from foqs.ids import shard_of
-from foqs.shardmgr.facts import KNOWS, Facts, ShardUse, Slots
+from foqs.shardmgr.facts import Facts, ShardUse, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,7 @@ class Route:
 class Routing:
     """`owners` by shard number, living hosts only. `hosts`: the address of every living host, by id. `shards`: all
     shards, also those that move and have no owner. `disabled`: the shards that no host may serve. `slots`: the shard of
-    each slot of deduplication keys. `behind`: ids of living hosts of older versions, which ignore tenants and throttle
-    keys of items. `version` identifies the content that clients see (see `fingerprint`)."""
+    each slot of deduplication keys. `version` identifies the content that clients see (see `fingerprint`)."""
 
     version: int = 0
     owners: Mapping[int, Route] = field(default_factory=dict)
@@ -32,7 +31,6 @@ class Routing:
     shards: frozenset[int] = frozenset()
     slots: Slots = field(default_factory=Slots)
     disabled: frozenset[int] = frozenset()
-    behind: tuple[str, ...] = ()
 
     @property
     def unowned(self) -> frozenset[int]:
@@ -69,8 +67,7 @@ def routing_of(facts: Facts) -> Routing:
         if owner.host in hosts
     }
     disabled = frozenset(number for number, shard in facts.shards.items() if shard.use is ShardUse.DISABLED)
-    behind = tuple(sorted(fact.id for fact in facts.hosts.values() if fact.knows < KNOWS))
-    return replace(make_routing(owners, hosts, facts.shards, facts.slots), disabled=disabled, behind=behind)
+    return replace(make_routing(owners, hosts, facts.shards, facts.slots), disabled=disabled)
 
 
 def fingerprint(owners: Mapping[int, Route], hosts: Mapping[str, str], slots: Slots) -> int:

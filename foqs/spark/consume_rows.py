@@ -5,7 +5,6 @@ The driver builds the columns of a batch once. After that it moves bytes: a task
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +23,7 @@ COLUMNS = {
 """Names and types in Spark's spelling. `metadata` and `headers` may be null; `delivery` is AT_LEAST_ONCE or
 AT_MOST_ONCE. `fairness_key` is "" and `throttle_keys` is empty where an item has none."""
 
-_FORMAT = 2
-_FORMAT_JSON = 1
+_FORMAT = 1
 _NAMES = {int(delivery): delivery.name for delivery in Delivery}
 _TIME = pa.timestamp("us", "UTC")
 _SCHEMA = pa.schema([
@@ -93,24 +91,13 @@ def read_batch(text: bytes, seq: int) -> Any:
     batch = json.loads(head)
     if batch["seq"] != seq:
         raise Invalid(f"it holds batch {batch['seq']}")
-    if batch["format"] == _FORMAT_JSON:
-        return table_of([_item(fields) for fields in batch["items"]])
     if batch["format"] != _FORMAT:
         raise Invalid(f"its format {batch['format']} is not known to this version")
-    return _whole(unpacked(packed).read_all())
+    return unpacked(packed).read_all()
 
 
 def joined(tables: Sequence[Any]) -> Any:
     return pa.concat_tables([_SCHEMA.empty_table(), *tables])
-
-
-def _whole(table: Any) -> Any:
-    """Add the columns that a file of an earlier version lacks."""
-    for name, default in (("fairness_key", ""), ("throttle_keys", [])):
-        if name not in table.schema.names:
-            field = _SCHEMA.field(name)
-            table = table.append_column(field, pa.array([default] * len(table), field.type))
-    return table
 
 
 def _packed(table: Any) -> bytes:
@@ -118,10 +105,3 @@ def _packed(table: Any) -> bytes:
     with pa.ipc.new_stream(out, table.schema) as stream:
         stream.write_table(table)
     return bytes(out.getvalue())
-
-
-def _item(fields: list[Any]) -> Item:
-    """An item of a file of the first format, in which an earlier version may have left a batch."""
-    number, lease, attempt, ns, topic, priority, payload, metadata, *others = fields
-    metadata = None if metadata is None else base64.b64decode(metadata)
-    return Item(number, lease, attempt, ns, topic, priority, base64.b64decode(payload), metadata, *others)

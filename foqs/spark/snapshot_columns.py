@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from foqs.spark.snapshot_wanted import STATES, Wanted
 from foqs.store.dialect import Dialect
-from foqs.store.tables import LANE_OF_NAMES, TENANTS_VERSION, TIMER_OF_ITEM
+from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
 
 COLUMNS = {
     "id": "bigint", "shard": "int", "namespace": "string", "topic": "string", "state": "string", "priority": "int",
@@ -60,14 +60,12 @@ def blobs_of(columns: Iterable[str]) -> list[str]:
     return [name for name in BODY_COLUMNS if name in set(columns)]
 
 
-def lanes(dialect: Dialect, wanted: Wanted, version: int) -> str:
-    """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane. A schema
-    of version 1 has no throttle keys."""
+def lanes(dialect: Dialect, wanted: Wanted) -> str:
+    """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
     given = " AND ".join(f"{column} = x'{_utf8(name).hex()}'" for column, name in names if name is not None)
     table = dialect.forced("lane", index=LANE_OF_NAMES) if wanted.namespace is not None else "lane"
-    throttles = "throttles" if version >= TENANTS_VERSION else "x''"
-    return f"SELECT lane, ns, topic, fairness, {throttles} FROM {table}{f' WHERE {given}' if given else ''}"
+    return f"SELECT lane, ns, topic, fairness, throttles FROM {table}{f' WHERE {given}' if given else ''}"
 
 
 def page_end(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence[str], wanted: Wanted) -> str:

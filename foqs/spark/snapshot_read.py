@@ -33,11 +33,11 @@ _DELIVERIES = pa.array(("AT_LEAST_ONCE", "AT_MOST_ONCE"))
 def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[Any]:
     """Yield RecordBatches of `schema`, an Arrow schema of foqs columns. Each has at most `page_rows` items and at most
     8 MiB of bodies, unless one item is larger. Raises Unavailable and Invalid."""
-    with snapshot(piece.shard, piece.url) as (row, database, link):
+    with snapshot(piece.shard, piece.url) as (_, database, link):
         dialect = SQLITE if database.is_file else MYSQL
         lanes = None
         if not wanted.all_lanes or set(columns.LANE_COLUMNS) & set(schema.names):
-            lanes = _Lanes(link, dialect, wanted, row.version)
+            lanes = _Lanes(link, dialect, wanted)
             if not lanes.numbers:
                 return
         packs = database.reads_in_python
@@ -51,11 +51,11 @@ def read(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[
 class _Lanes:
     """Return the wanted lanes."""
 
-    def __init__(self, link: Link, dialect: Dialect, wanted: Wanted, version: int) -> None:
+    def __init__(self, link: Link, dialect: Dialect, wanted: Wanted) -> None:
         self.numbers: list[int] = []
         texts: list[list[str]] = []
         throttles: list[tuple[str, ...]] = []
-        for number, *names, stored in link.fetch(columns.lanes(dialect, wanted, version)):
+        for number, *names, stored in link.fetch(columns.lanes(dialect, wanted)):
             self.numbers.append(number)
             texts.append([bytes(name).decode("utf-8", "replace") for name in names])
             throttles.append(unpack_throttles(bytes(stored)))

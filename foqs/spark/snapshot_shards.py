@@ -19,7 +19,7 @@ from foqs.spark.snapshot_wanted import ranges
 from foqs.store import queries
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Database, Link, place_of
-from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError
+from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.zk.shards import read_shards
 
@@ -75,7 +75,7 @@ def snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link
     except (StoreDown, StoreBusy) as error:
         raise Unavailable(f"{name} cannot be read: {error}") from None
     except (ShardRefused, StoreError) as error:
-        raise Invalid(f"{name} cannot be read: {error}") from None
+        raise Invalid(f"{name} cannot be read: {explained(error)}") from None
 
 
 def clock_ms(options: SnapshotOptions) -> int:

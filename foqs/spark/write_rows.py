@@ -34,13 +34,9 @@ class KeyMaker:
     def key(self, spec: ItemSpec) -> str:
         fields: tuple[Any, ...] = (
             spec.topic, spec.deliver_after_ms, spec.delay_ms, spec.lease_ms, spec.ttl_ms, spec.metadata,
-            spec.headers and sorted(spec.headers.items()), spec.delivery,
+            spec.headers and sorted(spec.headers.items()), spec.delivery, spec.fairness_key,
+            spec.throttle_keys and sorted(spec.throttle_keys), spec.weight, spec.expires_at_ms,
         )  # fmt: skip
-        rest = (
-            spec.fairness_key, spec.throttle_keys and sorted(spec.throttle_keys), spec.weight, spec.expires_at_ms
-        )  # fmt: skip
-        if rest != _PLAIN:  # rows without any keep the keys that earlier versions made
-            fields += rest
         if fields != self._fields:
             self._fields = fields
             self._start = blake2b(repr(fields).encode("utf-8", "surrogatepass"), digest_size=16)
@@ -51,7 +47,6 @@ class KeyMaker:
         return f"{self._scope}:{digest.hex()}:{number}"
 
 
-_PLAIN = (None, None, None, None)
 _DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
 _FIELDS = {"deliver_after": "deliver_after_ms", "expires_at": "expires_at_ms"}
 """Fields whose names differ from their columns."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foqs.rows import SettingRow
-from foqs.store import migrate, queries, server
+from foqs.store import queries, server
 from foqs.store.dialect import dialect_of
 from foqs.store.errors import Kind, Seam
 from foqs.store.lanes import REMEDY, orphans, words
@@ -19,11 +19,11 @@ from foqs.store.ownership import lock_of, start_without_lock
 from foqs.store.partners import partner_findings
 from foqs.store.protocol import ShardRefused
 from foqs.store.rights import account_of, grant
-from foqs.store.schema import check_schema, table_findings, wrong_shard_table
+from foqs.store.schema import check_schema, table_findings, unreadable_row
 from foqs.store.server import Finding
 from foqs.store.shape import missing, read_shapes
 from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.tables import metadata, parts_since
+from foqs.store.tables import metadata
 
 _CREATE = "make the schema: foqs shards create"
 _READ_TIMEOUT_S = 120.0
@@ -102,23 +102,21 @@ def check_shard(url: str, shard: int, *, rows: bool = False) -> ShardCheck:
 def _check_opening(made: ShardCheck, database: Database, link: Link, shard: int, *, rows: bool) -> None:
     shapes = read_shapes(link.connection)
     absent = [table for table in metadata.tables if table not in shapes]
-    if wrong_shard_table(link.connection, shapes):
+    if unreadable_row(link.connection, shapes):
         return
     row = read_shard_row(link.connection, database.seam_errors)
     if not database.is_file:
-        made.findings += _rights(link, database, absent, row) + _stranger(link, database, shard)
+        made.findings += _rights(link, database, absent) + _stranger(link, database, shard)
     refuse_foreign(row, shard)
-    later = parts_since(row.version + 1)
-    if missing(metadata.sorted_tables, shapes, later):
+    if missing(metadata.sorted_tables, shapes):
         return  # a finding of the schema
-    version = server.version(link.connection)
-    dialect = dialect_of(version.product, row.version)
+    dialect = dialect_of(server.version(link.connection).product)
     with _snapshot(link, database):
         stored, start = start_without_lock(link, shard)
         opened = read_opened(link, dialect, stored, start, [], replaced=False)
         made.settings = opened.settings
     if rows:
-        made.findings += partner_findings(link, dialect, has_failures=stored.has_tail)
+        made.findings += partner_findings(link, dialect)
 
 
 @contextmanager
@@ -149,14 +147,14 @@ def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Cal
         made.clock_ms = _clock(link, facts.version, now_ms)
     shapes = read_shapes(link.connection)
     absent = [table for table in metadata.tables if table not in shapes]
-    has_shard_table = not wrong_shard_table(link.connection, shapes)
+    has_shard_table = not unreadable_row(link.connection, shapes)
     row = read_shard_row(link.connection, database.seam_errors) if has_shard_table else None
     if len(absent) == len(metadata.tables):
         made.findings.append(Finding("the database has no foqs schema", _CREATE))
     else:
         made.findings += table_findings(link.connection, shapes, row)
     if not database.is_file:
-        made.findings += _rights(link, database, absent, row)
+        made.findings += _rights(link, database, absent)
     if has_shard_table:
         _look_at_row(made, database, link, shard, row)
     if not {"lane", "ready"}.intersection(absent):
@@ -171,7 +169,7 @@ def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row:
     try:
         refuse_foreign(row, shard)
     except ShardRefused as refused:
-        made.findings.append(Finding(str(refused), "correct the shard's id or url, or upgrade foqs"))
+        made.findings.append(Finding(str(refused), refused.mend or "correct the shard's id or url"))
     if not database.is_file:
         made.findings += _stranger(link, database, shard)
 
@@ -199,10 +197,8 @@ def _file_rights(database: Database) -> list[Finding]:
     return [Finding(f"{path} cannot be written by this user", f"chown or chmod {path}") for path in wanting]
 
 
-def _rights(link: Link, database: Database, absent: list[str], row: Any) -> list[Finding]:
-    """EXPLAIN and PREPARE ask for the rights of a statement that they do not run. An ALTER TABLE that cannot succeed
-    does so too; only a migration needs that right."""
-    altered = set() if row is None else {step.table for step in migrate.pending(link.connection, row.version)}
+def _rights(link: Link, database: Database, absent: list[str]) -> list[Finding]:
+    """EXPLAIN and PREPARE ask for the rights of a statement that they do not run."""
     refused: dict[str, list[str]] = {}
     for table in metadata.sorted_tables:
         statements = {"CREATE": f"PREPARE foqs_doctor FROM 'CREATE TABLE {table.name} (one INT)'"}
@@ -214,8 +210,6 @@ def _rights(link: Link, database: Database, absent: list[str], row: Any) -> list
                 "DELETE": f"EXPLAIN DELETE FROM {table.name}",
                 "SELECT": f"EXPLAIN SELECT * FROM {table.name}",
             }
-        if table.name in altered:
-            statements["ALTER"] = migrate.ALTER_PROBE.format(table=table.name)
         for right, statement in statements.items():
             if _is_refused(link, database.seam_errors, statement):
                 refused.setdefault(right, []).append(table.name)
@@ -237,8 +231,7 @@ def _is_refused(link: Link, errors: Seam, statement: str) -> bool:
             return True
         if kind is Kind.READ_ONLY:
             return False  # a finding of its own; it hides whether the right is there
-        if not errors.is_missing_column(error):  # what the ALTER TABLE fails with where it is allowed
-            raise
+        raise
     return False
 
 

@@ -9,9 +9,7 @@ deleted in 33 ms instead of 0.4). Each server listens to something else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-
-from foqs.store.tables import FIRST_VERSION
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +18,7 @@ class Dialect:
 
     `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
     DELETE for each than with one for all. `ordered_join` joins from left to right; `for_update` makes a read wait for
-    the writers before it; `read_only` is a server's switch for that. `first_at`: the database has this column of
-    `item`.
+    the writers before it; `read_only` is a server's switch for that.
     """
 
     name: str
@@ -34,12 +31,6 @@ class Dialect:
     ordered_join: str
     for_update: str
     read_only: str
-    first_at: bool = True
-
-    @property
-    def since(self) -> str:
-        """When the item `i` could be delivered first, since its enqueue or its last redrive."""
-        return "COALESCE(i.first_at, i.deliver_after)" if self.first_at else "i.enqueued_at"
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         """The table in a FROM or an UPDATE, read by that index."""
@@ -165,7 +156,6 @@ SQLITE = SqliteDialect(
 )
 
 
-def dialect_of(product: str, version: int = FIRST_VERSION) -> Dialect:
-    """`product` is what a server says it is (`server.Version`), `version` that of the schema."""
-    found = {"MySQL": MYSQL, "MariaDB": MARIADB, "SQLite": SQLITE}[product]
-    return found if version >= FIRST_VERSION else replace(found, first_at=False)
+def dialect_of(product: str) -> Dialect:
+    """`product` is what a server says it is (`server.Version`)."""
+    return {"MySQL": MYSQL, "MariaDB": MARIADB, "SQLite": SQLITE}[product]

@@ -137,9 +137,7 @@ _SERVER_CODES = (range(1000, 2000), range(3000, 5000))
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _NO_SUCH_THREAD = 1094
-_NO_SUCH_COLUMN_TO_DROP = 1091
 _VARIABLE = (1193, 1227, 1229, 1231, 1232, 1238, 1621)
-_WOULD_COPY = (1845, 1846, 4092)
 
 _SQLITE_WORDS = {
     sqlite3.SQLITE_BUSY: ("another process is writing the database", Kind.BUSY),
@@ -237,17 +235,9 @@ class Seam:
     def is_missing_connection(self, error: BaseException) -> bool:
         return not self._is_sqlite and _code(error) == _NO_SUCH_THREAD
 
-    def is_missing_column(self, error: BaseException) -> bool:
-        """Whether a column that an ALTER TABLE drops is not there."""
-        return not self._is_sqlite and _code(error) == _NO_SUCH_COLUMN_TO_DROP
-
     def is_of_variable(self, error: BaseException) -> bool:
         """Return True if a server does not know a variable, or refuses its value or its change."""
         return not self._is_sqlite and _code(error) in _VARIABLE
-
-    def would_copy(self, error: BaseException) -> bool:
-        """Whether the server has no way to run an ALTER TABLE without copying the table."""
-        return not self._is_sqlite and _code(error) in _WOULD_COPY
 
     def _read(self, error: BaseException) -> tuple[str, Kind]:
         origin = _origin(error)

@@ -25,8 +25,8 @@ class Kept(NamedTuple):
 def read_kept(url: str, shard: int, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> Kept:
     """Raises StoreError: the database does not answer, has no schema, or is not this shard's."""
     database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
-    with _link(database, shard) as (link, version):
-        stored = link.fetch(settings.ALL) if version >= settings.VERSION else ()
+    with _link(database, shard) as link:
+        stored = link.fetch(settings.ALL)
         stamp, bits = link.fetch("SELECT slots_stamp, slots FROM shard WHERE one = 1")[0]
         return Kept([SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored], Holding(int(stamp), bytes(bits)))
 
@@ -36,9 +36,7 @@ def discard_settings(url: str, shard: int, namespaces: Collection[str]) -> None:
 
     Raises StoreError, as `read_kept`."""
     database = Database(url)
-    with _link(database, shard) as (link, version):
-        if version < settings.VERSION:
-            return
+    with _link(database, shard) as link:
         if is_read_only(link.connection):
             raise database.seam_errors.read_only()
         names = ", ".join(f"x'{ns.encode().hex()}'" for ns in ("", *namespaces))
@@ -48,11 +46,10 @@ def discard_settings(url: str, shard: int, namespaces: Collection[str]) -> None:
 
 
 @contextmanager
-def _link(database: Database, shard: int) -> Iterator[tuple[Link, int]]:
-    """Yield a connection to the shard's database, and the version of its schema."""
+def _link(database: Database, shard: int) -> Iterator[Link]:
+    """Yield a connection to the shard's database."""
     with database.seam():
         database.refuse_missing()
         with closing(Link(database)) as link:
-            row = read_shard_row(link.connection, database.seam_errors)
-            refuse_foreign(row, shard)
-            yield link, row.version
+            refuse_foreign(read_shard_row(link.connection, database.seam_errors), shard)
+            yield link

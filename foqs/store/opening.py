@@ -30,10 +30,10 @@ def read_opened(
     """
     (now,), read_ns = link.fetch(queries.clock(dialect)), time.monotonic_ns()
     timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)}
-    lanes, backlog = _read_lanes(link, dialect, timers, tenancy=row.has_tail)
-    stored = link.fetch(settings.ALL) if row.version >= settings.VERSION else ()
+    lanes, backlog = _read_lanes(link, dialect, timers)
+    stored = link.fetch(settings.ALL)
     _refuse_settings([bytes(ns) for ns, _ in stored])
-    dead = [lane for (lane,) in link.fetch(queries.DEAD_LANES)] if row.has_tail else []
+    dead = [lane for (lane,) in link.fetch(queries.DEAD_LANES)]
     refuse_dead_orphans(set(dead).difference(_numbers(link, dead)))
     if len(row.slots) > SLOTS // 8:
         raise ShardRefused(f"shard.slots has {len(row.slots)} bytes, not {SLOTS // 8}", mend=_RESTORE)
@@ -51,14 +51,13 @@ def read_opened(
         dedup_from_ms=row.dedup_from_ms,
         slots=Holding(row.slots_stamp, bytes(row.slots)),
         read_ns=read_ns,
-        tail=row.has_tail,
         dead=dead,
         settings=[SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored],
     )
 
 
 def _read_lanes(
-    link: Link, dialect: Dialect, timers: Mapping[int, tuple[int, int]], *, tenancy: bool
+    link: Link, dialect: Dialect, timers: Mapping[int, tuple[int, int]]
 ) -> tuple[RowPages[LaneRow], RowPages[Backlog]]:
     """Read the lanes and their ready items, some lanes at a time. Raises ShardRefused."""
     lanes, backlog = RowPages(LaneRow), RowPages(Backlog)
@@ -66,7 +65,7 @@ def _read_lanes(
     throttles: set[bytes] = set()
     timed, above, last = set(timers), 0, False
     while not last:
-        page = link.fetch(queries.lanes(above, _PAGE_LANES, tenancy=tenancy))
+        page = link.fetch(queries.lanes(above, _PAGE_LANES))
         last = len(page) < _PAGE_LANES
         end = None if last else page[-1][0]
         counts = link.fetch(queries.backlog(dialect, above, end))

@@ -21,14 +21,6 @@ from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import (
-    DEAD_VERSION,
-    IDENTITY_VERSION,
-    OLDEST_READER,
-    SCHEMA_VERSION,
-    TAIL_VERSION,
-    TENANTS_VERSION,
-)
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -163,12 +155,6 @@ class ShardRow(NamedTuple):
     dedup_from_ms: int
     slots_stamp: int
     slots: bytes
-    version: int
-
-    @property
-    def has_tail(self) -> bool:
-        """Whether items without a row in `ready` may be stored."""
-        return self.version >= TAIL_VERSION
 
 
 class Start(NamedTuple):
@@ -180,8 +166,8 @@ class Start(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A shard that was taken: its row as it was, what the owner begins with, and the shard's identity in hex, empty
-    for a database of schema version 1. `mark` is the shard's own. `leases_ended` are those of an older copy."""
+    """A shard that was taken: its row as it was, what the owner begins with, and the shard's identity in hex. `mark` is
+    the shard's own. `leases_ended` are those of an older copy."""
 
     row: ShardRow
     start: Start
@@ -232,9 +218,9 @@ def start_of(
     return Start(epoch + 1, next_number, behind)
 
 
-def identity_of(link: Link, version: int) -> bytes:
+def identity_of(link: Link) -> bytes:
     """Return the identity in the shard's row, empty if it has none yet. Raises the driver's errors."""
-    return bytes(link.fetch(queries.IDENTITY)[0][0]) if version >= IDENTITY_VERSION else b""
+    return bytes(link.fetch(queries.IDENTITY)[0][0])
 
 
 def take_epoch(
@@ -246,8 +232,7 @@ def take_epoch(
     link.execute(dialect.begin)
     last_server, stored = _stored_row(link, dialect.for_update)
     moved = bool(last_server) and last_server != server
-    named = stored.version >= IDENTITY_VERSION
-    identity = identity_of(link, stored.version) or (uuid4().bytes if named else b"")
+    identity = identity_of(link) or uuid4().bytes
     mark = None if marks is None else marks.get(identity.hex())
     floor = max([one.ceiling for key, one in (marks or {}).items() if key != identity.hex()], default=0)
     start = start_of(
@@ -258,17 +243,11 @@ def take_epoch(
     # Otherwise an owner since then has ended them, and could not save its mark: the leases are its own.
     restored = start.behind and mark is not None and stored.epoch <= mark.epoch
     ended = _end_leases(link) if restored else 0
-    tail = ""
-    if stored.has_tail:
-        _index_tail(link, dialect)
-        reader = f"CASE WHEN min_reader < {TAIL_VERSION} THEN {TAIL_VERSION} ELSE min_reader END"
-        tail = f"indexed_to = {first_id(shard) + start.next_number - 1:d}, min_reader = {reader}, "
-    if named:
-        tail += f"identity = x'{identity.hex()}', "
-        if restored:
-            tail += f"restored_ms = {dialect.clock_ms}, leases_ended = {ended:d}, "
+    _index_tail(link, dialect)
+    more = f"restored_ms = {dialect.clock_ms}, leases_ended = {ended:d}, " if restored else ""
     link.execute(
-        f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {tail}"
+        f"UPDATE shard SET epoch = {start.epoch:d}, next_number = {start.next_number:d}, {more}"
+        f"indexed_to = {first_id(shard) + start.next_number - 1:d}, identity = x'{identity.hex()}', "
         f"owner = x'{_cut(owner).hex()}', server = x'{server.hex()}', connection_id = {link.id:d} WHERE one = 1"
     )
     link.execute("COMMIT")
@@ -288,7 +267,7 @@ def _end_leases(link: Link) -> int:
 
 def _stored_row(link: Link, for_update: str = "") -> tuple[bytes, ShardRow]:
     """Return the server that wrote the row, and the row."""
-    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, version"
+    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
     last_server, *values = link.fetch(f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{for_update}")[0]
     return bytes(last_server), ShardRow(*values)
 
@@ -309,24 +288,12 @@ def _index_tail(link: Link, dialect: Dialect) -> None:
 
 
 def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
-    """Closes the shard in order for the owner of `epoch`, if it still is: every item has its row then, hosts of older
-    versions may serve it if it has no dead letters and no tenants, and the next owner knows. Raises the driver's
-    errors, with a transaction left open."""
+    """Close the shard in order for the owner of `epoch`, if it still is: every item has its row then, and the next
+    owner knows. Raises the driver's errors, with a transaction left open."""
     link.execute(dialect.begin)
-    rows = link.fetch(f"SELECT epoch, version FROM shard WHERE one = 1{dialect.for_update}")
-    if _epoch(rows) == epoch:
-        tail = ""
-        if rows[0][1] >= TAIL_VERSION:
-            _index_tail(link, dialect)
-            tail = ", indexed_to = 0"
-            if rows[0][1] <= SCHEMA_VERSION:  # a later version may have other reasons to refuse hosts
-                dead = "EXISTS (SELECT 1 FROM failure)"
-                tenants = "EXISTS (SELECT 1 FROM lane WHERE fairness <> x'' OR throttles <> x'')"
-                tail += (
-                    f", min_reader = CASE WHEN {dead} THEN {DEAD_VERSION} "
-                    f"WHEN {tenants} THEN {TENANTS_VERSION} ELSE {OLDEST_READER} END"
-                )
-        link.execute(f"UPDATE shard SET owner = ''{tail} WHERE one = 1")
+    if _epoch(link.fetch(queries.SHARD + dialect.for_update)) == epoch:
+        _index_tail(link, dialect)
+        link.execute("UPDATE shard SET owner = '', indexed_to = 0 WHERE one = 1")
     link.execute("COMMIT")
 
 

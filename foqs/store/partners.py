@@ -47,7 +47,7 @@ def _orphans(table: str, key: tuple[str, ...], same: str, dialect: Dialect) -> _
     return _Rule(table, key, joins, "i.id IS NULL", said, f"{_ALONE}{delete}")
 
 
-def _rules(dialect: Dialect, *, has_failures: bool) -> Iterator[_Rule]:
+def _rules(dialect: Dialect) -> Iterator[_Rule]:
     # The first remedies remove rows that are in the way of later ones.
     ready_timer = with_rows(dialect).replace("= i.", "= a.")
     # While a host serves the shard, the items above `indexed_to` may have no row yet.
@@ -55,8 +55,7 @@ def _rules(dialect: Dialect, *, has_failures: bool) -> Iterator[_Rule]:
     yield _orphans("ready", ("lane", "priority", "deliver_after", "id"), _SAME_PLACE, dialect)
     yield _orphans("timer", ("due", "id"), _SAME_LANE, dialect)
     yield _orphans("expiry", ("at_ms", "id"), "i.id = a.id AND i.expires_at = a.at_ms", dialect)
-    if has_failures:
-        yield _orphans("failure", ("lane", "fingerprint", "id"), _SAME_LANE, dialect)
+    yield _orphans("failure", ("lane", "fingerprint", "id"), _SAME_LANE, dialect)
     item = ("item", ("id",))
     yield _Rule(
         *item, ready_timer, f"r.id IS NULL AND t.id IS NULL AND ({indexed} = 0 OR a.id <= {indexed})",
@@ -79,13 +78,13 @@ def _rules(dialect: Dialect, *, has_failures: bool) -> Iterator[_Rule]:
     )  # fmt: skip
 
 
-def partner_findings(link: Link, dialect: Dialect, *, has_failures: bool, page_rows: int = _PAGE_ROWS) -> list[Finding]:
-    """Return the rules that rows break. `has_failures`: the schema has the table `failure`.
+def partner_findings(link: Link, dialect: Dialect, *, page_rows: int = _PAGE_ROWS) -> list[Finding]:
+    """Return the rules that rows break.
 
     Reads each row of the shard, `page_rows` with a statement. Raises the driver's errors.
     """
     found = []
-    for rule in _rules(dialect, has_failures=has_failures):
+    for rule in _rules(dialect):
         count, first = 0, list[int]()
         for ids in _broken(link, dialect, rule, page_rows):
             count += len(ids)

@@ -27,6 +27,8 @@ SHARD = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
 IDENTITY = "SELECT identity FROM shard WHERE one = 1"
 _ENDED_MS = 1
+# When the item `i` could be delivered first, since its enqueue or its last redrive.
+_SINCE = "COALESCE(i.first_at, i.deliver_after)"
 """The time of leases that are ended before they are over."""
 
 
@@ -39,10 +41,9 @@ def with_rows(dialect: Dialect) -> str:
     )
 
 
-def lanes(above: int, limit: int, *, tenancy: bool) -> str:
-    """`tenancy`: a database of schema version 1 lacks the columns of throttle sets and weights."""
-    more = ", throttles, weight" if tenancy else ""
-    return f"SELECT lane, ns, topic, fairness{more} FROM lane WHERE lane > {above:d} ORDER BY lane LIMIT {limit:d}"
+def lanes(above: int, limit: int) -> str:
+    columns = "lane, ns, topic, fairness, throttles, weight"
+    return f"SELECT {columns} FROM lane WHERE lane > {above:d} ORDER BY lane LIMIT {limit:d}"
 
 
 def backlog(dialect: Dialect, above: int, end: int | None) -> str:
@@ -104,7 +105,7 @@ def bodies(dialect: Dialect, ids: Sequence[int]) -> str:
 def look(dialect: Dialect, ids: Sequence[int]) -> str:
     """Bodies, then since when, then attempt, lease and bytes of `ready`, then the row of `timer`."""
     return (
-        f"SELECT {_BODY}, {dialect.since}, r.attempt, r.lease, r.bytes, {_TIMER} "
+        f"SELECT {_BODY}, {_SINCE}, r.attempt, r.lease, r.bytes, {_TIMER} "
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
     )
 
@@ -113,7 +114,7 @@ def due(dialect: Dialect, from_ms: int, now_ms: int, limit: int, after_id: int =
     """The rows, and beside them the next time and the clock."""
     begin = f"t.due >= {from_ms:d}" if not after_id else dialect.behind(("t.due", "t.id"), (from_ms, after_id))
     rows = (
-        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {dialect.since} "
+        f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {_SINCE} "
         f"FROM {dialect.forced('timer', 't')} {dialect.ordered_join} {dialect.forced('item', 'i')} "
         f"ON i.id = t.id "
         f"WHERE {begin} AND t.due <= {now_ms:d} ORDER BY t.due, t.id LIMIT {limit:d}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -19,8 +19,8 @@ from foqs.store.protocol import ShardRefused
 from foqs.store.rights import account_of, grant
 from foqs.store.server import Finding
 from foqs.store.shape import TableShape, differences, missing, read_shapes
-from foqs.store.shard_row import NO_SCHEMA, read_shard_row, refuse_foreign
-from foqs.store.tables import IDENTITY_VERSION, OLDEST_READER, SCHEMA_VERSION, metadata, parts_since, shard
+from foqs.store.shard_row import NO_SCHEMA, ROW_COLUMNS, read_shard_row, refuse_foreign, refuse_other_shard
+from foqs.store.tables import SCHEMA_VERSION, metadata, shard
 
 _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
@@ -37,13 +37,12 @@ class Plan(NamedTuple):
     statements: list[str]
 
 
-def create_schema(url: str, shard_number: int) -> int:
-    """Make the tables that are missing and the shard's row, and migrate a database of an older schema version.
+def create_schema(url: str, shard_number: int) -> None:
+    """Make the tables that are missing and the shard's row.
 
-    Return the schema version that the database had, 0 if it had none. Hosts of older versions may go on serving it. On
-    MySQL and MariaDB the database itself is made too when it is missing and the rights allow it. Raises ShardRefused
-    (the server is too old, the schema is newer than this version knows, the database holds another shard, tables that
-    were there differ, or a right is missing), StoreDown, StoreBusy.
+    On MySQL and MariaDB the database itself is made too when it is missing and the rights allow it. Raises ShardRefused
+    (the server is too old, the schema has another version, the database holds another shard, tables that were there
+    differ, or a right is missing), StoreDown, StoreBusy.
     """
     if not 1 <= shard_number <= MAX_SHARD:
         raise ShardRefused(f"shard number {shard_number} is not in 1..{MAX_SHARD}")
@@ -53,32 +52,31 @@ def create_schema(url: str, shard_number: int) -> int:
         with database.connect() as connection, granted(connection, database):
             server.refuse_old(server.version(connection))
             if _is_up_to_date(connection, database.seam_errors, shard_number):
-                return SCHEMA_VERSION  # without a lock: another process may be writing the database
+                return  # without a lock: another process may be writing the database
         with _changing(database) as connection:
-            errors = database.seam_errors
             shapes = read_shapes(connection)
-            row = _row_of(connection, errors, shapes, shard_number)
-            version = OLDEST_READER if row is None else int(row.version)
-            _make_tables(connection, shapes, _later(row))
-            if shapes.keys() & metadata.tables.keys():
-                _refuse_first(_differences(connection, read_shapes(connection), version))
-                migrate.run(connection, errors, version)
+            row = _row_of(connection, database.seam_errors, shapes)
+            if row is not None:
+                refuse_foreign(row, shard_number)
+            _make_tables(connection, shapes)
             if row is None:
                 connection.execute(shard.insert().values(_first_row(shard_number)))
-            _refuse_first(_differences(connection, read_shapes(connection), max(version, SCHEMA_VERSION)))
-            return 0 if row is None else version
+            _refuse_first(differences(connection, metadata.sorted_tables, read_shapes(connection)))
 
 
 def _is_up_to_date(connection: Connection, errors: Seam, shard_number: int) -> bool:
     shapes = read_shapes(connection)
-    row = _row_of(connection, errors, shapes, shard_number)
-    return row is not None and row.version == SCHEMA_VERSION and not _differences(connection, shapes, SCHEMA_VERSION)
+    row = _row_of(connection, errors, shapes)
+    if row is None:
+        return False
+    refuse_foreign(row, shard_number)
+    return not differences(connection, metadata.sorted_tables, shapes)
 
 
-def _make_tables(connection: Connection, shapes: Mapping[str, TableShape], later: Collection[str]) -> None:
-    """Make the tables that neither `shapes` has nor the migration makes. Raises the driver's errors."""
+def _make_tables(connection: Connection, shapes: Mapping[str, TableShape]) -> None:
+    """Make the tables that `shapes` lacks. Raises the driver's errors."""
     for table in metadata.sorted_tables:
-        if table.name not in shapes and table.name not in later:
+        if table.name not in shapes:
             for statement in remedies.create_table(connection.dialect, table):
                 connection.exec_driver_sql(statement)
 
@@ -86,15 +84,18 @@ def _make_tables(connection: Connection, shapes: Mapping[str, TableShape], later
 def migrate_schema(url: str, shard_number: int) -> int:
     """Bring the database to this foqs's schema version, and return the version that it had.
 
-    Raises ShardRefused (as `create_schema`, and for a database without a schema), StoreDown, StoreBusy.
+    Raises ShardRefused (as `create_schema`, for a database without a schema, and while a host serves the shard),
+    StoreDown, StoreBusy.
     """
     database = Database(url, io_timeout_s=_DDL_TIMEOUT_S)
     with database.seam():
         database.refuse_missing()
-        with _changing(database) as connection:
-            row = _complete_row(connection, database.seam_errors, shard_number)
-            migrate.run(connection, database.seam_errors, row.version)
-            return int(row.version)
+        with closing(Link(database)) as link, granted(link.connection, database):
+            version = _version_of(link.connection, database.seam_errors, shard_number)
+            if version != SCHEMA_VERSION:
+                with unserved(link, database, shard_number), _changing(database) as connection:
+                    migrate.run(connection, version)
+            return version
 
 
 def plan_migration(url: str, shard_number: int) -> Plan:
@@ -104,8 +105,8 @@ def plan_migration(url: str, shard_number: int) -> Plan:
         database.refuse_missing()
         with database.connect() as connection, granted(connection, database):
             server.refuse_old(server.version(connection))
-            row = _complete_row(connection, database.seam_errors, shard_number)
-            return Plan(int(row.version), migrate.statements(connection, row.version))
+            version = _version_of(connection, database.seam_errors, shard_number)
+            return Plan(version, migrate.statements(connection, version))
 
 
 @contextmanager
@@ -118,30 +119,30 @@ def _changing(database: Database) -> Iterator[Connection]:
             yield connection
 
 
-def _complete_row(connection: Connection, errors: Seam, shard_number: int) -> Any:
-    shapes = read_shapes(connection)
-    row = _row_of(connection, errors, shapes, shard_number)
+def _version_of(connection: Connection, errors: Seam, shard_number: int) -> int:
+    """Return the schema version of a database, which is this foqs's or one that can be migrated to it."""
+    server.refuse_old(server.version(connection))
+    row = _row_of(connection, errors, read_shapes(connection))
     if row is None:
         raise ShardRefused(NO_SCHEMA)
-    _refuse_first(_differences(connection, shapes, row.version))
-    return row
+    if migrate.pending(row.version):
+        refuse_other_shard(row.number, shard_number)
+    else:
+        refuse_foreign(row, shard_number)
+    return int(row.version)
 
 
-def _row_of(connection: Connection, errors: Seam, shapes: Mapping[str, TableShape], shard_number: int) -> Any:
-    """The shard's row, None when there is none yet. Raises ShardRefused for another shard's, and for a table `shard`
-    that differs."""
+def _row_of(connection: Connection, errors: Seam, shapes: Mapping[str, TableShape]) -> Any:
+    """Return the shard's row, None when there is none yet. Raises ShardRefused for a table `shard` that differs."""
     if shard.name not in shapes:
         return None
-    _refuse_first(wrong_shard_table(connection, shapes))
-    row = read_shard_row(connection, errors)
-    if row is not None:
-        refuse_foreign(row, shard_number)
-    return row
+    _refuse_first(unreadable_row(connection, shapes))
+    return read_shard_row(connection, errors)
 
 
 def _first_row(shard_number: int) -> dict[str, Any]:
     return {
-        "one": 1, "version": SCHEMA_VERSION, "min_reader": OLDEST_READER, "number": shard_number,
+        "one": 1, "version": SCHEMA_VERSION, "number": shard_number,
         "epoch": 0, "seq": 0, "owner": b"", "connection_id": 0, "server": b"",
         "next_number": 1, "due_from_ms": 0, "expiry_from_ms": 0,
         "dedup_from_ms": 0, "slots_stamp": 0, "slots": b"", "identity": uuid4().bytes,
@@ -167,33 +168,22 @@ def _refuse_first(findings: list[Finding]) -> None:
         raise ShardRefused(finding.found, mend=finding.mend)
 
 
-def _later(row: Any) -> frozenset[str]:
-    """What the database may lack because it was made before, empty without a row."""
-    return frozenset() if row is None else parts_since(row.version + 1)
-
-
-def _differences(connection: Connection, shapes: Mapping[str, TableShape], version: int) -> list[Finding]:
-    if version > SCHEMA_VERSION:  # a later version may have changed columns and indexes, and lets this one serve
-        return missing(metadata.sorted_tables, shapes)
-    return differences(connection, metadata.sorted_tables, shapes, parts_since(version + 1))
-
-
 def table_findings(connection: Connection, shapes: Mapping[str, TableShape], row: Any) -> list[Finding]:
-    """What differs from the schema version that `row` says; an older version is a finding of its own.
+    """Return the differences from the tables of this foqs; none for a database of another schema version.
 
-    `row` is None when the table is missing or empty: then all is compared with this foqs's version.
+    `row` is None when the table is missing or empty.
     """
-    version = SCHEMA_VERSION if row is None else int(row.version)
-    found = _differences(connection, shapes, version)
-    if version < SCHEMA_VERSION:
-        why = f"the schema is version {version}, this foqs makes version {SCHEMA_VERSION} and serves both"
-        found.append(Finding(why, "migrate it: foqs shards migrate", wrong=False))
-    return found
+    if row is not None and row.version != SCHEMA_VERSION:
+        return []
+    return differences(connection, metadata.sorted_tables, shapes)
 
 
-def wrong_shard_table(connection: Connection, shapes: Mapping[str, TableShape]) -> list[Finding]:
-    """What keeps the row of `shard` from being read, whatever its version."""
-    return differences(connection, [shard], shapes, parts_since(OLDEST_READER + 1))
+def unreadable_row(connection: Connection, shapes: Mapping[str, TableShape]) -> list[Finding]:
+    """Return what keeps the row of `shard` from being read, whatever its version."""
+    shape = shapes.get(shard.name)
+    if shape is not None and shape.columns.keys() >= ROW_COLUMNS:
+        return []
+    return differences(connection, [shard], shapes)
 
 
 def check_schema(url: str, shard_number: int | None = None) -> list[Finding]:
@@ -210,7 +200,7 @@ def check_schema(url: str, shard_number: int | None = None) -> list[Finding]:
                 facts = server.facts(connection)
                 server.refuse_old(facts.version)
                 shapes = read_shapes(connection)
-                if wrong_shard_table(connection, shapes):
+                if unreadable_row(connection, shapes):
                     return table_findings(connection, shapes, None) + facts.unsafe
                 row = read_shard_row(connection, database.seam_errors)
                 return table_findings(connection, shapes, row) + _wrong_row(row, shard_number) + facts.unsafe
@@ -239,16 +229,14 @@ def restore_of(url: str) -> Restore:
     with database.seam():
         database.refuse_missing()
         with closing(Link(database)) as link:
-            if int(link.fetch("SELECT version FROM shard WHERE one = 1")[0][0]) < IDENTITY_VERSION:
-                return Restore(0, 0)
             return Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
 
 
 def renew_identity(url: str, shard_number: int) -> str:
     """Give a copy of a shard an identity of its own, and return it in hex.
 
-    Raises ShardRefused while a host serves the copy, for another shard's tables, and for schema version 1; StoreError
-    when the database does not answer.
+    Raises ShardRefused while a host serves the copy, and for another schema version or another shard's tables;
+    StoreError when the database does not answer.
     """
     database = Database(url)
     with database.seam():
@@ -256,25 +244,29 @@ def renew_identity(url: str, shard_number: int) -> str:
         with closing(Link(database)) as link:
             row = read_shard_row(link.connection, database.seam_errors)
             refuse_foreign(row, shard_number)
-            if row.version < IDENTITY_VERSION:
-                raise ShardRefused("the schema has no identities yet", mend="migrate it: foqs shards migrate")
-            lock = lock_of(database, shard_number)
-            deadline = time.monotonic() + _SERVED_S
-            while not lock.take(link):
-                if time.monotonic() < deadline:
-                    time.sleep(_ASK_AGAIN_S)
-                    continue
-                raise ShardRefused("a host serves the shard", mend="stop the host or disable the shard, and try again")
-            try:
+            with unserved(link, database, shard_number):
                 identity = uuid4()
                 link.execute(f"UPDATE shard SET identity = x'{identity.hex}' WHERE one = 1")
-            finally:
-                lock.release(link)
     return identity.hex
 
 
+@contextmanager
+def unserved(link: Link, database: Database, shard_number: int) -> Iterator[None]:
+    """Keep hosts from the shard. Raises ShardRefused while a host serves it, and the driver's errors."""
+    lock = lock_of(database, shard_number)
+    deadline = time.monotonic() + _SERVED_S
+    while not lock.take(link):
+        if time.monotonic() > deadline:
+            raise ShardRefused("a host serves the shard", mend="stop the host or disable the shard, and try again")
+        time.sleep(_ASK_AGAIN_S)
+    try:
+        yield
+    finally:
+        lock.release(link)
+
+
 def check_tables(url: str) -> list[str]:
-    """Name the tables and columns that a host of this version needs and the database lacks.
+    """Name what a host lacks in the database: the schema version, tables, and columns.
 
     Raises StoreError when the database does not answer or refuses.
     """
@@ -283,6 +275,8 @@ def check_tables(url: str) -> list[str]:
         database.refuse_missing()
         with database.connect() as connection:
             shapes = read_shapes(connection)
-            unread = wrong_shard_table(connection, shapes)
-            row = None if unread else read_shard_row(connection, database.seam_errors)
-            return [one.found for one in missing(metadata.sorted_tables, shapes, _later(row))]
+            if not unreadable_row(connection, shapes):
+                row = read_shard_row(connection, database.seam_errors)
+                if row is not None and row.version != SCHEMA_VERSION:
+                    return [f"{finding.found}: {finding.mend}" for finding in _wrong_row(row, None)]
+            return [one.found for one in missing(metadata.sorted_tables, shapes)]

@@ -9,14 +9,11 @@ from __future__ import annotations
 from contextlib import closing
 
 from foqs.policies.settings import Change, Settings, decode
-from foqs.store import tables
 from foqs.store.dialect import Dialect
 from foqs.store.link import Database, Link
-from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy
+from foqs.store.protocol import CommitUnknown, Fenced, StoreBusy
 from foqs.store.server import is_read_only
 
-VERSION = tables.since(tables.setting)
-"""The schema version that has the table."""
 ALL = "SELECT ns, doc FROM setting"
 _TRIES = 3
 """A database that does not answer holds up the batches of the shard for so many time-outs."""
@@ -24,13 +21,12 @@ _TRIES = 3
 
 def change_settings(database: Database, dialect: Dialect, epoch: int, ns: str, change: Change) -> Settings:
     """Return the settings of `ns` as they are stored now. Raises what `change` raises, Invalid for a document that is
-    not readable, Fenced if the shard has another epoch, CommitUnknown, StoreBusy, StoreDown and ShardRefused."""
+    not readable, Fenced if the shard has another epoch, CommitUnknown, StoreBusy and StoreDown."""
     errors, doubtful = database.seam_errors, None
     for _ in range(_TRIES):
         committing = False
         try:
             with closing(Link(database)) as link:
-                _refuse_without_table(link)
                 if is_read_only(link.connection):
                     if doubtful is None:
                         raise errors.read_only()
@@ -54,11 +50,6 @@ def change_settings(database: Database, dialect: Dialect, epoch: int, ns: str, c
     if doubtful is not None:
         raise CommitUnknown("the connection was lost while committing")
     raise StoreBusy("the settings keep changing")
-
-
-def _refuse_without_table(link: Link) -> None:
-    if int(link.fetch("SELECT version FROM shard WHERE one = 1")[0][0]) < VERSION:
-        raise ShardRefused("the shard has no table for settings", mend="run `foqs shards migrate`")
 
 
 def _read(link: Link, ns: str) -> Settings:

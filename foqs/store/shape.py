@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,53 +57,38 @@ def read_shapes(connection: Connection) -> dict[str, TableShape]:
     return _sqlite_shapes(connection) if connection.dialect.name == "sqlite" else _server_shapes(connection)
 
 
-def missing(
-    tables: Sequence[Table], shapes: Mapping[str, TableShape], later: Collection[str] = frozenset()
-) -> list[Finding]:
-    """The tables and columns that are not there, without the SQL that would add them. None of `later` is missed."""
+def missing(tables: Sequence[Table], shapes: Mapping[str, TableShape]) -> list[Finding]:
+    """The tables and columns that are not there, without the SQL that would add them."""
     found = []
     for table in tables:
         shape = shapes.get(table.name)
         if shape is None:
-            if table.name not in later:
-                found.append(Finding(f"table {table.name} is missing", _CREATE))
-            continue
-        wanted = [column.name for column in table.columns if f"{table.name}.{column.name}" not in later]
-        if lacking := [name for name in wanted if name not in shape.columns]:
+            found.append(Finding(f"table {table.name} is missing", _CREATE))
+        elif lacking := [column.name for column in table.columns if column.name not in shape.columns]:
             found.append(Finding(f"table {table.name} lacks {', '.join(lacking)}", "foqs shards check"))
     return found
 
 
-def differences(
-    connection: Connection,
-    tables: Sequence[Table],
-    shapes: Mapping[str, TableShape],
-    later: Collection[str] = frozenset(),
-) -> list[Finding]:
-    """What differs from `tables`, each with the SQL that mends it.
-
-    `later` names what the migration adds or changes (`foqs.store.tables.parts_since`): it may be missing, and such an
-    index may be any.
-    """
+def differences(connection: Connection, tables: Sequence[Table], shapes: Mapping[str, TableShape]) -> list[Finding]:
+    """Return what differs from `tables`, each with the SQL that mends it."""
     found: list[Finding] = []
     for table in tables:
         shape = shapes.get(table.name)
         if shape is not None:
-            found += _differs(connection, table, shape, later)
-        elif table.name not in later:
+            found += _differs(connection, table, shape)
+        else:
             found.append(Finding(f"table {table.name} is missing", _CREATE))
     return found
 
 
-def _differs(connection: Connection, table: Table, shape: TableShape, later: Collection[str]) -> Iterator[Finding]:
+def _differs(connection: Connection, table: Table, shape: TableShape) -> Iterator[Finding]:
     name, dialect = table.name, connection.dialect
     if shape.engine not in ("", "InnoDB"):
         yield Finding(f"table {name} is kept by {shape.engine}, not by InnoDB", f"ALTER TABLE {name} ENGINE = InnoDB")
     for column in table.columns:
         there = shape.columns.get(column.name)
         if there is None:
-            if f"{name}.{column.name}" not in later:
-                yield Finding(f"table {name} lacks the column {column.name}", remedies.add_column(dialect, column))
+            yield Finding(f"table {name} lacks the column {column.name}", remedies.add_column(dialect, column))
         elif wrong := _wrong_column(connection, column, there):
             yield Finding(f"column {name}.{column.name} {wrong}", remedies.change_column(dialect, column))
     for extra, there in shape.columns.items():
@@ -115,7 +100,7 @@ def _differs(connection: Connection, table: Table, shape: TableShape, later: Col
         is_now = f"({', '.join(shape.key)})" if shape.key else "missing"
         words = f"the primary key of {name} is {is_now}, not ({', '.join(key)})"
         yield Finding(words, remedies.change_key(dialect, table, there=bool(shape.key)))
-    yield from _wrong_indexes(connection, table, shape, later)
+    yield from _wrong_indexes(connection, table, shape)
 
 
 def _wrong_column(connection: Connection, column: Column[Any], there: ColumnShape) -> str:
@@ -125,17 +110,13 @@ def _wrong_column(connection: Connection, column: Column[Any], there: ColumnShap
     if there.nullable != bool(column.nullable):
         return "allows NULL" if there.nullable else "does not allow NULL"
     if column.server_default is not None and not there.filled:
-        return "has no default, which the inserts of version 1 hosts need"
+        return "has no default, which inserts need"
     return ""
 
 
-def _wrong_indexes(
-    connection: Connection, table: Table, shape: TableShape, later: Collection[str]
-) -> Iterator[Finding]:
+def _wrong_indexes(connection: Connection, table: Table, shape: TableShape) -> Iterator[Finding]:
     wanted = {str(index.name): index for index in table.indexes}
     for name, index in sorted(wanted.items()):
-        if f"{table.name}.{name}" in later:
-            continue
         there = shape.indexes.get(name)
         if there is None:
             mend = remedies.add_index(index)

@@ -62,7 +62,6 @@ from foqs.store.protocol import (
 from foqs.store.reads import Reads
 from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.store.statements import Fence
-from foqs.store.tables import SCHEMA_VERSION
 from foqs.store.transaction import Loss, State, Transaction, end_of
 
 log = structlog.get_logger("foqs.store")
@@ -133,7 +132,7 @@ class SqlStore:
             link, facts, known = self._connect()
             refuse_foreign(known, self._shard)
             seized = self._take_lock(link, take_over=take_over)
-            self._claim.claim(link, identity_of(link, known.version).hex(), facts.identity)
+            self._claim.claim(link, identity_of(link).hex(), facts.identity)
             taken = take_epoch(link, self._dialect, owner, facts.identity, self._shard, epoch_above, marks)
             row, start, self._identity = taken.row, taken.start, taken.identity
             self._claim.claim(link, self._identity, facts.identity)
@@ -165,7 +164,7 @@ class SqlStore:
             self._own_connections.clear()
             self._server = facts.identity
         row = read_shard_row(link.connection, self._errors)
-        self._dialect = dialect_of(facts.version.product, SCHEMA_VERSION if row is None else row.version)
+        self._dialect = dialect_of(facts.version.product)
         self._reads = Reads(self._dialect)
         self._dead = DeadReads(self._dialect)
         self._own_connections.append(link.id)

@@ -30,7 +30,7 @@ _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason)"
-_LANE, _PLAIN_LANE = "lane(lane, ns, topic, fairness, throttles)", "lane(lane, ns, topic, fairness)"
+_LANE = "lane(lane, ns, topic, fairness, throttles)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
 _TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
@@ -128,7 +128,7 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
     # A server assigns from left to right: the first time is read before it changes.
-    first = "first_at = COALESCE(first_at, deliver_after), " if dialect.first_at else ""
+    first = "first_at = COALESCE(first_at, deliver_after), "
     made += [_update(dialect, "deliver_after", piece, first) for piece in _pieces(times, _CASE_ROWS)]
     made += [_move_to_lanes(dialect, piece) for piece in _pieces(batch.moved, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
@@ -249,18 +249,13 @@ def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]], befo
 
 
 def _write_lanes(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
-    """Lanes without throttle keys are written as older hosts do: a database of schema version 1 has no column more."""
-    plain = [f"({_lane(row)})" for row in batch.lanes_new if not row.throttles]
-    if plain:
-        _insert(made, _PLAIN_LANE, plain)
-    throttled = [f"({_lane(row)},x'{row.throttles.hex()}')" for row in batch.lanes_new if row.throttles]
-    if throttled:
-        _insert(made, _LANE, throttled)
+    if batch.lanes_new:
+        _insert(made, _LANE, [f"({_lane(row)})" for row in batch.lanes_new])
     made += [_weigh(dialect, piece) for piece in _pieces(batch.weights, _CASE_ROWS)]
 
 
 def _lane(row: LaneRow) -> str:
-    return f"{row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}'"
+    return f"{row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}',x'{row.throttles.hex()}'"
 
 
 def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:

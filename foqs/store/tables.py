@@ -2,12 +2,13 @@
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
-unindexed, which means that it is ready and was never leased. 0 means that every item has its row, as in a database of
-an older version. The next owner writes the missing rows.
+unindexed, which means that it is ready and was never leased. 0 means that every item has its row. The next owner writes
+the missing rows.
 `dedup` keeps the keys of enqueued items until they expire. Rows that move are narrow, and each table is clustered on
 the order in which it is scanned.
 
-Whatever a later schema version added says so (`since`); `foqs.store.migrate` adds it to older databases.
+A change of these tables needs a higher `SCHEMA_VERSION`, and a step in `foqs.store.migrate` that brings older databases
+to it.
 """
 
 from __future__ import annotations
@@ -20,24 +21,9 @@ from sqlalchemy.types import TypeEngine
 
 from foqs.dedup import DIGEST_BYTES, SLOTS
 
-SCHEMA_VERSION = 2
-"""The version that this foqs makes, and the newest one that it knows."""
-OLDEST_READER = 1
-"""`shard.min_reader` of a shard that was closed in order: no row needs a host that knows a later version."""
-TAIL_VERSION = 2
-"""The version that added `shard.indexed_to`. It is `shard.min_reader` from opening to an orderly close: hosts of older
-versions do not find unindexed items."""
-DEAD_VERSION = 2
-"""The version that added `failure`. `shard.min_reader` stays there while the table has rows: hosts of older versions
-would leave the row of an item behind that they remove."""
-TENANTS_VERSION = 2
-"""The version whose hosts know lanes with a fairness key or throttle keys. `shard.min_reader` stays there while the
-shard has any: hosts of older versions would take them for the topic's only lane."""
-IDENTITY_VERSION = 2
-"""The version that added `shard.identity`."""
+SCHEMA_VERSION = 1
+"""The version of these tables. A host serves no database of another one."""
 IDENTITY_BYTES = 16
-FIRST_VERSION = 2
-"""The version that added `item.first_at`."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
@@ -69,27 +55,13 @@ TEXT = _variant(LargeBinary(255), mysql.VARBINARY(255))
 IDENTITY = _variant(LargeBinary(IDENTITY_BYTES), mysql.VARBINARY(IDENTITY_BYTES))
 THROTTLES = _variant(LargeBinary(512), mysql.VARBINARY(512))
 REASON = _variant(LargeBinary(1024), mysql.VARBINARY(1024))
-RETRY = _variant(LargeBinary(64), mysql.VARBINARY(64))
 
 
-def since(part: Table | Column[Any] | Index) -> int:
-    """Return the schema version that added `part`."""
-    return int(part.info.get("since", 1))
-
-
-def parts_since(version: int) -> frozenset[str]:
-    """Name the tables, columns (`table.column`) and indexes (`table.index`) that `version` and later ones added."""
-    found = {table.name for table in metadata.sorted_tables if since(table) >= version}
-    for table in metadata.sorted_tables:
-        found |= {f"{table.name}.{part.name}" for part in (*table.columns, *table.indexes) if since(part) >= version}
-    return frozenset(found)
-
-
-def _table(name: str, *columns: Column[Any] | Index, clustered: bool = True, added: int = 1) -> Table:
+def _table(name: str, *columns: Column[Any] | Index, clustered: bool = True) -> Table:
     own: dict[str, Any] = {}
     for family in _SQL_FAMILY:
         own |= {f"{family}_engine": "InnoDB", f"{family}_row_format": "DYNAMIC", f"{family}_charset": "binary"}
-    return Table(name, metadata, *columns, sqlite_with_rowid=not clustered, info={"since": added}, **own)
+    return Table(name, metadata, *columns, sqlite_with_rowid=not clustered, **own)
 
 
 def _key(name: str, kind: TypeEngine[Any]) -> Column[Any]:
@@ -100,9 +72,9 @@ def _value(name: str, kind: TypeEngine[Any], *, null: bool = False) -> Column[An
     return Column(name, kind, nullable=null)
 
 
-def _added(name: str, kind: TypeEngine[Any], default: str, version: int) -> Column[Any]:
-    """A column of a table that older hosts write too: their INSERTs, which do not name it, get the default."""
-    return Column(name, kind, nullable=False, server_default=text(default), info={"since": version})
+def _filled(name: str, kind: TypeEngine[Any], default: str) -> Column[Any]:
+    """Return a column whose default fills a new row: INSERTs do not name it."""
+    return Column(name, kind, nullable=False, server_default=text(default))
 
 
 # `first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one; NULL: the
@@ -120,7 +92,7 @@ item = _table(
     _value("metadata", SMALL_BYTES, null=True),
     _value("headers", SMALL_BYTES, null=True),
     _value("payload", PAYLOAD),
-    Column("first_at", I64, nullable=True, info={"since": FIRST_VERSION}),
+    _value("first_at", I64, null=True),
     clustered=False,
 )
 
@@ -160,9 +132,9 @@ lane = _table(
     _value("ns", NAME),
     _value("topic", NAME),
     _value("fairness", NAME),
-    _added("throttles", THROTTLES, "x''", 2),
-    _added("weight", I32, "0", 2),
-    Index(LANE_OF_NAMES, "ns", "topic", "fairness", "throttles", unique=True, info={"since": 2}),
+    _filled("throttles", THROTTLES, "x''"),
+    _filled("weight", I32, "0"),
+    Index(LANE_OF_NAMES, "ns", "topic", "fairness", "throttles", unique=True),
 )
 
 dedup = _table(
@@ -174,13 +146,12 @@ dedup = _table(
     Index(DEDUP_BY_EXPIRY, "expires_at"),
 )
 
-# `identity`: the shard's UUID, empty until an owner of this version takes a migrated database. A restored copy has it.
+# `identity`: the shard's UUID, which a restored copy has too. An owner fills an empty one.
 # `restored_ms`, `leases_ended`: when an owner found that the database is an older copy, and how many leases it ended.
 shard = _table(
     "shard",
     _key("one", I8),  # always 1
     _value("version", I32),
-    _value("min_reader", I32),
     _value("number", I32),
     _value("epoch", I64),
     _value("seq", I64),
@@ -193,11 +164,11 @@ shard = _table(
     _value("dedup_from_ms", I64),
     _value("slots_stamp", I64),
     _value("slots", BITS),
-    _added("done_from_ms", I64, "0", 2),
-    _added("indexed_to", I64, "0", TAIL_VERSION),
-    _added("identity", IDENTITY, "x''", IDENTITY_VERSION),
-    _added("restored_ms", I64, "0", IDENTITY_VERSION),
-    _added("leases_ended", I64, "0", IDENTITY_VERSION),
+    _filled("done_from_ms", I64, "0"),
+    _filled("indexed_to", I64, "0"),
+    _filled("identity", IDENTITY, "x''"),
+    _filled("restored_ms", I64, "0"),
+    _filled("leases_ended", I64, "0"),
 )
 
 done = _table(
@@ -211,7 +182,6 @@ done = _table(
     _value("bytes", I32),
     Index(DONE_OF_ITEM, "id", unique=True),
     Index(DONE_BY_LANE, "lane"),
-    added=2,
 )
 
 result = _table(
@@ -219,7 +189,6 @@ result = _table(
     _key("id", ID),
     _value("data", PAYLOAD),
     clustered=False,
-    added=2,
 )
 
 failure = _table(
@@ -235,19 +204,6 @@ failure = _table(
     _value("throttles", THROTTLES),
     _value("reason", REASON),
     Index(FAILURE_OF_ITEM, "id", unique=True),
-    added=2,
-)
-
-rule = _table(
-    "rule",
-    _key("id", I64),
-    _value("max_attempts", I32),
-    _value("max_total_ms", I64),
-    _value("retry", RETRY),
-    _value("dead", NAME),
-    _value("keep_ms", I64),
-    _value("exact", I8),
-    added=2,
 )
 
 setting = _table(
@@ -256,5 +212,4 @@ setting = _table(
     _value("stamp", I64),
     _value("doc", PAYLOAD),
     clustered=False,
-    added=2,
 )

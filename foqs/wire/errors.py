@@ -21,10 +21,6 @@ class GoAway(NotSent):
     """The server stops: it did not start the request, and starts no other one of that connection."""
 
 
-class UnknownMethod(Invalid):
-    """The server does not have the method, as a server of an older version may not: nothing was changed."""
-
-
 class Unencodable(Invalid):
     """A value of the wrong type or size; found before anything was sent."""
 
@@ -33,8 +29,7 @@ def application_error(error: Any) -> FoqsError:
     """Return the typed error of Thrift's own error reply, a TApplicationException."""
     message = _text(error.message) or f"type {error.type}"
     if error.type in _NOT_STARTED:
-        refused = UnknownMethod if error.type == UNKNOWN_METHOD else Invalid
-        return refused(f"the server refused the call: {message}")
+        return Invalid(f"the server refused the call: {message}")
     return OutcomeUnknown(f"the server failed: {message}")
 
 

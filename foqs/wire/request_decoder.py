@@ -113,8 +113,8 @@ class RequestDecoder:
         return found, seqid, position + 4
 
     def request(self, called: ServedMethod, frame: bytes, start: int) -> Any:
-        """The request, its own strings and its context checked. Raises Malformed, or Invalid when the caller
-        is at fault.
+        """The request, its own strings and its context checked. Raises Malformed, Invalid when the caller
+        is at fault, or OtherProtocol.
         """
         usual = called.usual
         if usual is not None and (request := usual(frame, start, self.limits.request_items)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.errors import Invalid
+from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.limits import Limits
 from foqs.wire.protocol import LIST, MAP, STRING, STRUCT
 
@@ -25,7 +25,7 @@ def check_strings(request: Any, names: tuple[str, ...]) -> None:
 
 def check_context(context: Any, limits: Limits) -> None:
     """Raises Invalid unless a RequestContext is of the right types and within the limits. Says no value: one
-    is secret.
+    is secret. Raises OtherProtocol for a request of a host with another protocol version.
     """
     # Written out: a loop over the names takes twice the time, and every request comes here.
     request_id, most = context.request_id, limits.context_bytes
@@ -47,6 +47,8 @@ def check_context(context: Any, limits: Limits) -> None:
         raise Invalid(f"context.timeout_ms is not within 1 and {limits.timeout_max_ms}")
     if context.hops is not None and context.hops < 0:
         raise Invalid("context.hops is below 0")
+    if context.peer_version is not None and context.peer_version != PROTOCOL_VERSION:
+        raise OtherProtocol("the host that asks", context.peer_version)
 
 
 def _check_text(value: object, name: str, max_bytes: int) -> None:

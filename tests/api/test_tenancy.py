@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from foqs.api.tenancy import refuse_while_behind, tenancy
-from foqs.errors import Invalid, Unavailable
+from foqs.api.tenancy import tenancy
+from foqs.errors import Invalid
 from foqs.limits import Limits
-from foqs.shardmgr.routing import Routing
 
 pytestmark = pytest.mark.memory
 
@@ -71,12 +70,3 @@ def test_the_limits_of_the_host_count() -> None:
     with pytest.raises(Invalid, match="more than 2"):
         tenancy(spec(throttle_keys=["a", "b"]), replace(Limits(), throttle_keys_bytes=2))
     assert (Limits().throttle_keys, Limits().throttle_keys_bytes) == (8, 512)
-
-
-def test_older_hosts_are_named_with_the_way_out() -> None:
-    refuse_while_behind(Routing())
-    addresses = {f"h{number}": f"h{number}:7707" for number in range(5)}
-    with pytest.raises(Unavailable, match=r"upgrade foqs on these .* h1 \(h1:7707\), h3 \(h3:7707\)$"):
-        refuse_while_behind(Routing(hosts=addresses, behind=("h1", "h3")))
-    with pytest.raises(Unavailable, match=r"h2 \(h2:7707\) and 2 more$"):
-        refuse_while_behind(Routing(hosts=addresses, behind=tuple(addresses)))

@@ -12,7 +12,7 @@ from tests.support.lanes import lone_lane
 
 def tail_of(*ids: int) -> tuple[Tail, dict[int, Item]]:
     known = {}
-    tail = Tail(known, opened=True)
+    tail = Tail(known)
     for item_id in ids:
         item = known[item_id] = Item(item_id, lone_lane(), 0, 0, 0, 0, 10, None, phase=Phase.IDLE)
         item.unindexed = True

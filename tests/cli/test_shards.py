@@ -7,7 +7,6 @@ import pytest
 
 from foqs.store.tables import SCHEMA_VERSION
 from tests.api.hosts import HostProcess, foqs, until
-from tests.store.version_1 import load
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_check_before_create(config: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "word"),
     [
-        (f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION + 1}", "upgrade"),
+        (f"UPDATE shard SET version = {SCHEMA_VERSION + 1}", "upgrade"),
         ("UPDATE shard SET number = 9", "9"),
         ("DROP TABLE shard", "shard"),
         ("DELETE FROM shard", "shard"),
@@ -113,66 +112,43 @@ def test_an_unknown_database_or_driver_is_refused(url: str, tmp_path: Path) -> N
         assert "hunter2" not in ran.stdout + ran.stderr
 
 
-def test_a_newer_schema_is_refused_with_a_clear_line(config: Path, tmp_path: Path) -> None:
-    """`create` and `serve` refuse it. A host serves a newer schema that older hosts may still use."""
+@pytest.mark.parametrize(("version", "remedy"), [(SCHEMA_VERSION + 1, "upgrade foqs"), (0, "in an empty database")])
+def test_another_schema_version_is_refused_with_a_clear_line(
+    config: Path, tmp_path: Path, version: int, remedy: str
+) -> None:
+    """The line names both versions and the remedy, and the other shard is served."""
     assert foqs("shards", "create", "--config", config).returncode == 0
-    change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION + 1}")
-    created = foqs("shards", "create", "--config", config)
-    assert created.returncode == 1
-    assert "shard 2: " in created.stderr
-    assert "upgrade foqs" in created.stderr
-    assert "Traceback" not in created.stderr
+    change(config, f"UPDATE shard SET version = {version}")
+    versions = f"is version {version}, and this foqs needs version {SCHEMA_VERSION}"
+    for name in ("create", "migrate", "check"):
+        ran = foqs("shards", name, "--config", config)
+        (line,) = [line for line in (ran.stdout + ran.stderr).splitlines() if "shard 2: " in line]
+        assert ran.returncode == 1
+        assert versions in line
+        assert remedy in line
+        assert "Traceback" not in ran.stderr
     with HostProcess(tmp_path / "log", ["serve", "--config", config]) as host:
         until(lambda: "shard.not_opened" in host.said(), "a word about the shard")
         line = next(line for line in host.said().splitlines() if "shard.not_opened" in line)
-        assert "upgrade foqs" in line
+        assert versions in line
+        assert remedy in line
         assert "shards=[2]" in line
-    change(config, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}, min_reader = {SCHEMA_VERSION}")
-    with HostProcess(tmp_path / "log2", ["serve", "--config", config]) as host:
         assert host.address
-        until(lambda: host.said().count("shard.serving") == 2, "the second shard, which it does not wait for")
 
 
-def older(config: Path) -> None:
-    """Put the stored version 1 database in the place of shard 2."""
+def test_migrate_without_pending_steps(config: Path) -> None:
     assert foqs("shards", "create", "--config", config).returncode == 0
-    config.with_name("shard-2.db").unlink()
-    load(f"sqlite:///{config.with_name('shard-2.db')}", "sqlite")
-    change(config, "UPDATE shard SET number = 2")
-
-
-def test_migrate_shows_its_plan_and_runs_it(config: Path) -> None:
-    older(config)
-    found = foqs("shards", "check", "--config", config)
-    assert (found.returncode, found.stdout.splitlines()[1]) == (
-        1,
-        "shard 2: the schema is version 1, this foqs makes version 2 and serves both "
-        "-> migrate it: foqs shards migrate",
-    )
-    for _ in range(2):
-        planned = foqs("shards", "migrate", "--dry-run", "--config", config)
-        first, heading, *statements = planned.stdout.splitlines()
-        assert first == "shard 1: schema version 2, nothing to do"
-        assert heading == "shard 2: schema version 1; to make it version 2:"
-        assert "    ALTER TABLE lane ADD COLUMN weight INTEGER DEFAULT 0 NOT NULL;" in statements
-        assert statements[-1] == "    UPDATE shard SET version = 2 WHERE one = 1 AND version < 2;"
-    for line in ("migrated from schema version 1 to 2", "schema version 2, nothing to do"):
-        ran = foqs("shards", "migrate", "--config", config)
+    for options in ((), ("--dry-run",)):
+        ran = foqs("shards", "migrate", *options, "--config", config)
+        done = f"schema version {SCHEMA_VERSION}, nothing to do"
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert ran.stdout.splitlines() == ["shard 1: schema version 2, nothing to do", f"shard 2: {line}"]
-    assert foqs("shards", "check", "--config", config).stdout == "shard 1: good\nshard 2: good\n"
-
-
-def test_create_says_that_it_migrated(config: Path) -> None:
-    older(config)
-    created = foqs("shards", "create", "--config", config)
-    assert created.stdout == "shard 1: ready\nshard 2: ready, migrated from schema version 1\n"
+        assert ran.stdout == f"shard 1: {done}\nshard 2: {done}\n"
 
 
 def test_migrate_continues_after_a_shard_that_fails(config: Path) -> None:
-    older(config)
+    assert foqs("shards", "create", "--config", config).returncode == 0
     config.with_name("shard-1.db").unlink()
     ran = foqs("shards", "migrate", "--config", config)
     assert ran.returncode == 1
     assert ran.stderr == "foqs: shard 1: there is no database file: create it with `foqs shards create`\n"
-    assert ran.stdout == "shard 2: migrated from schema version 1 to 2\n"
+    assert ran.stdout == f"shard 2: schema version {SCHEMA_VERSION}, nothing to do\n"

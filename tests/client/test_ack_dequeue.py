@@ -93,20 +93,6 @@ def test_a_wait_begins_when_the_acks_are_done(begun):
     assert 0 <= peer.named("Dequeue")[0].wait_ms <= 30
 
 
-def test_a_host_of_an_older_version_gets_two_requests(begun, monkeypatch):
-    peer, client, held = begun(UNKNOWN)
-    now = [100.0]
-    client.combined._clock = lambda: now[0]
-    taken = client.ack_and_dequeue(held[:1], "t")
-    assert (taken.outcomes, len(taken.items), names(peer)) == ([None], 1, APART)
-    peer.calls.clear()
-    assert client.ack_and_dequeue(held[1:], "t").outcomes == [None]
-    assert names(peer) == ["Ack", "Dequeue"], "it is not asked again so soon"
-    now[0] += module.OLD_S
-    client.ack_and_dequeue(taken.items, "t")
-    assert names(peer)[-2:] == [BOTH, "Dequeue"]
-
-
 @pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.HALF, Act.JUNK, answer(0, items=[])])
 def test_an_ack_is_done_although_its_answer_was_lost(begun, act):
     """The last one has an outcome too few. The items of a lost answer stay leased."""

@@ -83,15 +83,6 @@ def test_a_worker_with_room_does_not_wait_for_acks(peer, client_of, work, gate):
     gate.set()
 
 
-def test_a_host_of_an_older_version_gets_acks_by_themselves(new_peer, client_of, work):
-    peer = new_peer(lambda name, request: UNKNOWN if name == BOTH else Act.SERVE)
-    client = client_of(peer)
-    enqueue(client, 10)
-    done(work(client), 10)
-    assert len(peer.named(BOTH)) == 1
-    assert len(peer.named("Ack")) == 10
-
-
 @pytest.mark.parametrize(
     "act", [Act.CLOSE_BEFORE, Act.CLOSE_AFTER, Act.GOAWAY, Act.JUNK, Act.HALF, refused(1), refused(4), refused(8)]
 )

@@ -92,9 +92,9 @@ def test_no_schema_and_another_ones(shard_url: str, shard_kind: str) -> None:
         assert found(shard_url) == ["the database has no foqs schema"]
     create_schema(shard_url, 1)
     assert found(shard_url, 4) == ["the database holds shard 1, not shard 4"]
-    run(shard_url, f"UPDATE shard SET min_reader = {SCHEMA_VERSION + 1}")
-    assert ["upgrade foqs" in words for words in found(shard_url)] == [True]
-    run(shard_url, f"UPDATE shard SET min_reader = {SCHEMA_VERSION}", "DROP TABLE expiry")
+    run(shard_url, f"UPDATE shard SET version = {SCHEMA_VERSION + 1}")
+    assert [one.mend for one in look(shard_url).findings] == ["upgrade foqs"]
+    run(shard_url, f"UPDATE shard SET version = {SCHEMA_VERSION}", "DROP TABLE expiry")
     assert found(shard_url) == ["table expiry is missing"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foqs.engine import item_ops
-from foqs.errors import NotFound, StaleLease, Unavailable
+from foqs.errors import NotFound, StaleLease
 from foqs.policies.settings import Settings
 from foqs.rows import AT_MOST_ONCE, FailureCause, FailureRow
 from tests.engine.laboratory import KEY, Laboratory
@@ -307,20 +307,6 @@ def test_a_failed_transaction_leaves_the_item_where_it_was() -> None:
     lab.go_on(200)
     assert answers == [None]
     assert failure(lab, item_id)
-
-
-def test_a_shard_that_has_no_table_of_failures() -> None:
-    """Its items return, and a reject is refused, until it is migrated."""
-    lab = laboratory(max_attempts=1)
-    lab.dbs[1].tail = False
-    lab.reopen()
-    (item_id,) = lab.stored()
-    fail(lab)
-    lab.go_on(500)
-    _, lease = leased(lab)
-    answers = lab.operate(item_id, item_ops.reject(lease, ""))
-    assert [type(answer) for answer in answers] == [Unavailable]
-    assert not lab.dbs[1].failures
 
 
 def test_a_long_reason_is_cut_at_a_character() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from foqs.buffers.inserts import Chunk
 from foqs.engine.pending import EnqueueCall
-from foqs.errors import Unavailable
 from foqs.fairness.keys import LaneKey, lane_key, pack_throttles, tenancy_of, topic_key, unpack_throttles
 from foqs.rows import NewItem
 from tests.engine.laboratory import Laboratory
@@ -88,17 +87,6 @@ def test_a_weight_whose_transaction_failed_is_written_again() -> None:
     lab.go_on(5_000)
     assert weights_of(lab) == {(b"a", b""): 5}
     assert lab.engine.shards[1].lanes[A].weight == 5
-
-
-def test_a_shard_that_is_not_migrated_takes_plain_items_only() -> None:
-    lab = Laboratory(1)
-    lab.engine.shards[1].tail.opened = False
-    (error,) = put(lab, [A])
-    assert isinstance(error, Unavailable)
-    assert "foqs shards migrate" in error.message
-    plain, refused, also_plain = put(lab, [lane_key(TOPIC), B, lane_key(TOPIC)], {lane_key(TOPIC): 3})
-    assert (type(plain), type(refused), type(also_plain)) == (int, Unavailable, int)
-    assert weights_of(lab) == {(b"", b""): 0}
 
 
 def test_a_part_of_a_chunk_keeps_the_weights() -> None:

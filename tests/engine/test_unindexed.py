@@ -54,14 +54,6 @@ def test_a_delayed_item_has_its_row() -> None:
     assert (unindexed(lab), list(lab.dbs[1].timer)) == (ids[1:], ids[:1])
 
 
-def test_a_database_without_the_column_gets_all_rows() -> None:
-    lab = Laboratory(1)
-    lab.dbs[1].tail = False
-    lab.reopen()
-    ids = lab.stored(lab.item())
-    assert (unindexed(lab), list(lab.dbs[1].ready)) == ([], ids)
-
-
 def test_an_item_behind_its_window_has_its_row() -> None:
     lab = Laboratory(1, window_rows=16, page_rows=8)
     lab.stored(*(lab.item(priority=1) for _ in range(20)))

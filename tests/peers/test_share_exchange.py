@@ -12,7 +12,6 @@ from foqs.errors import Invalid, LostReply
 from foqs.fairness.balance import BEAT_MS, SILENT_MS
 from foqs.idl import idl
 from foqs.policies.settings import Settings
-from foqs.wire.errors import UnknownMethod
 from tests.support.one_host import OneHost, routing_of
 
 pytestmark = pytest.mark.memory
@@ -206,21 +205,6 @@ def test_a_host_that_does_not_answer_is_asked_once(host: OneHost) -> None:
     host.reply("TellShares", LostReply("late"))
     host.wait(BEAT_MS)
     assert len(host.to("TellShares")) == 2
-
-
-def test_a_host_of_an_older_version_is_left_alone_for_a_minute(host: OneHost) -> None:
-    put(host, "x", 5)
-    put(host, "y", 5)
-    host.wait(BEAT_MS)
-    for _ in range(2):
-        host.reply("TellShares", UnknownMethod("TellShares"))
-    for _ in range(59_000 // BEAT_MS):
-        host.wait(BEAT_MS)
-    assert not host.to("TellShares")
-    for _ in range(2_000 // BEAT_MS):
-        host.wait(BEAT_MS)
-    assert len(host.to("TellShares")) == 2
-    assert not host.log.lines
 
 
 def test_topics_beyond_a_report_come_in_the_next(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from foqs.errors import Unavailable
 from foqs.idl import idl
-from tests.api.wire import Refused, Wire, spec
+from tests.api.wire import Wire, spec
 from tests.peers.nodes import Cluster
 
 KEYS: list[dict[str, Any]] = [
@@ -56,46 +52,6 @@ def test_forwarded_items_keep_their_keys(cluster: Cluster) -> None:
     assert keys(wire.ask("ListItems", ns="test", topic="t").items) == SHOWN[2:]
     assert wire.ask("RedriveItems", ns="test", topic="t.dlq").at_least == 2
     assert keys(taken(wire, "t")) == SHOWN
-
-
-def test_a_host_of_an_older_version_keeps_items_of_tenants_away(cluster: Cluster) -> None:
-    """Plain items go on, also in the same request. Once the host runs this version, all of them are taken."""
-    a, b = cluster.add("a", 1), cluster.add("b", 2)
-    cluster.tell(replace(cluster.routing(), behind=("b",)))
-    wire = cluster.wire(a)
-    outcomes = wire.ask("Enqueue", ns="test", items=[spec("t", b"x", **given) for given in KEYS]).outcomes
-    assert [one.error is None for one in outcomes] == [True, False, False, False]
-    for one in outcomes[1:]:
-        assert (one.error.code, one.error.retry_after_ms) == (Unavailable.code, 1_000)
-        assert f"b ({b.address})" in one.error.message
-    alike = [spec("t", b"x", fairness_key=tenant) for tenant in ("", "acme", "zenith")]
-    assert [one.error is None for one in wire.ask("Enqueue", ns="test", items=alike).outcomes] == [True, False, False]
-    keyed = [spec("t", b"x", dedup_key="1", fairness_key="acme"), spec("t", b"x", fairness_key="", throttle_keys=[])]
-    refused, plain = wire.ask("Enqueue", ns="test", items=keyed).outcomes
-    assert (refused.error.code, plain.error) == (Unavailable.code, None)
-    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ())] * 3
-    cluster.tell()
-    again = [spec("t", b"x", **given) for given in KEYS[1:]]
-    assert [one.error for one in wire.ask("Enqueue", ns="test", items=again).outcomes] == [None] * 3
-    assert keys(wire.ask("ListItems", ns="test", topic="t").items) == [("", ()), ("", ()), *SHOWN]
-
-
-def test_a_filter_by_tenant_waits_for_the_last_upgrade(cluster: Cluster) -> None:
-    """An older host would list, and redrive, the dead letters of all tenants."""
-    a = cluster.add("a", 1)
-    b = cluster.add("b", 2)
-    cluster.tell(replace(cluster.routing(), behind=("b",)))
-    wire = cluster.wire(a)
-    only = idl.FailureFilter(fairness_key="acme")
-    for method, filtered in (("ListFailures", {"fairness_key": ""}), ("RedriveItems", {"filter": only})):
-        with pytest.raises(Refused) as refused:
-            wire.ask(method, ns="test", topic="t.dlq", **filtered)
-        assert (refused.value.code, refused.value.retry_after_ms) == (Unavailable.code, 1_000)
-        assert f"b ({b.address})" in str(refused.value)
-        wire.ask(method, ns="test", topic="t.dlq")
-    cluster.tell()
-    wire.ask("ListFailures", ns="test", topic="t.dlq", fairness_key="")
-    wire.ask("RedriveItems", ns="test", topic="t.dlq", filter=only)
 
 
 def test_any_host_names_the_tenants_of_all(cluster: Cluster) -> None:

@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 
 from foqs.config.live import change
 from foqs.config.load import Config, load
+from foqs.errors import PROTOCOL_VERSION, OtherProtocol
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.server.cluster_node import ClusterNode
-from foqs.shardmgr.facts import KNOWS, Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse
 from foqs.shardmgr.session import Session
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
@@ -199,16 +200,47 @@ def test_a_host_whose_id_another_process_takes_ends_silently(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-def test_a_host_follows_the_upgrade_of_another(tmp_path: Path) -> None:
+def test_a_host_of_another_protocol_version_may_not_join(tmp_path: Path) -> None:
+    """The joining host ends with an error that names both versions, and never writes its record."""
+
+    async def run() -> None:
+        store, config = Told(), configured()
+        assert config.zookeeper is not None
+        member = ClusterNode(config, config.zookeeper, store, lambda n, url: SqlStore(url, shard=n), print)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(member.start())
+        await until(lambda: store.started)
+        store.session(Session.CONNECTED)
+        store.changed(Facts(hosts={"b": HostFact("b", "b:1", "run", protocol=PROTOCOL_VERSION + 1)}))
+        why = rf"host b \(b:1\) has protocol version {PROTOCOL_VERSION + 1} .* {PROTOCOL_VERSION}: upgrade foqs on this"
+        with pytest.raises(OtherProtocol, match=why):
+            await starting
+        assert store.asked == []
+        await member.stop()
+
+    asyncio.run(run())
+
+
+def test_hosts_of_two_protocol_versions_that_join_at_once(tmp_path: Path) -> None:
+    """A host ends that first sees itself together with a host of another version."""
+
     async def run() -> None:
         store = Told()
-        member, facts, _ = await started(tmp_path, store)
-        behind = lambda: member.node.forwarder.routing().behind  # noqa: E731
-        assert facts.hosts["a"].knows == KNOWS
-        for knows, found in ((KNOWS - 1, ("b",)), (KNOWS, ())):
-            other = HostFact("b", "x:1", "another", knows=knows)
-            store.changed(Facts(shards=facts.shards, hosts={**facts.hosts, "b": other}))
-            assert behind() == found
+        member, facts, why = await started(tmp_path, store)
+        other = HostFact("b", "b:1", "run", protocol=0)
+        store.changed(Facts(shards=facts.shards, hosts={**facts.hosts, "b": other}))
+        assert "host b (b:1) has protocol version 0" in why[0]
+        await member.stop()
+
+    asyncio.run(run())
+
+
+def test_a_host_in_its_cluster_stays_when_another_version_comes(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = Told()
+        member, facts, why = await started(tmp_path, store)
+        store.changed(facts)
+        store.changed(Facts(shards=facts.shards, hosts={**facts.hosts, "b": HostFact("b", "b:1", "run", protocol=0)}))
+        assert why == []
         await member.stop()
 
     asyncio.run(run())

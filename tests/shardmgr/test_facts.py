@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.errors import Invalid
+from foqs.errors import PROTOCOL_VERSION, Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr import facts
 from foqs.shardmgr.facts import HostFact, OwnerFact, ShardFact, ShardUse
@@ -21,7 +21,7 @@ def test_a_shard_is_read_as_it_was_written(fact: ShardFact) -> None:
     assert facts.decode_shard(fact.id, facts.encode_shard(fact)) == fact
 
 
-@given(st.builds(HostFact, NAMES, NAMES, NAMES, st.booleans(), knows=st.integers(1, 9)))
+@given(st.builds(HostFact, NAMES, NAMES, NAMES, st.booleans(), protocol=st.integers(1, 9)))
 def test_a_host_is_read_as_it_was_written(fact: HostFact) -> None:
     assert facts.decode_host(fact.id, facts.encode_host(fact)) == fact
 
@@ -64,15 +64,30 @@ def test_a_broken_shard_is_invalid(data: bytes) -> None:
 
 def test_what_a_newer_version_added_is_ignored() -> None:
     assert facts.decode_shard(1, b'{"url":"u","colour":"red"}') == ShardFact(1, "u")
-    newer = facts.decode_host("h", b'{"address":"a","run":"r","knows":2,"colour":"red"}')
-    assert newer == HostFact("h", "a", "r", knows=2)
+    newer = facts.decode_host("h", b'{"address":"a","run":"r","protocol":9,"colour":"red"}')
+    assert newer == HostFact("h", "a", "r", protocol=9)
 
 
-def test_a_record_that_says_nothing_about_it_is_of_an_older_host() -> None:
-    assert facts.decode_host("h", b'{"address":"a","run":"r","leaving":false}').knows == 1 < facts.KNOWS
+def test_a_record_without_a_protocol_version_has_version_0() -> None:
+    assert facts.decode_host("h", b'{"address":"a","run":"r","leaving":false}').protocol == 0
     for wrong in (b'"2"', b"true", b"2.5", b"NaN"):
-        with pytest.raises(Invalid, match="knows is no"):
-            facts.decode_host("h", b'{"address":"a","run":"r","knows":%b}' % wrong)
+        with pytest.raises(Invalid, match="protocol is no"):
+            facts.decode_host("h", b'{"address":"a","run":"r","protocol":%b}' % wrong)
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(PROTOCOL_VERSION + 1, "upgrade foqs on this host"), (0, "upgrade foqs on host b (b:7707), or stop that host")],
+)
+def test_a_living_host_of_another_protocol_version(version: int, remedy: str) -> None:
+    same = HostFact("a", "a:7707", "run")
+    hosts = {"a": same, "b": HostFact("b", "b:7707", "run", protocol=version)}
+    assert facts.other_protocol(facts.Facts(hosts={"a": same}), "c") is None
+    assert facts.other_protocol(facts.Facts(hosts=hosts), "b") is None, "the record of its own last run"
+    found = facts.other_protocol(facts.Facts(hosts=hosts), "c")
+    assert found is not None
+    versions = f"has protocol version {version} of foqs, and this host has version {PROTOCOL_VERSION}"
+    assert found.message == f"host b (b:7707) {versions}: {remedy}"
 
 
 def test_a_url_is_not_shown() -> None:

@@ -30,16 +30,6 @@ def test_disabled_shards_differ_from_moving_ones() -> None:
     assert routing_of(replace(FACTS, shards=shards)).disabled == {3}
 
 
-def test_hosts_of_older_versions() -> None:
-    """Clients do not see them: the version is the same."""
-    assert routing_of(FACTS).behind == ()
-    older = {**FACTS.hosts, "b": replace(FACTS.hosts["b"], knows=1), "c": HostFact("c", "c:7707", "run", knows=3)}
-    assert routing_of(replace(FACTS, hosts=older)).behind == ("b",)
-    same = replace(FACTS, hosts={"a": FACTS.hosts["a"], "b": older["b"]})
-    assert routing_of(same).version == routing_of(FACTS).version
-    assert routing_of(same) != routing_of(FACTS), "or a host would not follow the upgrade"
-
-
 def test_no_facts() -> None:
     routing = routing_of(Facts())
     assert routing.owner(make_id(1, 1)) is None

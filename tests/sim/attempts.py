@@ -130,7 +130,7 @@ class Attempts:
                 broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
             policies = self._all[record.place]
             age_ms = min([op.sent_ms for op in ops], default=0) - db.since_ms(row.id)
-            too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies) and db.tail
+            too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies)
             if by_nack and too_old and not self.stepped:
                 broken(14, f"{row} failed, and is {age_ms} ms old: {body} {record}")
 

@@ -57,15 +57,12 @@ class MemoryDatabase:
     """The tables of one shard. `now_ms` is the database's clock; `observers` see every committed batch.
 
     An observer is called with (epoch, batch) before the rows change. Not `strict`: ids may be used again, and lanes
-    need no row, as the tables of a SQL shard have it. Without `tail` it is of a schema version that has none.
+    need no row, as the tables of a SQL shard have it.
     """
 
-    def __init__(
-        self, now_ms: Callable[[], int], *, max_batch_bytes: int = 1 << 20, strict: bool = True, tail: bool = True
-    ) -> None:
+    def __init__(self, now_ms: Callable[[], int], *, max_batch_bytes: int = 1 << 20, strict: bool = True) -> None:
         self.now_ms = now_ms
         self.strict = strict
-        self.tail = tail
         self.indexed_to = 0
         self.unindexed: dict[int, ReadyRow] = {}  # the rows that are not there
         self.max_batch_bytes = max_batch_bytes
@@ -168,7 +165,7 @@ class MemoryDatabase:
         for item_id in batch.failure_gone:
             self.failures.pop(item_id, None)
         for failure in batch.failure_new:
-            _rule(self.tail and failure.id not in self.failures, "failure {} exists, or cannot", failure)
+            _rule(failure.id not in self.failures, "failure {} exists", failure)
             self.failures[failure.id] = failure
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
@@ -191,7 +188,6 @@ class MemoryDatabase:
         self.dedup_from_ms = batch.dedup_from_ms
         self.next_number = batch.next_number
         if batch.indexed_to is not None:
-            _rule(self.tail, "{} is saved as indexed, and there is no column for it", batch.indexed_to)
             self.indexed_to = batch.indexed_to
         first = min(self.unindexed, default=self.indexed_to + 1)
         _rule(first > self.indexed_to > 0 or not self.unindexed, "{} is unindexed before {}", first, self.indexed_to)
@@ -226,7 +222,6 @@ class MemoryDatabase:
         if item.due_ms:
             self._timer_new(TimerRow(item.due_ms, item.id, item.lane, 0, 0, 0, size))
         elif item.unindexed:
-            _rule(self.tail, "item {} is unindexed, and there is no column for that", item.id)
             self.unindexed[item.id] = ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size)
         else:
             self._ready_new(ReadyRow(item.lane, item.priority, item.deliver_after_ms, item.id, 0, 0, size))

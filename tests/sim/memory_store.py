@@ -73,9 +73,8 @@ class MemoryStore:
         db.connection = self._connection = db.connect()
         self._seq = db.seq
         self._connected, self._unknown = True, False
-        if db.tail:
-            db.index_tail()
-            db.indexed_to = max(db.items, default=0)
+        db.index_tail()
+        db.indexed_to = max(db.items, default=0)
         leased = Counter(row.lane for row in db.timer.values() if row.lease)
         buckets = Counter((row.lane, row.deliver_after_ms >> BACKLOG_SHIFT) for row in db.ready.values())
         return Opened(
@@ -93,7 +92,6 @@ class MemoryStore:
             replaced=replaced,
             dedup_from_ms=db.dedup_from_ms,
             slots=db.slots,
-            tail=db.tail,
             dead=sorted({row.lane for row in db.failures.values()}),
             settings=[SettingRow(ns.encode(), doc) for ns, doc in db.settings.items()],
         )

@@ -52,7 +52,6 @@ class Profile:
     with_ttl: float
     delayed: float
     poisoned: float
-    tail: bool  # the databases can say which items are unindexed
     prefilled: int  # items that are there before the first host opens its shards
     named: int = 3  # topics that a consumer names at most
     dead_topics: list[tuple[str, str]] = field(default_factory=list)
@@ -118,8 +117,7 @@ def random_profile(rng: random.Random, trouble: str) -> Profile:
         with_ttl=rng.choice([0, 0.3]),
         delayed=rng.choice([0, 0.3, 0.6]),
         poisoned=rng.choice([0, 0, 0.05]),
-        tail=rng.random() < 0.9,
-        prefilled=rng.choice([0, 0, 50, 300]),
+        prefilled=rng.choice([0, 0, 50, 300]) if rng.random() < 0.9 else 0,
     )
 
 
@@ -156,7 +154,6 @@ def _many_topics(rng: random.Random) -> Profile:
         with_ttl=0,
         delayed=0,
         poisoned=0,
-        tail=True,
         prefilled=200,
         skews_ms=(),
         named=3 if stalls else 60,
@@ -212,7 +209,6 @@ def _refused_rows(rng: random.Random) -> Profile:
         poisoned=0.1,
         producers=4,
         delayed=0.1,
-        tail=True,
     )
 
 
@@ -233,7 +229,6 @@ def _dead_letters(rng: random.Random) -> Profile:
         with_ttl=rng.choice([0, 0, 0.2]),
         delayed=rng.choice([0, 0.2]),
         poisoned=rng.choice([0, 0.05]),
-        tail=True,  # else no item dies
         named=8,
     )
 
@@ -252,7 +247,6 @@ def _with_tenants(rng: random.Random) -> Profile:
         tenants=tuple(f"tenant-{n}" for n in range(rng.choice([2, 4, 8]))) + rng.choice([(), ("",)]),
         throttle_sets=rng.choice([((),), ((), ("a",), ("b",), ("a", "b"), ("b", "c:1"), ("c:1", "c:2"))]),
         prefilled=rng.choice([0, 0, 50, 300]),
-        tail=True,  # else no tenant has a lane
     )
 
 
@@ -288,7 +282,6 @@ def _fair(rng: random.Random) -> Profile:
         payload_bytes=10,
         with_ttl=0,
         poisoned=0,
-        tail=True,
         tenants=(*(name for name in often for _ in range(rng.choice([2, 5, 20]))), *rare),
         prompt=True,
     )

@@ -58,9 +58,7 @@ class Simulation:
         self._trace: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=1_000)
         numbers = [shard.id for shard in self.profile.config.shards]
         self.dbs = {
-            number: MemoryDatabase(
-                lambda: self.now_ms, max_batch_bytes=self.profile.max_batch_bytes, tail=self.profile.tail
-            )
+            number: MemoryDatabase(lambda: self.now_ms, max_batch_bytes=self.profile.max_batch_bytes)
             for number in numbers
         }
         self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}

@@ -8,7 +8,7 @@ from typing import Any
 from foqs.buffers import changes, tail
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.buffers.tail import Tail
-from foqs.engine import batch_apply, batch_build, shard_open
+from foqs.engine import batch_apply, batch_build
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.item import Change, Item
@@ -49,7 +49,7 @@ def the_index_mark_passes_items_of_its_own_transaction(patch: Patch) -> None:
     def build(shard: Shard, *rest: Any) -> Batch | None:
         transaction = original(shard, *rest)
         if transaction is not None and transaction.inserts and not shard.tail.count:
-            transaction.indexed_to = transaction.inserts[-1].id if shard.tail.opened else None
+            transaction.indexed_to = transaction.inserts[-1].id
         return transaction
 
     original: Any = batch_build._build_transaction
@@ -166,16 +166,6 @@ def a_lease_keeps_its_item_unindexed(patch: Patch) -> None:
 
     original = batch_apply.committed
     patch.setattr(batch_apply, "committed", committed)
-
-
-@mutant
-def a_database_without_a_tail_gets_one(patch: Patch) -> None:
-    def open_shard(shard: Shard, *rest: Any) -> None:
-        original(shard, *rest)
-        shard.tail.opened = True
-
-    original: Any = shard_open.open_shard
-    patch.setattr(shard_open, "open_shard", open_shard)
 
 
 @mutant

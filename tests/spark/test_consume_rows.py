@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,26 +39,6 @@ def test_a_batch_comes_back_as_it_was() -> None:
     assert table["enqueued_at"].cast("int64").to_pylist() == [-4_000, 0]
 
 
-def test_a_file_of_the_first_format_is_read() -> None:
-    """An earlier version may have left one."""
-    fields = [
-        ITEM.id, ITEM.lease, 3, "n", "t", -7, b64encode(ITEM.payload).decode(), "", {"é": "ü"}, 2, 5, -4,
-    ]  # fmt: skip
-    bare = [2, 9, 0, "n", "t", 0, "", None, None, 1, 0, 0]
-    body = json.dumps({"format": 1, "seq": 4, "items": [fields, bare]}).encode()
-    earlier = replace(ITEM, fairness_key="", _throttle_keys=())
-    assert read_batch(sealed(body), 4).equals(table_of([earlier, BARE]))
-
-
-def test_a_file_without_the_columns_of_tenants_is_read() -> None:
-    """An earlier version may have left one."""
-    table = table_of([ITEM, BARE])
-    (part,) = parts_of(table, [name for name in table.schema.names if name not in ("fairness_key", "throttle_keys")], 1)
-    found = read_batch(sealed(b'{"format": 2, "seq": 4}\n' + part), 4)
-    assert found.equals(table_of([replace(ITEM, fairness_key="", _throttle_keys=()), BARE]))
-    assert joined([found, table]).num_rows == 4
-
-
 def test_damaged_and_foreign_files_are_refused() -> None:
     text = batch_text(4, [ITEM])
     for wrong in (b"", text[:-1], text[:70], text.replace(b"AT_MOST", b"AT_LAST")):
@@ -69,8 +46,8 @@ def test_damaged_and_foreign_files_are_refused() -> None:
             read_batch(wrong, 4)
     with pytest.raises(Invalid, match="holds batch 4"):
         read_batch(text, 5)
-    with pytest.raises(Invalid, match="format 3 is not known"):
-        read_batch(sealed(b'{"format": 3, "seq": 4}\n'), 4)
+    with pytest.raises(Invalid, match="format 2 is not known"):
+        read_batch(sealed(b'{"format": 2, "seq": 4}\n'), 4)
 
 
 def test_leases_are_what_stays_in_memory() -> None:

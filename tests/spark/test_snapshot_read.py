@@ -17,7 +17,6 @@ from foqs.spark.snapshot_shards import Piece
 from foqs.spark.snapshot_wanted import MAX_ID, Wanted
 from foqs.store.link import Link
 from foqs.store.sql import SqlStore
-from tests.store import version_1
 from tests.store.contract import LANE, insert, ready_key, ready_row, timer_row
 from tests.store.proxy import Break, Proxy
 from tests.store.shards import NOW_MS, NUMBER, ServerShard, SqliteShard, new_item
@@ -165,16 +164,6 @@ def test_tenants_and_throttle_keys_are_names_of_the_lane(store: SqlStore, batche
     }
     assert keys == {1: ("", []), 2: ("acme", ["api:acme", "db"]), 3: ("", ["db"])}
     assert [row["fairness_key"] for row in rows_of(batches(("fairness_key",)))] == ["", "acme", "", ""]
-
-
-def test_a_shard_of_version_1_has_no_throttle_keys(shard_kind: str, shard_url: str) -> None:
-    pytest.importorskip("pyarrow")
-    from foqs.spark.snapshot_read import read
-
-    url = version_1.load(shard_url, shard_kind)
-    found = rows_of(list(read(Piece(version_1.NUMBER, url, 0, MAX_ID), in_arrow(LIGHT), Wanted("shop"), 5_000)))
-    assert len(found) == sum(len(payloads) for (ns, _), payloads in version_1.PAYLOADS.items() if ns == "shop")
-    assert {(row["fairness_key"], tuple(row["throttle_keys"])) for row in found} == {("", ())}
 
 
 @SERVERS

@@ -148,7 +148,7 @@ class SqliteShard:
 def check_closed(url: str) -> None:
     lacking = "SELECT id FROM item WHERE id NOT IN (SELECT id FROM ready) AND id NOT IN (SELECT id FROM timer)"
     with Database(url).connect() as connection:
-        assert connection.execute(text("SELECT indexed_to, min_reader FROM shard")).all() == [(0, 1)]
+        assert connection.execute(text("SELECT indexed_to FROM shard")).all() == [(0,)]
         assert connection.execute(text(lacking)).all() == []
 
 

@@ -58,7 +58,7 @@ class TailContract:
         store.close()
         successor = shard.store()
         opened = successor.open("successor", take_over=False)
-        assert (list(opened.backlog), opened.timers, opened.tail) == ([Backlog(1, BUCKET, 4)], {1: (1, 1)}, True)
+        assert (list(opened.backlog), opened.timers) == ([Backlog(1, BUCKET, 4)], {1: (1, 1)})
         expected = [ready_row(items[0]), again, ready_row(items[3]), ready_row(new_item(5))]
         assert successor.page(1, None, 10) == expected
         assert [row.timer for row in successor.due(0, NOW_MS, 10).rows] == [lease]

@@ -31,7 +31,7 @@ DAMAGES = {
     "DELETE FROM shard": "the shard's row is missing",
     "UPDATE shard SET one = 2": "the shard's row is missing",
     "UPDATE shard SET number = 8": "the database holds shard 8, not shard 7",
-    "UPDATE shard SET min_reader = 9, version = 9": "needs a host that knows 9",
+    "UPDATE shard SET version = 9": "the schema of the database is version 9",
     "UPDATE shard SET epoch = 9223372036854775807": "shard.epoch is 9223372036854775807",
     "UPDATE shard SET next_number = 281474976710656": "shard.next_number is 281474976710656",
     "INSERT INTO setting (ns, stamp, doc) VALUES (x'ff', 1, x'7b7d')": "a namespace that is not UTF-8",

@@ -6,11 +6,10 @@ import pytest
 
 from foqs.policies.settings import Settings
 from foqs.rows import Batch, Holding, SettingRow
-from foqs.store.kept import Kept, discard_settings, read_kept
+from foqs.store.kept import discard_settings, read_kept
 from foqs.store.protocol import ShardRefused
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
-from tests.store.asking import run
 
 SHOP, MAIL = (Settings(ns).changed({"a": "1"}, ()) for ns in ("shop", "ä"))
 
@@ -53,11 +52,3 @@ def test_the_database_of_another_shard_is_refused(store: SqlStore, shard_url: st
     with pytest.raises(ShardRefused, match="holds shard 1, not shard 2"):
         discard_settings(shard_url, 2, ["shop"])
     store.close(clean=True)
-
-
-def test_a_schema_without_settings_keeps_none(store: SqlStore, shard_url: str) -> None:
-    store.close(clean=True)
-    run(shard_url, "DROP TABLE setting")
-    run(shard_url, "UPDATE shard SET version = 1")
-    assert read_kept(shard_url, 1) == Kept([], Holding(0, read_kept(shard_url, 1).slots.bits))
-    discard_settings(shard_url, 1, ["shop"])

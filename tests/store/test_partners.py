@@ -68,7 +68,7 @@ def found(url: str, page_rows: int = 2) -> list[tuple[str, str]]:
     database = Database(url)
     with closing(Link(database)) as link:
         dialect = dialect_of(version(link.connection).product)
-        findings = partner_findings(link, dialect, has_failures=True, page_rows=page_rows)
+        findings = partner_findings(link, dialect, page_rows=page_rows)
     return [(one.found, one.mend) for one in findings]
 
 

@@ -8,15 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from foqs.store.checkup import check_up
 from foqs.store.protocol import ShardRefused, explained
 from foqs.store.rights import Place, remedy_of
-from foqs.store.schema import check_schema, create_schema, migrate_schema
-from foqs.store.server import Finding
-from foqs.store.tables import SCHEMA_VERSION
+from foqs.store.schema import check_schema, create_schema
 from tests.conftest import Server
-from tests.store.test_migrate import definition
-from tests.store.version_1 import NUMBER, load
 
 SERVERS = [
     pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
@@ -89,34 +84,6 @@ def test_an_account_without_the_right_to_create_tables(server: Server, host: str
     assert "the right CREATE on orders." in str(error)
     administer(server, error.mend)
     works(server)
-
-
-@pytest.mark.parametrize("host", ["%", "127.0.0.1"])
-def test_a_migration_without_the_right_to_alter(server: Server, host: str) -> None:
-    """Nothing is changed, and all commands name the account and the GRANT."""
-    server.query("CREATE DATABASE orders")
-    server.query(f"CREATE USER worker@'{host}' IDENTIFIED BY '{PASSWORD}'")
-    server.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON orders.* TO worker@'{host}'")
-    load(url_of(server), "mariadb" if "MariaDB" in server.version else "mysql")
-    before, errors = definition(url_of(server)), []
-    for attempt in (create_schema, migrate_schema):
-        with pytest.raises(ShardRefused, match=r"denies .* the right ALTER on orders\.item \(1142\)") as error:
-            attempt(url_of(server), NUMBER)
-        errors.append(error.value)
-    (finding,) = [one for one in checkup(server) if "rights" in one.found]
-    assert finding.found == f"the account 'worker'@'{host}' lacks rights: ALTER on item, lane, shard"
-    assert definition(url_of(server)) == before
-    assert {finding.mend} == {error.mend for error in errors}
-    administer(server, finding.mend)
-    assert not [one for one in checkup(server) if "rights" in one.found]
-    assert migrate_schema(url_of(server), NUMBER) == 1
-    server.query(f"REVOKE ALTER, INDEX ON orders.* FROM worker@'{host}'")
-    assert [one for one in checkup(server) if one.wrong] == []
-    assert create_schema(url_of(server), NUMBER) == SCHEMA_VERSION
-
-
-def checkup(server: Server) -> list[Finding]:
-    return check_up(url_of(server), NUMBER, timeout_s=20, now_ms=lambda: 0.0).findings
 
 
 def test_a_database_that_is_missing_is_named(server: Server) -> None:

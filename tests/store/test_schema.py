@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import make_url
 
+from foqs.store.checkup import check_shard
+from foqs.store.count import count_items
+from foqs.store.kept import read_kept
 from foqs.store.protocol import ShardRefused, StoreDown
-from foqs.store.schema import check_schema, create_schema
-from foqs.store.server import Version, refuse_old
+from foqs.store.schema import (
+    check_schema,
+    check_tables,
+    create_schema,
+    migrate_schema,
+    plan_migration,
+    renew_identity,
+)
+from foqs.store.server import Finding, Version, refuse_old
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
 from tests.store.asking import run
@@ -52,7 +62,7 @@ def test_a_complete_schema_needs_no_lock(tmp_path: Path) -> None:
     create_schema(f"sqlite:///{path}", 1)
     with sqlite3.connect(path, isolation_level=None) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert create_schema(f"sqlite:///{path}", 1) == SCHEMA_VERSION
+        create_schema(f"sqlite:///{path}", 1)
     writer.close()
 
 
@@ -92,17 +102,34 @@ def test_another_shards_tables(shard_url: str) -> None:
         create_schema(shard_url, 4)
 
 
-def test_a_newer_schema(shard_url: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (SCHEMA_VERSION + 1, "upgrade foqs"),
+        (SCHEMA_VERSION - 1, "this foqs cannot migrate it: create the shard again in an empty database"),
+    ],
+)
+def test_another_schema_version_is_refused(shard_url: str, version: int, remedy: str) -> None:
+    """The error names both versions and the remedy, and no command changes the database."""
     create_schema(shard_url, 1)
-    run(shard_url, f"UPDATE shard SET version = {SCHEMA_VERSION + 2}")
+    run(shard_url, f"UPDATE shard SET version = {version}", "DROP TABLE expiry")
+    why = f"the schema of the database is version {version}, and this foqs needs version {SCHEMA_VERSION}"
     store = SqlStore(shard_url, shard=1)
-    store.open("owner", take_over=False)  # newer, but made so that this version may use it
-    store.close()
-    run(shard_url, f"UPDATE shard SET min_reader = {SCHEMA_VERSION + 1}")
-    assert "upgrade foqs" in refusal(shard_url)
-    assert "upgrade foqs" in words(shard_url)[0]
-    with pytest.raises(ShardRefused, match="upgrade"):
-        create_schema(shard_url, 1)
+    attempts: list[Callable[[], object]] = [
+        lambda: store.open("owner", take_over=False),
+        lambda: create_schema(shard_url, 1),
+        lambda: migrate_schema(shard_url, 1),
+        lambda: plan_migration(shard_url, 1),
+        lambda: renew_identity(shard_url, 1),
+        lambda: count_items(shard_url, 1),
+        lambda: read_kept(shard_url, 1),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ShardRefused) as refused:
+            attempt()
+        assert (str(refused.value), refused.value.mend) == (why, remedy)
+    assert check_schema(shard_url, 1) == check_shard(shard_url, 1).findings == [Finding(why, remedy)]
+    assert check_tables(shard_url) == [f"{why}: {remedy}"]
 
 
 def test_tables_that_are_not_as_they_should_be(shard_url: str) -> None:

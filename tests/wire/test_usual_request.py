@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foqs.client import request_bytes
 from foqs.client.items import ItemSpec
 from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
-from foqs.errors import Invalid
+from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.idl import idl
 from foqs.limits import Limits
 from foqs.wire.columns import AckColumns, SpecColumns
@@ -37,7 +37,7 @@ whole_contexts = st.none() | st.builds(
     hops=st.none() | st.integers(-1, 3),
     host_proof=st.none() | texts,
     principal=st.none() | texts,
-    peer_version=st.none() | i32s,
+    peer_version=st.none() | st.just(PROTOCOL_VERSION) | i32s,
 )
 
 
@@ -92,7 +92,7 @@ def outcome(decoder: RequestDecoder, frame: bytes, *, usual: bool) -> Any:
     called, _, start = decoder.head(frame)
     try:
         return plain(decoder.request(called if usual else replace(called, usual=None), frame, start))
-    except (Malformed, Invalid) as error:
+    except (Malformed, Invalid, OtherProtocol) as error:
         return type(error), str(error)
 
 

@@ -2,15 +2,21 @@
 
 A bool is no number here, a float no integer, and bytes no text: the codec would convert them without a message. The
 error shows numbers, and no text, which may be a secret. `zero` says in the error what 0 means.
+
+The spelling of values that are printed and given back: the same in logs, in commands and in Python.
+
+What a shard's URL may be. Its options are for SQLAlchemy and the driver to read.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Collection, Iterable
 from datetime import date, timedelta
 from math import isfinite
+from string import hexdigits
 from typing import Any, NoReturn, TypeGuard
 
 from foqs.errors import Invalid
@@ -232,3 +238,69 @@ def _unit(name: str) -> str:
 
 def _up_to(high: float | None) -> str:
     return "" if high is None else f", at most {high}"
+
+
+_DIGITS = 16
+
+
+def host_port(host: str, port: int | str) -> str:
+    """Return the address as options take it: an IPv6 address is in brackets.
+
+    >>> host_port("db", 7707), host_port("::1", 7707)
+    ('db:7707', '[::1]:7707')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def shown_fingerprint(number: int) -> str:
+    """Return a fingerprint as 16 hexadecimal digits.
+
+    >>> shown_fingerprint(-1), parse_fingerprint("00000000000000FF"), parse_fingerprint(shown_fingerprint(-5))
+    ('ffffffffffffffff', 255, -5)
+    """
+    return f"{number & ((1 << 64) - 1):0{_DIGITS}x}"
+
+
+def parse_fingerprint(text: str) -> int:
+    """Return the number that `shown_fingerprint` shows. Raises Invalid."""
+    if len(text) != _DIGITS or not set(text) <= set(hexdigits):
+        raise Invalid(f"a fingerprint has {_DIGITS} hexadecimal digits: {text[:40]!r} is none")
+    number = int(text, 16)
+    return number - (1 << 64) if number >> 63 else number
+
+
+ACCEPTED = ("mysql+pymysql", "mysql+mysqldb", "sqlite")
+_DRIVERS = {
+    "mysql": ("pymysql", "mysqldb"),
+    "mariadb": ("pymysql", "mysqldb"),
+    "sqlite": ("pysqlite",),
+}
+_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
+_SCHEME = re.compile(r"([\w.-]+)(?:\+([\w.-]+))?://")
+_PLACE = re.compile(
+    r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?]*)(?::(?P<port>[^/?]*))?(?:/(?P<database>[^?]*))?(?:\?.*)?", re.DOTALL
+)
+"""As SQLAlchemy splits the rest: user, password, host, port, database, options."""
+
+
+def shard_url_fault(url: str) -> str | None:
+    """Why a shard cannot be at `url`; None when it may. Shows nothing of what follows `://`, which has a password."""
+    scheme = _SCHEME.match(url)
+    accepted = f"the shard's URL has to begin with {', '.join(f'{name}://' for name in ACCEPTED)}"
+    if scheme is None:
+        return accepted
+    dialect, driver = scheme[1], scheme[2]
+    if dialect not in _DRIVERS:
+        return f"{dialect} is no database of foqs: {accepted}"
+    if driver is not None and driver not in _DRIVERS[dialect]:
+        return f"{dialect}+{driver} is no driver of foqs: {accepted}"
+    place = _PLACE.fullmatch(url, scheme.end())
+    if place is None:
+        return "the shard's URL is not dialect://user:password@host:port/database"
+    if dialect == "sqlite":
+        lost = place["database"] in (None, "", ":memory:")
+        return "a SQLite shard needs a file: a database in memory is lost with the process" if lost else None
+    port = place["port"]
+    if port is not None and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65_536):
+        return "the port of the shard's URL is not a number from 1 to 65535"
+    return None if place["database"] else "the shard's URL names no database"

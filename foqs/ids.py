@@ -3,11 +3,27 @@
 Layout, from the sign bit down: 0, 15 bits of shard, 48 bits of number. So an id is positive, a shard never gives
 the same id twice (numbers only grow, also when everything was deleted), and any host can route by the id alone.
 Ids are written in decimal everywhere; hexadecimal is accepted where people and programs give them.
+
+Deduplication keys: which part of a key is stored, and where.
+
+A key is kept as 128 bits of its hash (with the namespace), so that every row is short; by its first bits it falls into
+one of `SLOTS` slots. A slot lives on one shard, so one owner sees every enqueue with a key.
+
+The highest ids and epochs of a shard, remembered outside its database.
+
+A restored older copy of a database continues with old numbers, and would assign ids again that are in use. Owners
+reserve numbers in steps: the mark names a ceiling, and the owner writes a new mark before it reaches the ceiling.
+
+Marks belong to a shard's identity, a UUID in its row, which a copy keeps under any address.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NamedTuple
 
 from foqs.checks import shown
 from foqs.errors import Invalid
@@ -62,3 +78,113 @@ def parse_id(given: object, what: str = "an item id") -> int:
             return read
         raise Invalid(f"{text} is not {what}: the largest one is {MAX_I64}")
     raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
+
+
+HASH_SLOTS = 1024
+"""For ever: keys that are stored fall by it. Of 100 shards each has ten, so none has a tenth more than another."""
+DIGEST_BYTES = 16
+_SLOT_SHIFT = 6  # of the first two bytes
+
+
+class Dedup(NamedTuple):
+    """The stored record of a key. `content` is a hash of the topic and payload that were enqueued with it."""
+
+    digest: bytes
+    content: int
+
+
+class Duplicate(int):
+    """The id of an item that was stored before, under the same key."""
+
+    __slots__ = ()
+
+
+class OwnDuplicate(Duplicate):
+    """It may have been stored by this very request, which was sent on a second time."""
+
+    __slots__ = ()
+
+
+def digest_of(ns: str, key: str) -> bytes:
+    """Names hold no control character, so nothing else has the same."""
+    return blake2b(f"{ns}\0{key}".encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def content_of(topic: str, payload: bytes) -> int:
+    """63 bits."""
+    made = blake2b(b"%b\0%b" % (topic.encode("utf-8", "surrogatepass"), payload), digest_size=8)
+    return int.from_bytes(made.digest(), "big") >> 1
+
+
+def hash_slot_of(digest: bytes) -> int:
+    return (digest[0] << 8 | digest[1]) >> _SLOT_SHIFT
+
+
+def hash_slot_bounds(slot: int) -> tuple[bytes, bytes]:
+    """The lowest and the highest digest that fall into it."""
+    low, shift = slot << _SLOT_SHIFT, DIGEST_BYTES * 8 - 16
+    high = (low + (1 << _SLOT_SHIFT)) << shift
+    return (low << shift).to_bytes(DIGEST_BYTES), (high - 1).to_bytes(DIGEST_BYTES)
+
+
+def next_digest(digest: bytes) -> bytes:
+    """The next one."""
+    return (int.from_bytes(digest) + 1).to_bytes(DIGEST_BYTES)
+
+
+MARK_STEP = 1 << 20
+"""Numbers that one mark reserves. A host that crashes wastes no more of the 2^48 than that."""
+
+
+class Stamp(NamedTuple):
+    """The time of a host (`at_ms`), and of its machine's clock (`machine_ms`), at one moment. `host` is its id."""
+
+    at_ms: int = 0
+    machine_ms: int = 0
+    host: str = ""
+
+
+class Mark(NamedTuple):
+    """`epoch` is the last owner's. Its database had stored `number` as the next one, so a lower one there is an older
+    copy. Numbers from `ceiling` on were not given. The owner had committed at least `seq` transactions, counted over
+    all owners. `stamp`: when it was written."""
+
+    epoch: int
+    number: int
+    ceiling: int
+    seq: int = 0
+    stamp: Stamp = Stamp()
+
+
+Marks = Mapping[str, Mark]
+"""The marks of all shards that had one number, by identity (in hex)."""
+
+
+def mark_ahead(epoch: int, next_number: int, seq: int = 0) -> Mark:
+    """Return the mark of an owner that continues with `next_number`."""
+    return Mark(epoch, next_number, next_number + MARK_STEP, seq)
+
+
+def encode_mark(mark: Mark) -> bytes:
+    record = mark._asdict() | {"stamp": mark.stamp._asdict()}
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def decode_mark(data: bytes) -> Mark:
+    """Parse a mark; unknown keys are ignored. Raises Invalid."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Invalid("not JSON") from None
+    match record:
+        case {"epoch": int(epoch), "number": int(number), "ceiling": int(ceiling)} if min(epoch, number, ceiling) >= 0:
+            seq = record.get("seq", 0)
+            return Mark(epoch, number, ceiling, seq if type(seq) is int else 0, _stamp(record.get("stamp")))
+    raise Invalid("epoch, number and ceiling are not three numbers")
+
+
+def _stamp(record: object) -> Stamp:
+    match record:
+        case {"at_ms": int(at_ms), "machine_ms": int(machine_ms), "host": str(host)}:
+            return Stamp(at_ms, machine_ms, host)
+    return Stamp()

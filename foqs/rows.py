@@ -3,16 +3,26 @@
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. Unindexed items have none there yet:
 they are ready and were never leased. A `Batch` is one transaction.
 Times are epoch milliseconds; 0 stands for "none".
+
+Dead letters as a shard's database has them: what a store reads of its table `failure`, in that table's order.
+
+Rows that wait for the event loop, a page of them in one string.
+
+A row as a tuple takes 100 to 200 bytes, and a shard of 100,000 lanes has 200,000 rows: what they took would stay with
+the process, in pieces between the objects that are made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import marshal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, NamedTuple, TypeVar
+from itertools import starmap
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from foqs.marks import Mark
+from foqs.ids import Mark
 
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
@@ -200,7 +210,7 @@ class ExpiringRow(NamedTuple):
 
 
 class DedupRow(NamedTuple):
-    """A key that was enqueued with (see `foqs.dedup`), and the item that was stored for it."""
+    """A key that was enqueued with (see `foqs.ids`), and the item that was stored for it."""
 
     digest: bytes
     content: int
@@ -374,3 +384,62 @@ class Batch:
             indexed_to=self.indexed_from,
             indexed_from=self.indexed_from,
         )
+
+
+FailurePosition = tuple[int, int]
+"""The order of a lane's rows in `failure`: (fingerprint, id)."""
+
+
+class FailureGroup(NamedTuple):
+    """The dead letters of a lane with the same fingerprint and cause; the sample is one of them."""
+
+    fingerprint: int
+    cause: int
+    items: int
+    first_died_at_ms: int
+    last_died_at_ms: int
+    sample_id: int
+    sample_reason: bytes
+
+
+class FailureGroups(NamedTuple):
+    """The groups of a range of rows, by (fingerprint, cause). Rows behind `next` may belong to the last groups, too;
+    None: there are no more."""
+
+    groups: list[FailureGroup]
+    next: FailurePosition | None
+
+
+class DeadRow(NamedTuple):
+    """A dead letter without its body; one of `ready` and `timer` is set. `headers` is what the item has stored."""
+
+    failure: FailureRow
+    priority: int
+    deliver_after_ms: int
+    expires_at_ms: int
+    headers: bytes | None
+    ready: ReadyRow | None
+    timer: TimerRow | None
+
+
+class DeadPage(NamedTuple):
+    """`next` is the position of the last row that was looked at; None: there are no rows behind it."""
+
+    rows: list[DeadRow]
+    next: FailurePosition | None
+
+
+class RowPages(Generic[Row]):
+    """Rows of numbers and bytes, which can be read once. `made` makes a row of its columns."""
+
+    def __init__(self, made: Callable[..., Row]) -> None:
+        self._made = made
+        self._pages: deque[bytes] = deque()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Add a page of rows."""
+        self._pages.append(marshal.dumps([tuple(row) for row in rows]))
+
+    def __iter__(self) -> Iterator[Row]:
+        while self._pages:
+            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # bytes of `add`

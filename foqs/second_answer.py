@@ -12,7 +12,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from foqs.dedup import Duplicate, OwnDuplicate
 from foqs.errors import (
     FoqsError,
     LostReply,
@@ -25,6 +24,7 @@ from foqs.errors import (
     Unavailable,
     caused,
 )
+from foqs.ids import Duplicate, OwnDuplicate
 
 
 class Answer(Enum):

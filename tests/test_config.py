@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from foqs.bounds import Quota
 from foqs.config.fields import keys, masked_pair, masked_url
 from foqs.config.live import change
 from foqs.config.load import Config, NotValid, load
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
-from foqs.quota import Quota
 
 SECRET = "hunter2-the-secret"
 

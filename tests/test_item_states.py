@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from foqs.item import Cause, Change, Given, Item
-from foqs.item_states import (
+from foqs.item import (
     BORN,
     IN_FLIGHT,
     NAMES,
     NEXT,
     NONE,
     WINDOW,
+    Cause,
+    Change,
     Changes,
+    Given,
+    Item,
     Known,
     Phase,
     Place,

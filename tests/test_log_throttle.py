@@ -1,6 +1,6 @@
 """How many lines of one kind are let through."""
 
-from foqs.log_throttle import LogThrottle
+from foqs.bounds import LogThrottle
 
 
 def test_lines_are_bounded_and_those_left_out_are_counted() -> None:

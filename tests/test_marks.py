@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.errors import Invalid
-from foqs.marks import STEP, Mark, Stamp, ahead, decode, encode
+from foqs.ids import MARK_STEP, Mark, Stamp, decode_mark, encode_mark, mark_ahead
 from foqs.store.ownership import ShardRow, Start, start_of
 
 EPOCH_JUMP, NUMBER_JUMP = 1 << 20, 1 << 30
@@ -17,11 +17,11 @@ def row(epoch: int, next_number: int, seq: int = 0) -> ShardRow:
 
 def test_a_mark_is_read_as_it_was_written() -> None:
     mark = Mark(3, 500, 1 << 40, 77, Stamp(1_000, 990, "host-a"))
-    assert decode(encode(mark)) == mark
+    assert decode_mark(encode_mark(mark)) == mark
 
 
 def test_unknown_keys_of_a_mark_are_ignored() -> None:
-    assert decode(b'{"epoch": 1, "number": 2, "ceiling": 3, "more": "x"}') == Mark(1, 2, 3)
+    assert decode_mark(b'{"epoch": 1, "number": 2, "ceiling": 3, "more": "x"}') == Mark(1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_unknown_keys_of_a_mark_are_ignored() -> None:
 )
 def test_a_mark_that_is_damaged_is_refused(data: bytes) -> None:
     with pytest.raises(Invalid):
-        decode(data)
+        decode_mark(data)
 
 
 def test_a_mark_of_a_wrong_seq_or_stamp_counts_without_it() -> None:
-    assert decode(b'{"epoch": 1, "number": 2, "ceiling": 3, "seq": "x", "stamp": [1]}') == Mark(1, 2, 3)
+    assert decode_mark(b'{"epoch": 1, "number": 2, "ceiling": 3, "seq": "x", "stamp": [1]}') == Mark(1, 2, 3)
 
 
 def test_without_a_mark_the_row_counts() -> None:
@@ -48,14 +48,14 @@ def test_after_an_orderly_close_no_number_is_skipped() -> None:
 
 def test_after_a_crash_at_most_one_step_is_skipped() -> None:
     """The row may be what the owner left, or a copy from its time: the two look alike."""
-    assert start_of(row(4, 250), 0, mark=ahead(4, 100)) == Start(5, 100 + STEP, behind=False)
+    assert start_of(row(4, 250), 0, mark=mark_ahead(4, 100)) == Start(5, 100 + MARK_STEP, behind=False)
 
 
 @pytest.mark.parametrize("found", [row(3, 100), row(4, 99), row(0, 1)])
 def test_an_older_copy_is_jumped_over(found: ShardRow) -> None:
     """Its epoch, or its number, is one that the database had left behind."""
-    start = start_of(found, 0, mark=Mark(4, 100, 100 + STEP))
-    assert start == Start(4 + EPOCH_JUMP + 1, 100 + STEP + NUMBER_JUMP, behind=True)
+    start = start_of(found, 0, mark=Mark(4, 100, 100 + MARK_STEP))
+    assert start == Start(4 + EPOCH_JUMP + 1, 100 + MARK_STEP + NUMBER_JUMP, behind=True)
 
 
 def test_a_mark_behind_the_row_changes_nothing() -> None:

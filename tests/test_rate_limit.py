@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs import rate_limit
-from foqs.rate_limit import RateLimit
+from foqs import bounds
+from foqs.bounds import RateLimit
 
 
 def test_a_second_s_worth_at_once_and_then_evenly() -> None:
@@ -32,8 +32,8 @@ def test_one_second_has_at_most_two_seconds_worth_of_events(a_second: int, gaps:
 
 def test_sources_are_forgotten_before_they_are_too_many() -> None:
     one = RateLimit(1)
-    for number in range(rate_limit._MOST_SOURCES + 10):
+    for number in range(bounds._MOST_SOURCES + 10):
         assert one.wait_ms(str(number), 1.0) == 0
-    assert len(one._until_ns) == rate_limit._MOST_SOURCES
-    assert one.wait_ms(str(rate_limit._MOST_SOURCES), 1.0) == 1_000
+    assert len(one._until_ns) == bounds._MOST_SOURCES
+    assert one.wait_ms(str(bounds._MOST_SOURCES), 1.0) == 1_000
     assert one.wait_ms("0", 1.0) == 0

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foqs.idl import idl
-from foqs.request_context import is_forwarded
+from foqs.idl import idl, is_forwarded
 
 
 @pytest.mark.parametrize(("hops", "forwarded"), [(None, False), (0, False), (1, True), (2, True)])

@@ -4,7 +4,6 @@ import pytest
 
 from foqs import second_answer
 from foqs.client.connection import ClientClosed
-from foqs.dedup import Duplicate, OwnDuplicate
 from foqs.errors import (
     FoqsError,
     Forbidden,
@@ -20,6 +19,7 @@ from foqs.errors import (
     Unavailable,
     from_code,
 )
+from foqs.ids import Duplicate, OwnDuplicate
 from foqs.second_answer import Policy, Verdict, judge, judge_forwarded, last_word, stored, unknown
 
 # One letter for each of BUSY, LOST, NOT_FOUND, STALE_LEASE, REFUSED: Again, again in Doubt, Ok (done), Failed, Unknown.

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.engine import make_url
 
-from foqs.shard_urls import refusal_of
+from foqs.checks import shard_url_fault
 from foqs.store.link import Database
 from foqs.store.protocol import ShardRefused
 
@@ -24,7 +24,7 @@ SECRET = "hush"
     ],
 )
 def test_what_cannot_be_a_shard(url: str, why: str) -> None:
-    refusal = refusal_of(url)
+    refusal = shard_url_fault(url)
     assert refusal is not None and why in refusal and SECRET not in refusal
     with pytest.raises(ShardRefused, match=why):
         Database(url)
@@ -42,7 +42,7 @@ def test_what_cannot_be_a_shard(url: str, why: str) -> None:
     ],
 )
 def test_what_may_be_a_shard_is_read_alike(url: str, host: str | None, database: str) -> None:
-    assert refusal_of(url) is None
+    assert shard_url_fault(url) is None
     assert (make_url(url).host, make_url(url).database) == (host, database)
 
 

@@ -22,8 +22,8 @@ from foqs.admin.exposition import render
 from foqs.admin.lag import LoopLag
 from foqs.admin.snapshot import Series, gather
 from foqs.admin.view import View
+from foqs.checks import host_port
 from foqs.config.schema import AdminSection
-from foqs.spelling import host_port
 
 log = structlog.get_logger("foqs.admin")
 

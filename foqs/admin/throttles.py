@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from heapq import nlargest
 
+from foqs.bounds import THROTTLE
 from foqs.counters import OTHER
 from foqs.engine.demand import AnyGate
 from foqs.engine.throttling import Throttling
-from foqs.quota import THROTTLE
 from foqs.throttles.shard_slots import ShardSlots
 from foqs.throttles.throttle_key import ThrottleKey
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
-from foqs.log_throttle import LogThrottle
-from foqs.request_context import trace_of
+from foqs.bounds import LogThrottle
+from foqs.idl import trace_of
 from foqs.rpc.call import Call
 
 log = structlog.get_logger("foqs.audit")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from foqs.api import validation
+from foqs.bounds import Limits
 from foqs.engine import explain
 from foqs.engine.engine import Engine
 from foqs.engine.explain import Explanation
@@ -13,14 +14,12 @@ from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import LookCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
-from foqs.idl import idl
+from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.limits import Limits
 from foqs.peers.explain import nearest, response
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
-from foqs.request_context import is_forwarded
 from foqs.rows import Found
 from foqs.rpc.call import Call
 

@@ -17,9 +17,9 @@ from foqs.api.routing import RoutingMethods
 from foqs.api.server_info import Info
 from foqs.api.settings import SettingsMethods
 from foqs.api.throttles import ThrottleMethods
+from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient

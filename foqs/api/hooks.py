@@ -8,12 +8,12 @@ from typing import Any
 
 from foqs.api import validation
 from foqs.api.enqueue_hooks import read_by_script, set_fields
+from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, Unavailable
 from foqs.hooks.protocol import Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.results import EnqueueResult
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.policies.names import script_name_error
 from foqs.rows import FailureCause
 from foqs.rpc.call import Call

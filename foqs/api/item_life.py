@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from foqs.api import enqueue_hooks, reply_bytes, responses, validation
 from foqs.api.entries import Sifted, checked, sift, sifted_acks
+from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
@@ -19,7 +20,6 @@ from foqs.hooks.results import EnqueueResult
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.item import Item
-from foqs.limits import Limits
 from foqs.peers import by_id
 from foqs.peers.elsewhere import Elsewhere
 from foqs.peers.exchange import Incoming
@@ -27,7 +27,6 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
-from foqs.quota import Bounded, Quota
 from foqs.rpc.call import Call
 from foqs.wire.columns import AckColumns, ids_and_leases
 

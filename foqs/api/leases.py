@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
+from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.engine.release import Releasing
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call

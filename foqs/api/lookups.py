@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import responses, validation
+from foqs.bounds import Limits
 from foqs.engine import release, tenant_stats
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import (
@@ -22,16 +23,13 @@ from foqs.engine.pending import LookCall
 from foqs.engine.tenant_stats import MOST_TENANTS, MostReady
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.idl import idl
-from foqs.item import Item
-from foqs.item_states import Phase, Place
-from foqs.limits import Limits
+from foqs.idl import idl, is_forwarded
+from foqs.item import Item, Phase, Place
 from foqs.peers.active_topics import ANSWER_MS, Pages
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.topic_stats import Counts, TopicSums, hook_stats
 from foqs.policies.layers import BUILT_IN
-from foqs.request_context import is_forwarded
 from foqs.rows import Found
 from foqs.rpc.call import Call
 

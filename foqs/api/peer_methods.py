@@ -8,22 +8,21 @@ from typing import Any, TypeVar
 
 from foqs.api import validation
 from foqs.api.tenancy import fairness_key
+from foqs.bounds import THROTTLE, Bounded, Limits
 from foqs.buffers.pending_dedup import Give
-from foqs.dedup import DIGEST_BYTES, SLOTS, bounds_of
 from foqs.engine.engine import Engine
 from foqs.engine.urgent import most_urgent
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.limits import Limits
+from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.peers import slot_migration
 from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
 from foqs.policies.names import throttle_key_error
-from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.bucket import Ask, Grant
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
@@ -74,10 +73,10 @@ class PeerMethods:
     def give_slot(self, call: Call) -> None:
         """Raises as `slot_migration.give`, and Invalid."""
         request = call.request
-        slot = validation.within(request.slot, "slot", 0, SLOTS - 1, -1)
+        slot = validation.within(request.slot, "slot", 0, HASH_SLOTS - 1, -1)
         if slot < 0 or request.shard is None or request.stamp is None:
             raise Invalid("shard, slot or stamp is missing")
-        low = request.low or bounds_of(slot)[0]
+        low = request.low or hash_slot_bounds(slot)[0]
         if len(low) != DIGEST_BYTES:
             raise Invalid(f"low has not {DIGEST_BYTES} bytes")
         limit = validation.within(request.limit, "limit", 1, self._limits().request_items, 1)

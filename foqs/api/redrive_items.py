@@ -8,21 +8,19 @@ from typing import Any
 
 from foqs.api import validation
 from foqs.api.tenancy import fairness_key
-from foqs.dead_rows import FailureGroup
+from foqs.bounds import Limits
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.engine import Engine
 from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
 from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.errors import FoqsError, Invalid, LostReply, item_error
-from foqs.idl import idl
-from foqs.limits import Limits
+from foqs.idl import idl, is_forwarded
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.list_failures import FailureGathering, Found, group_of
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
 from foqs.policies.filter import FailureFilter
-from foqs.request_context import is_forwarded
-from foqs.rows import REASON_BYTES, FailureCause
+from foqs.rows import REASON_BYTES, FailureCause, FailureGroup
 from foqs.rpc.call import Call
 
 _MOST_COUNT = (1 << 63) - 1

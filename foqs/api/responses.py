@@ -7,11 +7,11 @@ from typing import Any
 
 from foqs.api.validation import headers_of
 from foqs.counters import Counters
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
 from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
+from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.peers.elsewhere import Elsewhere
 from foqs.rows import Body, FailureRow, NewItem

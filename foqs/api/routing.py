@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from foqs.api import validation
+from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.engine.pending import RoutingCall
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.ready_publisher import ReadyPublisher, WatchCall

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from foqs import __version__
+from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rpc.call import Call
 

@@ -7,11 +7,11 @@ from functools import partial
 from uuid import uuid4
 
 from foqs.api import validation
+from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, Invalid
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from foqs.bounds import MOST_WEIGHT, Limits
 from foqs.checks import is_text
 from foqs.errors import Invalid
-from foqs.limits import MOST_WEIGHT, Limits
 from foqs.policies.names import name_error, throttle_key_error, throttles_error
 
 

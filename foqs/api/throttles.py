@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
+from foqs.bounds import Limits
 from foqs.checks import is_text
 from foqs.engine import throttle_stats
 from foqs.engine.engine import Engine
@@ -14,7 +15,6 @@ from foqs.engine.inspect import cursor_of, parts_of
 from foqs.engine.throttle_stats import Coordinated
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.peers.active_topics import ANSWER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from foqs.limits import Limits
+from foqs.bounds import Limits
 from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE

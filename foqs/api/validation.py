@@ -11,16 +11,14 @@ from typing import Any
 
 from foqs.api import topic_rules
 from foqs.api.tenancy import fairness_keys_fit, tenancy
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import is_text, is_time, time_fault
-from foqs.dedup import Dedup, content_of, digest_of
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
-from foqs.limits import Limits
+from foqs.ids import Dedup, content_of, digest_of
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.quota import Quota
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.travel import bare
 from foqs.wire.columns import SpecColumns

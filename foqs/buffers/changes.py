@@ -6,8 +6,7 @@ enters another one, or none.
 
 from __future__ import annotations
 
-from foqs.item import Change
-from foqs.item_states import Place, To
+from foqs.item import Change, Place, To
 from foqs.rows import Batch, ReadyRow, TimerRow
 
 # Members of enums, bound once for the hot path.

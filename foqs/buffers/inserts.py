@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from foqs.dedup import Dedup
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
+from foqs.ids import Dedup
 from foqs.rows import NewItem
 
 

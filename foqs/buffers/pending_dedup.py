@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from foqs.dedup import Dedup, Duplicate, slot_of
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey
+from foqs.ids import Dedup, Duplicate, hash_slot_of
 from foqs.leases.checkpoint import Checkpoint
 from foqs.rows import DedupRow, Holding, NewItem
 from foqs.shardmgr.slots import has
@@ -85,14 +85,14 @@ class Keys:
 
     def takes(self, digest: bytes) -> bool:
         """Whether the shard has the key's slot, and is not about to give it away."""
-        return self.takes_slot(slot_of(digest))
+        return self.takes_slot(hash_slot_of(digest))
 
     def takes_slot(self, slot: int) -> bool:
         return has(self.held.bits, slot) and not (self.gives and any(give.slot == slot for give in self.gives))
 
     def under_way(self, slot: int) -> bool:
         """Whether a key of the slot may still be stored."""
-        return any(slot_of(digest) == slot for digest in self.pending)
+        return any(hash_slot_of(digest) == slot for digest in self.pending)
 
     def add(self, keyed: Keyed, call: TakesOutcomes) -> bool:
         """Return True if the item is new here; else `call` waits for the pending item with the same key."""

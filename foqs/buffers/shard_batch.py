@@ -12,7 +12,6 @@ from typing import Any
 
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Copy, Give
-from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
 from foqs.item import Change, Item
 from foqs.leases.checkpoint import Range
 from foqs.policies.filter import FailureFilter
@@ -21,10 +20,13 @@ from foqs.prefetch.window import Window
 from foqs.rows import (
     Batch,
     Body,
+    DeadPage,
     DedupRow,
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureGroups,
+    FailurePosition,
     FailureRow,
     Found,
     Key,

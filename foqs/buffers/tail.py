@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from foqs.item import Item
-from foqs.item_states import To
+from foqs.item import Item, To
 
 MAX_BYTES = 8 << 20
 """Bodies of the tail: the next owner reads them to write their rows."""

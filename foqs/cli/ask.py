@@ -21,8 +21,7 @@ SAMPLE_S = 1.0
 async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
     """Return the answers of the hosts by their ids, without hosts that do not answer."""
     from foqs.api.auth import proof_of
-    from foqs.budget import Budget
-    from foqs.limits import Limits
+    from foqs.bounds import Budget, Limits
     from foqs.rpc.peer_caller import PeerCaller
     from foqs.rpc.tls import peer_context
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.checks import parse_fingerprint
 from foqs.rows import FailureCause, FailureRow
-from foqs.spelling import parse_fingerprint
 
 if TYPE_CHECKING:
     from foqs.client import FailureFilter, Item

@@ -14,8 +14,8 @@ from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import counting
 from foqs.cli.unknown import say_unknown
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotFound, StaleLease
+from foqs.ids import Duplicate
 from foqs.shardmgr.change import count as counted
 from foqs.shardmgr.change import name
 from foqs.travel import bare

@@ -22,6 +22,7 @@ from sqlalchemy.engine import URL
 
 from foqs.admin.server import AdminServer
 from foqs.admin.view import View
+from foqs.checks import host_port
 from foqs.cli import logs, signals
 from foqs.cli.errors import fail
 from foqs.cli.reload import Apply, Read, on_hangup
@@ -32,7 +33,6 @@ from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
 from foqs.server.node import Node
-from foqs.spelling import host_port
 from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")

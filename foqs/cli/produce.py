@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.bounds import MOST_WEIGHT
 from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli import streams
 from foqs.cli.connection import BATCH_ITEMS, Connection, server_clock, stdin_lines
@@ -18,9 +19,8 @@ from foqs.cli.errors import fail
 from foqs.cli.help import QUEUE, command
 from foqs.cli.progress import reading
 from foqs.cli.streams import write_line
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError
-from foqs.limits import MOST_WEIGHT
+from foqs.ids import Duplicate
 from foqs.travel import bare
 
 if TYPE_CHECKING:

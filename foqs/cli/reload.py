@@ -10,8 +10,8 @@ import structlog
 from foqs.cli import logs, signals
 from foqs.config.live import change
 from foqs.config.load import Config, NotValid
-from foqs.daemon_thread import on_daemon_thread
 from foqs.errors import Invalid
+from foqs.event_loop import on_daemon_thread
 
 log = structlog.get_logger("foqs.config.load")
 

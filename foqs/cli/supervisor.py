@@ -16,11 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import structlog
 
+from foqs.checks import host_port
 from foqs.cli import logs, signals
 from foqs.cli.reload import Read, on_hangup
 from foqs.config.load import Config
 from foqs.errors import Invalid
-from foqs.spelling import host_port
 
 log = structlog.get_logger("foqs.workers")
 

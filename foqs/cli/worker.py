@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from foqs.checks import host_port
 from foqs.cli import logs
 from foqs.cli.process import UNFINISHED, serve
 from foqs.cli.reload import Apply, take
 from foqs.config.load import Config
 from foqs.errors import Invalid
-from foqs.spelling import host_port
 
 _ORDERS, _ANSWERS = 0, 1
 _READ_BYTES = 64 * 1024

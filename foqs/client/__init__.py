@@ -40,7 +40,6 @@ from foqs.client.request_ids import request_id
 from foqs.client.settings import Settings, SettingsChange
 from foqs.client.tls import Tls
 from foqs.client.worker import Worker
-from foqs.dedup import Duplicate
 from foqs.errors import (
     Code,
     Conflict,
@@ -54,6 +53,7 @@ from foqs.errors import (
     Unauthenticated,
     Unavailable,
 )
+from foqs.ids import Duplicate
 from foqs.rows import FailureCause
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
+from foqs.bounds import Limits
 from foqs.client.caller import Caller
 from foqs.client.connection import Address
 from foqs.client.guard import SafeLog
@@ -17,7 +18,6 @@ from foqs.client.routes import Part
 from foqs.client.topics import Topics
 from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.second_answer import END_ITEM, LOOK, Verdict, judge, last_word
 from foqs.travel import bare
 

@@ -10,6 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from foqs.bounds import Limits
 from foqs.client.connection import Address, Connection
 from foqs.client.forks import renew_after_fork
 from foqs.client.guard import SafeLog, guarded
@@ -23,7 +24,6 @@ from foqs.client.returned import call_to_end
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.errors import GoAway, Malformed
 from foqs.wire.protocol import SMALL_BYTES
 from foqs.wire.remote_method import RemoteMethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from weakref import finalize
 
 from foqs import second_answer
+from foqs.bounds import Limits
 from foqs.client import entries, methods
 from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, most_of, topic_counts
 from foqs.client.caller import Caller, OnRetry
@@ -46,7 +47,6 @@ from foqs.client.topics import Topics, active_topics
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.ids import parse_id
-from foqs.limits import Limits
 from foqs.travel import Local
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from typing import NamedTuple
 
-from foqs.checks import shown
+from foqs.checks import host_port, shown
 from foqs.client.forks import renew_after_fork
 from foqs.client.places import Ask
 from foqs.client.tls import Securing, refused
@@ -27,7 +27,6 @@ from foqs.client.wrong_peer import (
     why_no_handshake,
 )
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
-from foqs.spelling import host_port
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20

@@ -8,15 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from thriftpy2.thrift import TType
 
-from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms
+from foqs.bounds import Limits
+from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client import methods
 from foqs.client.options import check_cause, checked, instance_of, whole
 from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable, item_error
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.rows import FailureCause
-from foqs.spelling import parse_fingerprint, shown_fingerprint
 from foqs.travel import Value
 
 _LIMITS = Limits()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foqs.bounds import MOST_WEIGHT
 from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS, check_bytes, check_int, check_text, check_time_ms
 from foqs.client.items import Delivery, ItemSpec
 from foqs.errors import Invalid
-from foqs.limits import MOST_WEIGHT
 from foqs.travel import bare
 
 _USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from thriftpy2.thrift import TType
 
-from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text
+from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text, shown_fingerprint
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.spelling import shown_fingerprint
 from foqs.travel import Value
 
 

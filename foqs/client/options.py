@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from foqs.bounds import Limits
 from foqs.checks import (
     I32_MAX,
     I64_MAX,
@@ -29,7 +30,6 @@ from foqs.checks import (
 from foqs.client.places import Share
 from foqs.client.tls import Tls
 from foqs.errors import Invalid
-from foqs.limits import Limits
 from foqs.rows import FailureCause
 
 P = ParamSpec("P")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from foqs.bounds import Limits
 from foqs.checks import check_text
 from foqs.errors import Invalid
-from foqs.limits import Limits
 
 _MOST_BYTES = Limits().context_bytes
 _current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)

@@ -13,9 +13,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from foqs.client.connection import Address, parse_addresses
-from foqs.dedup import SLOTS, digest_of, slot_of
 from foqs.errors import Invalid
-from foqs.ids import shard_of
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, shard_of
 
 Sample = Callable[[Sequence[Address], int], Sequence[Address]]
 """So many of several, at random."""
@@ -139,12 +138,12 @@ def routes_of(response: Any) -> Routes:
             owners[route.shard] = address
     hosts = {address for text in response.hosts or () if (address := addresses[text]) is not None}
     slots = tuple(response.slots or ())
-    return Routes(response.version, owners, tuple(sorted(hosts)), slots if len(slots) == SLOTS else ())
+    return Routes(response.version, owners, tuple(sorted(hosts)), slots if len(slots) == HASH_SLOTS else ())
 
 
 def slot(namespace: Any, key: Any) -> int | None:
     """None for an invalid key: the server refuses it."""
-    return slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
+    return hash_slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
 
 
 def by_owner(

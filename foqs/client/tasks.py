@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from foqs.bounds import Limits
 from foqs.client.caller import Asked, Caller
 from foqs.client.connection import Address
 from foqs.client.methods import ENQUEUE
 from foqs.client.pool import Busy
 from foqs.client.request_ids import current
 from foqs.client.routes import Part
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, RequestTooLarge, item_error, named
-from foqs.limits import Limits
+from foqs.ids import Duplicate
 from foqs.second_answer import LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.travel import bare
 from foqs.wire.errors import Unencodable

@@ -30,13 +30,13 @@ except ImportError as error:
     raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
 
 from foqs import __version__
+from foqs.bounds import Limits
 from foqs.client.guard import guarded, kind_of
 from foqs.client.held import Held
 from foqs.client.items import Item, ItemSpec
 from foqs.client.job import Call, Job, Retry
 from foqs.client.work_span import WorkSpan, end
 from foqs.errors import FoqsError, Invalid
-from foqs.limits import Limits
 
 MOST_LINKS = 128
 """Of one span; what SDKs keep by default."""

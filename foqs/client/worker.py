@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
 
+from foqs.bounds import Limits
 from foqs.client.ack_policy import AckPolicy, AckPolicyName
 from foqs.client.backoff import Backoff, checked_delay_ms
 from foqs.client.begun import Begun
@@ -35,7 +36,6 @@ from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
 from foqs.client.stop_signals import stop_signals
 from foqs.client.work import Work
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
-from foqs.limits import Limits
 from foqs.travel import Local, stripped
 
 log = SafeLog()

@@ -13,11 +13,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from foqs.checks import LONGEST_MS, is_text
+from foqs.bounds import Quota
+from foqs.checks import LONGEST_MS, is_text, shard_url_fault
 from foqs.config.fields import Live, Secret, SecretPair, SecretUrl, Section, refuse
 from foqs.ids import MAX_SHARD
-from foqs.quota import Quota
-from foqs.shard_urls import refusal_of
 
 MiB = 1 << 20
 MOST = 1_000_000_000
@@ -330,7 +329,7 @@ class ShardSection(Section):
     @field_validator("url")
     @classmethod
     def _accepted(cls, url: str) -> str:
-        if (why := refusal_of(url)) is not None:
+        if (why := shard_url_fault(url)) is not None:
             raise ValueError(why)
         return url
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from foqs.daemon_thread import on_daemon_thread
+from foqs.event_loop import on_daemon_thread
 
 T = TypeVar("T")
 

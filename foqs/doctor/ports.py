@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 
+from foqs.checks import host_port
 from foqs.client import Client, Tls
 from foqs.config.exposure import is_loopback
 from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError
-from foqs.spelling import host_port
 
 _MOST_PORT = 65_535
 _ALIVE_BYTES = 64

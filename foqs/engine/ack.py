@@ -10,8 +10,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import NUMBER_BITS, shard_of
-from foqs.item import Cause, Change, Item
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.rows import Found
 from foqs.shardmgr.lifecycle import ShardState
 

@@ -12,8 +12,7 @@ from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.expiry import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.errors import Invalid, NotServed, Unavailable
-from foqs.item import Cause, Change, Item, from_found
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Item, Phase, Place, To, from_found
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 

@@ -12,8 +12,7 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import dedup, item_end, pages, slot_rows
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import pack_throttles, tenancy_of
-from foqs.item import Cause, Change, Item
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, ReadyRow

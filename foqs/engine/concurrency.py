@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
-from foqs.dedup import digest_of, slot_of
+from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.demand import Demand, Parked, lives
 from foqs.engine.shard import Shard
 from foqs.engine.slot_book import Book, Gate, LaneSlots
 from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.prefetch.lane import Lane
-from foqs.quota import THROTTLE, Bounded
 from foqs.throttles.agenda import Agenda
 from foqs.throttles.slots import SlotAsk, SlotGrant
 
@@ -223,7 +223,7 @@ class Concurrency:
         if gate is None:
             throttle = policies.throttle(name)
             assert throttle is not None, "the key is limited"
-            slot = slot_of(digest_of(book.ns, THROTTLE + name))
+            slot = hash_slot_of(digest_of(book.ns, THROTTLE + name))
             gate = Gate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
             gate.counted = book.counted
             if (old := book.before.get(name)) is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from foqs.buffers.shard_batch import DeadRead, GroupsRead
-from foqs.dead_rows import FailureGroup, FailureGroups, FailurePosition
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
 from foqs.policies.filter import FailureFilter
+from foqs.rows import FailureGroup, FailureGroups, FailurePosition
 
 ROWS = 2_000
 """Rows that one read looks at: the work of other requests for the shard goes on between two."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
-from foqs.dedup import slot_of
 from foqs.engine import enqueue, slot_rows
 from foqs.engine.enqueue import RETRY_MS, cut
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.ids import hash_slot_of
 from foqs.rows import Batch, DedupRow
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -29,7 +29,7 @@ def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Key
     """Group `items` by the number of the shard that has the key's slot; 0: no shard has it."""
     found: dict[int, list[Keyed]] = defaultdict(list)
     for one in items:
-        found[slots[slot_of(one.dedup.digest)] if slots else 0].append(one)
+        found[slots[hash_slot_of(one.dedup.digest)] if slots else 0].append(one)
     return found
 
 

@@ -11,8 +11,7 @@ from foqs.engine.pending import Committing, DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey, fairness_of
-from foqs.item import KNOWN_BYTES, Item
-from foqs.item_states import Place
+from foqs.item import KNOWN_BYTES, Item, Place
 
 
 def serve(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
 from foqs.engine import (

@@ -23,8 +23,7 @@ from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.standing import Standing, standing_of
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
-from foqs.item import Item
-from foqs.item_states import Phase, Place
+from foqs.item import Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.throttles.shard_slots import ShardSlots

@@ -17,8 +17,7 @@ from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound
 from foqs.hooks.failed_attempt import Decided, FailedAttempt
 from foqs.hooks.results import FailureResult
-from foqs.item import Item
-from foqs.item_states import To
+from foqs.item import Item, To
 from foqs.rows import Body, FailureCause, Found, NewItem
 
 BY_POLICY = Answer()

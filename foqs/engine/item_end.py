@@ -10,8 +10,7 @@ from typing import NamedTuple
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
 from foqs.hooks.results import Action, FailureResult
-from foqs.item import Cause, Change, Item, Move, Waits
-from foqs.item_states import To
+from foqs.item import Cause, Change, Item, Move, To, Waits
 from foqs.policies.fingerprint import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import REASON_BYTES, FailureCause, FailureRow

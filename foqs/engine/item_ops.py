@@ -13,8 +13,7 @@ from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.hooks.results import FailureResult
-from foqs.item import Cause, Change, Given, Item, Waits
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Given, Item, Phase, Place, To, Waits
 from foqs.rows import FailureCause, Found
 
 Verdict = FoqsError | bool

@@ -10,8 +10,7 @@ from itertools import islice
 
 from foqs.buffers.shard_batch import BatchResult, LanesRead, PageRead, ShardBatch
 from foqs.engine.shard import Shard
-from foqs.item import Item, from_ready
-from foqs.item_states import Phase
+from foqs.item import Item, Phase, from_ready
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Entry
 from foqs.rows import Body, ReadyRow

@@ -9,18 +9,17 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.buffers.shard_batch import DeadRead
-from foqs.dead_rows import DeadPage, DeadRow, FailurePosition
 from foqs.engine.dead_letters import ROWS, GroupKey, dead_lane, queue, withdraw
 from foqs.engine.pending import ItemsCall, change_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
-from foqs.item import Cause, Change, Item, Move, from_ready
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_ready
 from foqs.policies.filter import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
+from foqs.rows import DeadPage, DeadRow, FailurePosition
 
 Settle = Callable[[int], None]
 """Called when the outcome of admitted items is known, with the number of those that were not stored."""

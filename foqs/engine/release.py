@@ -15,8 +15,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
-from foqs.item import Item, Settles, from_found
-from foqs.item_states import Phase
+from foqs.item import Item, Phase, Settles, from_found
 from foqs.rows import Body, Found, TimerRow
 
 _PAGE_ROWS = 200

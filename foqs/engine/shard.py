@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Keys
 from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
@@ -22,8 +22,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topics
 from foqs.hooks.failed_attempt import AskScript
 from foqs.ids import first_id
-from foqs.item import Change, Item, Waits
-from foqs.item_states import Phase, Place, To
+from foqs.item import Change, Item, Phase, Place, To, Waits
 from foqs.leases.checkpoint import Checkpoint
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane

@@ -30,7 +30,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from foqs.marks import Marks
+from foqs.ids import Marks
 from foqs.rows import Opened
 from foqs.shardmgr.lifecycle import ShardState
 

@@ -6,15 +6,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
 from foqs.fairness.tenant_lanes import TenantLanes
 from foqs.fairness.topics import Topics
-from foqs.item import KNOWN_BYTES, Cause, Change, Item
-from foqs.item_states import Phase, Place, To
+from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.prefetch.window import Entry, Window

@@ -17,8 +17,7 @@ from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
-from foqs.item import Change, Item
-from foqs.item_states import Phase, Place
+from foqs.item import Change, Item, Phase, Place
 from foqs.leases.checkpoint import Checkpoint
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane

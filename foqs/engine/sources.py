@@ -10,8 +10,7 @@ from foqs.engine.state import State
 from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
-from foqs.item import Cause, Change, Item
-from foqs.item_states import To
+from foqs.item import Cause, Change, Item, To
 from foqs.policies.layers import Bounds
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from foqs.bounds import THROTTLE, Bounded
 from foqs.engine import turns
 from foqs.engine.demand import AnyGate
 from foqs.engine.state import State
-from foqs.quota import THROTTLE, Bounded
 from foqs.throttles.slots import Slots
 
 _FLOWS = 10_000

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
 from typing import NamedTuple
 
-from foqs.dedup import digest_of, slot_of
+from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.concurrency import Concurrency
 from foqs.engine.demand import RECENT_MS, AnyGate, Demand, Parked, gates_of, lives
 from foqs.engine.pending import DequeueCall, Hint
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
+from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
 from foqs.policies.layers import Policies
-from foqs.quota import THROTTLE, Bounded
 from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import Ask, Grant
 from foqs.throttles.agenda import Agenda
@@ -192,7 +192,7 @@ class Throttling:
         if throttle is None or throttle.per_second is None:
             return None
         if key is None:
-            at_ms, slot = self.monotonic_ms(), slot_of(digest_of(*bounded))
+            at_ms, slot = self.monotonic_ms(), hash_slot_of(digest_of(*bounded))
             allowance = Allowance(at_ms, self._numbers, self.lost)
             key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._next_moment())
         elif key.throttle != throttle:

@@ -6,12 +6,12 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from foqs.bounds import Limits
 from foqs.hooks.breaker import Breaker
 from foqs.hooks.call_queues import CALL_US, CallQueue, Portion, Turns, Waiting
 from foqs.hooks.frames import SLICE_MS
 from foqs.hooks.protocol import Answered, Failed, HookCall, HookKey, Kind, Outcome
 from foqs.hooks.replies import outcome_of
-from foqs.limits import Limits
 
 MOST_QUEUES = 10_000
 """Hooks of topics whose averages and breakers are remembered; those without calls are forgotten first."""

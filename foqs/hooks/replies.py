@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from foqs.bounds import Limits
 from foqs.hooks.protocol import Answered, Failed, Hook, HookCall, Kind
 from foqs.hooks.results import InvalidResult, enqueue_result, failure_result
-from foqs.limits import Limits
 
 _BY_SCRIPT = {str(kind): kind for kind in (Kind.ERROR, Kind.TIMEOUT, Kind.MEMORY, Kind.INVALID)}
 _MOST = 1 << 40

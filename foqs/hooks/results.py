@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from foqs.limits import MOST_WEIGHT, Limits
+from foqs.bounds import MOST_WEIGHT, Limits
 from foqs.policies.names import name_error, throttle_key_error, throttles_error
 
 _LEAST_PRIORITY, _MOST_PRIORITY = -(1 << 31), (1 << 31) - 1

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
-from foqs.dedup import slot_of
 from foqs.engine import dedup
 from foqs.engine.pending import EnqueueCall
 from foqs.errors import FoqsError, Unavailable
 from foqs.idl import idl
+from foqs.ids import hash_slot_of
 from foqs.peers.enqueue import outcomes_of
 from foqs.peers.exchange import Exchange
 from foqs.peers.forwarded import HERE, Forwarded, Target
@@ -52,7 +52,7 @@ class ForwardedDedupEnqueue(Forwarded):
     def target(self, at: int) -> Target:
         exchange, routing = self._exchange, self._exchange.routing()
         slots = routing.slots.shards
-        number = slots[slot_of(self._items[at].dedup.digest)] if slots else 0
+        number = slots[hash_slot_of(self._items[at].dedup.digest)] if slots else 0
         if exchange.serves(number):
             return HERE
         owner = routing.owners.get(number)

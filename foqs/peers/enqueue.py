@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.dedup import Duplicate
 from foqs.engine.pending import EnqueueCall
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
+from foqs.ids import Duplicate
 from foqs.peers.exchange import Exchange
 from foqs.peers.forwarded import Forwarded, Outcome, Target, Ways
 from foqs.second_answer import ONCE

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from foqs.engine.engine import Engine
 from foqs.engine.pending import Timed
 from foqs.errors import FoqsError, LostReply, NotSent
-from foqs.idl import idl
+from foqs.idl import idl, is_forwarded, request_id_of
 from foqs.ids import shard_of
 from foqs.peers.ready_subscriber import Ask, Done
-from foqs.request_context import is_forwarded, request_id_of
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
 

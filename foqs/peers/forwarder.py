@@ -17,7 +17,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
-from foqs.idl import idl
+from foqs.idl import idl, is_forwarded
 from foqs.peers.by_id import NACK, ForwardedItems, Kind
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
 from foqs.peers.enqueue import ForwardedEnqueue
@@ -28,7 +28,6 @@ from foqs.peers.list_items import ForwardedList
 from foqs.peers.ready_subscriber import Ask, ReadySubscriber
 from foqs.peers.shard_owners import ClusterOwners
 from foqs.peers.slot_migration import SlotMigration
-from foqs.request_context import is_forwarded
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from foqs.bounds import Bounded
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
@@ -14,7 +15,6 @@ from foqs.idl import idl
 from foqs.peers.census import Census
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
-from foqs.quota import Bounded
 from foqs.quotas.namespace_tokens import NamespaceTokens
 
 COUNT_MS = 500

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from foqs.dead_rows import FailureGroup
 from foqs.engine.dead_letters import GroupKey, merged
 from foqs.errors import FoqsError
+from foqs.rows import FailureGroup
 
 Found = tuple[list[FailureGroup], bool]
 """Groups by (fingerprint, cause), and whether there are more."""

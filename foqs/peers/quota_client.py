@@ -14,20 +14,20 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from foqs.dedup import Duplicate, OwnDuplicate
+from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.engine.engine import Engine
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.redrive import Granted, Settle
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
+from foqs.ids import Duplicate, OwnDuplicate
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
 from foqs.policies.remedy import topic_command
-from foqs.quota import THROTTLE, Bounded, Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Grant
 from foqs.shardmgr.routing import Route

@@ -1,7 +1,7 @@
 """Coordinators of quotas and throttles: decide how many tokens a host that asks is granted.
 
 The coordinator of a namespace, a topic or a throttle key is the owner of the shard that has its slot (see
-`foqs.dedup`). A shard has one owner at a time, because of the fence and the confirmed epochs, and a slot is on one
+`foqs.ids`). A shard has one owner at a time, because of the fence and the confirmed epochs, and a slot is on one
 shard at a time. So no quota has two coordinators, whatever hosts believe of each other.
 """
 
@@ -12,14 +12,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from foqs.dedup import digest_of, slot_of
+from foqs.bounds import Bounded, Quota
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, NotServed, Unavailable
+from foqs.ids import digest_of, hash_slot_of
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
-from foqs.quota import Bounded, Quota
 from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
@@ -38,7 +38,7 @@ Grants = Callable[[list[Grant | None]], None]
 
 
 def coordinator_slot(ns: str, topic: str = "") -> int:
-    return slot_of(digest_of(ns, topic))
+    return hash_slot_of(digest_of(ns, topic))
 
 
 class QuotaCoordinator:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foqs.dead_rows import FailurePosition
 from foqs.engine.dead_letters import GroupKey
 from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.engine.shard import Shard
@@ -18,6 +17,7 @@ from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.peers.forwarded import Here
 from foqs.peers.shard_owners import ShardOwners
+from foqs.rows import FailurePosition
 
 MOST_GROUPS = 10_000
 """Groups that a call with `per_group` covers: the counts of all of them travel with each page."""

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.concurrency import Counted
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -22,7 +23,6 @@ from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
 from foqs.policies.layers import LeaseLimits
-from foqs.quota import THROTTLE, Bounded
 from foqs.throttles.slots import SlotAsk, SlotGrant, Slots
 
 BEAT_MS = 500

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from foqs.buffers.pending_dedup import Copy, Give
-from foqs.dedup import behind
 from foqs.engine.engine import Engine
 from foqs.engine.enqueue import RETRY_MS
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.idl import idl
+from foqs.ids import next_digest
 from foqs.peers.ready_subscriber import Ask
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -157,7 +157,7 @@ class SlotMigration:
             if error is not None:
                 self._later(AGAIN_MS, lambda: self._fetch(pull, low))
             elif len(rows) == _PAGE_ROWS:
-                self._fetch(pull, behind(rows[-1].digest))
+                self._fetch(pull, next_digest(rows[-1].digest))
             else:
                 self._arrived(pull)
 

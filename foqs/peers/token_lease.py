@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from foqs.bounds import Quota
 from foqs.engine.shard import Shard
 from foqs.errors import Overloaded
-from foqs.quota import Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Ask, Grant
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from foqs.bounds import MOST_WEIGHT
 from foqs.errors import Invalid
-from foqs.limits import MOST_WEIGHT
 from foqs.policies.entries import Entry, checked, shown
 from foqs.policies.names import pattern_error
 from foqs.policies.patterns import Patterns

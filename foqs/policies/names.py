@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from foqs.bounds import THROTTLE_KEYS, THROTTLE_KEYS_BYTES
 from foqs.checks import is_text
-from foqs.limits import THROTTLE_KEYS, THROTTLE_KEYS_BYTES
 
 NAME_BYTES = 255
 NOT_UTF_8 = "the name is not UTF-8"

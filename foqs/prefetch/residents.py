@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from typing import Any, Protocol
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.fairness.keys import TopicKey
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.window import Window

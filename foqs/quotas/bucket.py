@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from foqs.quota import NANO, Quota
+from foqs.bounds import NANO, Quota
 
 TTL_MS = 1_500
 """How long tokens are good for, unless the host asks again. A new coordinator grants nothing for this time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from foqs.quota import Quota
+from foqs.bounds import Quota
 from foqs.quotas.bucket import Ask, Bucket, Grant
 
 STORED_RETRY_MS = 1_000

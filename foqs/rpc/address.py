@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.spelling import host_port
+from foqs.checks import host_port
 
 
 def address_of(transport: Any) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.rpc.counters import RpcCounters
 from foqs.rpc.frames import Frame, Frames
 

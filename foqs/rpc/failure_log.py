@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from foqs.request_context import request_id_of, trace_of
+from foqs.idl import request_id_of, trace_of
 
 log = structlog.get_logger("foqs.rpc")
 

@@ -9,11 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits, LogThrottle
 from foqs.counters import Namespaces
 from foqs.idl import idl
-from foqs.limits import Limits
-from foqs.log_throttle import LogThrottle
 from foqs.rpc.address import Places
 from foqs.rpc.admission import Admission
 from foqs.rpc.call import Call

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import FoqsError, LostReply, NotSent
-from foqs.limits import Limits
 from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
 from foqs.wire.remote_method import RemoteMethod
 

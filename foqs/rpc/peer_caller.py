@@ -14,9 +14,8 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import FoqsError, LostReply, NotSent, Overloaded
-from foqs.limits import Limits
 from foqs.rpc.failure_log import log_failure
 from foqs.rpc.hub import Report
 from foqs.rpc.peer import Done, Peer, PeerCall, PeerConnection, PeerShared

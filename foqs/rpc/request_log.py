@@ -12,9 +12,9 @@ from typing import Any
 
 import structlog
 
+from foqs.bounds import LogThrottle
 from foqs.errors import FoqsError
-from foqs.log_throttle import LogThrottle
-from foqs.request_context import request_id_of, trace_of
+from foqs.idl import request_id_of, trace_of
 
 log = structlog.get_logger("foqs.request")
 

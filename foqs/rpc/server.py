@@ -20,10 +20,8 @@ from typing import Any
 
 import structlog
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits, LogThrottle
 from foqs.counters import Namespaces
-from foqs.limits import Limits
-from foqs.log_throttle import LogThrottle
 from foqs.rpc.admission import Admission
 from foqs.rpc.connection import ServedConnection
 from foqs.rpc.failure_log import log_failure

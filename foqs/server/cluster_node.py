@@ -17,7 +17,7 @@ import structlog
 
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
-from foqs.daemon_thread import on_daemon_thread
+from foqs.event_loop import on_daemon_thread, until
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.peers.shard_load import ShardLoads
 from foqs.server.clock_survey import ClockSurvey
@@ -26,7 +26,6 @@ from foqs.server.fact_writer import LoggedFactWriter
 from foqs.server.marks import ClusterMarks
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.shardmgr.controller import ControllerSettings
 from foqs.shardmgr.facts import Facts, HostFact, ShardFact, ShardUse, other_protocol
 from foqs.shardmgr.membership import Held

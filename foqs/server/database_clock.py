@@ -19,7 +19,7 @@ from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import shard_open
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.marks import Stamp
+from foqs.ids import Stamp
 from foqs.shardmgr.clock_evidence import PATIENCE_MS, Evidence, Verdict, agreeing, judge, middle
 
 log = structlog.get_logger("foqs.host")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import structlog
 
+from foqs.bounds import LogThrottle
 from foqs.hooks.protocol import Failed
 from foqs.hooks.topic_hooks import TopicHook
-from foqs.log_throttle import LogThrottle
 
 log = structlog.get_logger("foqs.host")
 

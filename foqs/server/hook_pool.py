@@ -13,17 +13,16 @@ from typing import Any
 
 import structlog
 
+from foqs.bounds import Limits, LogThrottle
 from foqs.config.schema import HooksSection
+from foqs.event_loop import until
 from foqs.hooks.breaker import Breaker
 from foqs.hooks.call_queues import Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
 from foqs.hooks.frames import IN_FLIGHT_CALLS
 from foqs.hooks.known import Known
 from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
-from foqs.limits import Limits
-from foqs.log_throttle import LogThrottle
 from foqs.server.hook_child import HookChild, lupa_folder
-from foqs.server.polling import until
 
 log = structlog.get_logger("foqs.hooks")
 

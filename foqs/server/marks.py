@@ -17,7 +17,7 @@ import structlog
 
 from foqs.engine.shard import Shard
 from foqs.errors import Invalid
-from foqs.marks import STEP, Mark, Marks, Stamp, ahead, decode, encode
+from foqs.ids import MARK_STEP, Mark, Marks, Stamp, decode_mark, encode_mark, mark_ahead
 from foqs.rows import Opened
 from foqs.zk.protocol import FactStore, ZkError
 
@@ -146,7 +146,7 @@ class Marker:
                 remembered_epoch=opened.behind.epoch, remembered_number=opened.behind.number,
                 leases_ended=opened.leases_ended,
             )  # fmt: skip
-        mark = ahead(opened.epoch, opened.next_number, opened.seq)
+        mark = mark_ahead(opened.epoch, opened.next_number, opened.seq)
         self._kept[number] = _Kept(opened.identity, mark, opened.next_number, opened.seq, 0)
         self._keep(number, mark)
 
@@ -156,7 +156,7 @@ class Marker:
         kept.number = next_number
         kept.seq += 1
         if next_number >= kept.raise_at:
-            self._keep(number, ahead(kept.mark.epoch, next_number, kept.seq))
+            self._keep(number, mark_ahead(kept.mark.epoch, next_number, kept.seq))
         elif not self._refreshing and self._marks is not None:
             self._refreshing = True
             self._later(_REFRESH_MS, self._refresh)
@@ -179,7 +179,7 @@ class Marker:
     def _keep(self, number: int, mark: Mark) -> None:
         kept = self._kept[number]
         kept.mark = mark._replace(stamp=self._stamp())
-        kept.raise_at = mark.ceiling - STEP // 2
+        kept.raise_at = mark.ceiling - MARK_STEP // 2
         self._save(number)
 
     def _save(self, number: int) -> None:
@@ -233,7 +233,7 @@ def read_marks(directory: Path, shard: int) -> tuple[Marks, str]:
 def read_mark(file: Path) -> Mark | None:
     """Return the mark in `file`, None without a file. Raises OSError and Invalid."""
     try:
-        return decode(file.read_bytes())
+        return decode_mark(file.read_bytes())
     except FileNotFoundError:
         return None
 
@@ -250,7 +250,7 @@ def write_mark(file: Path, mark: Mark) -> None:
     new = file.with_name(file.name + ".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as opened:
-        opened.write(encode(mark))
+        opened.write(encode_mark(mark))
         opened.flush()
         os.fsync(descriptor)
     new.replace(file)

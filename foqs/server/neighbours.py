@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from foqs.api.auth import Guard
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.clock import monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwners

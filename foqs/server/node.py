@@ -11,13 +11,14 @@ import structlog
 
 from foqs.api.auth import make_guard
 from foqs.api.handlers import Handlers
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
+from foqs.checks import host_port
 from foqs.clock import Clock, monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
+from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
@@ -35,12 +36,10 @@ from foqs.server.hook_log import HookLog
 from foqs.server.hook_pool import HookPool
 from foqs.server.marks import MarkStore
 from foqs.server.neighbours import LONE, Neighbours, NoPeers, Peers
-from foqs.server.polling import until
 from foqs.server.pulse import Pulse, pulsed_server
 from foqs.server.settings_log import SettingsLog
 from foqs.server.shard_runner import ShardRunner
 from foqs.server.shard_settings import ShardSettings
-from foqs.spelling import host_port
 from foqs.store.protocol import ShardStore
 
 log = structlog.get_logger("foqs.host")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.clock import Clock
 from foqs.config.load import Config
@@ -22,7 +22,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
-from foqs.marks import Marks, Stamp
+from foqs.ids import Marks, Stamp
 from foqs.rows import Opened, SettingRow
 from foqs.server.database_clock import DatabaseClock, Survey
 from foqs.server.marks import Marker, MarkStore

@@ -14,10 +14,8 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, DeadRead, GroupsRead, ListRead, Outcome, ShardBatch
-from foqs.dead_rows import DeadPage, FailureGroups
-from foqs.dedup import bounds_of
-from foqs.marks import Marks
-from foqs.rows import Batch, Body, FailureRow, Found, Opened, ReadyRow, TimerRow
+from foqs.ids import Marks, hash_slot_bounds
+from foqs.rows import Batch, Body, DeadPage, FailureGroups, FailureRow, Found, Opened, ReadyRow, TimerRow
 from foqs.store.protocol import (
     CommitUnknown,
     Fenced,
@@ -174,7 +172,7 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
         wanted, limit = shard_batch.dedup_expired
         result.dedup_expired = store.dedup_expired(wanted.from_ms, wanted.to_ms, limit)
     if shard_batch.give is not None:
-        _, high = bounds_of(shard_batch.give.slot)
+        _, high = hash_slot_bounds(shard_batch.give.slot)
         result.given = store.dedup_between(shard_batch.give.low, high, shard_batch.give.limit)
     if shard_batch.dead is not None:
         result.dead = _dead(store, shard_batch.dead)

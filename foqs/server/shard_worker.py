@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.marks import Marks
+from foqs.ids import Marks
 from foqs.rows import Batch, Opened
 from foqs.server.loop_transactions import LoopTransactions
 from foqs.server.shard_thread import Begun, ShardThread

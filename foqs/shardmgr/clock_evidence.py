@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foqs.marks import Stamp
+from foqs.ids import Stamp
 
 PATIENCE_MS = 5_000
 """Time for databases to answer. Those that have not are away."""

@@ -13,9 +13,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.checks import is_text
-from foqs.dedup import SLOTS
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
-from foqs.ids import MAX_SHARD
+from foqs.ids import HASH_SLOTS, MAX_SHARD
 
 if TYPE_CHECKING:
     from foqs.policies.settings import Settings
@@ -94,7 +93,7 @@ class SlotMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """/slots: the shard of each slot of deduplication keys (see `foqs.dedup`), 0 for none. `version` as above; without
+    """/slots: the shard of each slot of deduplication keys (see `foqs.ids`), 0 for none. `version` as above; without
     `shards` the slots are not assigned yet. `moves`: by slot, the shard that copies its rows.
 
     `stamp` grows with each change, also after ZooKeeper lost its data: milliseconds of the clock, or one more than
@@ -216,8 +215,8 @@ def decode_slots(data: bytes, version: int) -> Slots:
     """Raises Invalid."""
     record = _decode(data)
     shards, moves, stamp = record.get("shards"), record.get("moves"), record.get("stamp")
-    if not isinstance(shards, list) or len(shards) != SLOTS:
-        raise Invalid(f"shards is no list of {SLOTS}")
+    if not isinstance(shards, list) or len(shards) != HASH_SLOTS:
+        raise Invalid(f"shards is no list of {HASH_SLOTS}")
     if not isinstance(moves, dict) or not isinstance(stamp, int):
         raise Invalid("moves or stamp is missing")
     numbers = tuple(shard and _shard(shard) for shard in shards)
@@ -226,7 +225,7 @@ def decode_slots(data: bytes, version: int) -> Slots:
 
 def _slot_move(name: str, move: object) -> tuple[int, SlotMove]:
     match move:
-        case [int(), int(since)] if name.isdecimal() and int(name) < SLOTS:
+        case [int(), int(since)] if name.isdecimal() and int(name) < HASH_SLOTS:
             return int(name), SlotMove(_shard(move[0]), since)
     raise Invalid(f"the move of slot {name} cannot be read")
 

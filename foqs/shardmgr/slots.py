@@ -1,4 +1,4 @@
-"""The shards of the slots of deduplication keys (see `foqs.dedup`), and the plan for their moves."""
+"""The shards of the slots of deduplication keys (see `foqs.ids`), and the plan for their moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from foqs.dedup import SLOTS
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import Facts, ShardUse, SlotMove, Slots
 
 MOVES_AT_ONCE = 32
@@ -17,14 +17,14 @@ _UNEVEN = 0.1
 
 def bits_of(slots: Iterable[int], also: bytes = b"") -> bytes:
     """Return a bit for each of `slots`, together with the bits of `also`."""
-    made = bytearray(also.ljust(SLOTS // 8, b"\0"))
+    made = bytearray(also.ljust(HASH_SLOTS // 8, b"\0"))
     for slot in slots:
         made[slot >> 3] |= 1 << (slot & 7)
     return bytes(made)
 
 
 def without(slot: int, bits: bytes) -> bytes:
-    made = bytearray(bits.ljust(SLOTS // 8, b"\0"))
+    made = bytearray(bits.ljust(HASH_SLOTS // 8, b"\0"))
     made[slot >> 3] &= ~(1 << (slot & 7))
     return bytes(made)
 
@@ -56,11 +56,11 @@ def lacking(bits: bytes, *also: bytes) -> bytes:
     left = _number(bits)
     for each in also:
         left &= ~_number(each)
-    return left.to_bytes(SLOTS // 8, "little") if left else b""
+    return left.to_bytes(HASH_SLOTS // 8, "little") if left else b""
 
 
 def together(bits: bytes, also: bytes) -> bytes:
-    return (_number(bits) | _number(also)).to_bytes(SLOTS // 8, "little")
+    return (_number(bits) | _number(also)).to_bytes(HASH_SLOTS // 8, "little")
 
 
 def _number(bits: bytes) -> int:
@@ -69,10 +69,10 @@ def _number(bits: bytes) -> int:
 
 def slots_of(shards: Mapping[int, bytes]) -> tuple[int, ...]:
     """Return the shard of each slot, 0 for none. If two shards have the same slot, the lower number counts."""
-    found = [0] * SLOTS
+    found = [0] * HASH_SLOTS
     for shard, bits in sorted(shards.items(), reverse=True):
         if bits:
-            for slot in range(SLOTS):
+            for slot in range(HASH_SLOTS):
                 if has(bits, slot):
                     found[slot] = shard
     return tuple(found)
@@ -95,7 +95,7 @@ def shared_out(
     """Return `slots` with every free slot given to the shard of `may_take` with the fewest. No other slot moves,
     because its keys would be forgotten. By default all of `shards` may take slots."""
     takers = sorted(shards if may_take is None else set(shards).intersection(may_take))
-    made = [shard if shard in shards else 0 for shard in slots] or [0] * SLOTS
+    made = [shard if shard in shards else 0 for shard in slots] or [0] * HASH_SLOTS
     if not takers:
         return tuple(made)
     counts = {shard: made.count(shard) for shard in takers}
@@ -157,7 +157,7 @@ def claimed(facts: Facts, shard: int, stamp: int, bits: bytes, now_ms: int) -> S
     """Return the record with the slots that a shard has had outside of the cluster, where no shard of the cluster has
     them: so the keys that it remembers still count. `stamp`, `bits`: as its database has them."""
     slots = facts.slots
-    shards = slots.shards or (0,) * SLOTS
+    shards = slots.shards or (0,) * HASH_SLOTS
     free = {0} | (set(shards) - facts.shards.keys())
     made = tuple(shard if old in free and has(bits, slot) else old for slot, old in enumerate(shards))
     if made == shards:

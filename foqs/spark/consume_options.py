@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from foqs.limits import Limits
+from foqs.bounds import Limits
 from foqs.spark.options import ExtraColumns, Options
 
 _LIMITS = Limits()

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.dead_rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 from foqs.policies.filter import FailureFilter
-from foqs.rows import FailureRow, ReadyRow, TimerRow
+from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition, FailureRow, ReadyRow, TimerRow
 from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link

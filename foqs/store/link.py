@@ -23,8 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from foqs.shard_urls import refusal_of
-from foqs.spelling import host_port
+from foqs.checks import host_port, shard_url_fault
 from foqs.store import session
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.errors import Seam
@@ -293,7 +292,7 @@ def _place(url: URL) -> Place:
 
 def _usable(url: str) -> URL:
     """The URL with its driver and options. Raises ShardRefused."""
-    if (why := refusal_of(url)) is not None:
+    if (why := shard_url_fault(url)) is not None:
         raise ShardRefused(why)
     try:
         parsed = make_url(url)

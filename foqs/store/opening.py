@@ -6,9 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from foqs.dedup import SLOTS
-from foqs.row_pages import RowPages
-from foqs.rows import Backlog, Holding, LaneRow, Opened, SettingRow
+from foqs.ids import HASH_SLOTS
+from foqs.rows import Backlog, Holding, LaneRow, Opened, RowPages, SettingRow
 from foqs.store import queries, settings
 from foqs.store.dialect import Dialect
 from foqs.store.lanes import refuse_dead_orphans, refuse_names, refuse_orphans
@@ -35,8 +34,8 @@ def read_opened(
     _refuse_settings([bytes(ns) for ns, _ in stored])
     dead = [lane for (lane,) in link.fetch(queries.DEAD_LANES)]
     refuse_dead_orphans(set(dead).difference(_numbers(link, dead)))
-    if len(row.slots) > SLOTS // 8:
-        raise ShardRefused(f"shard.slots has {len(row.slots)} bytes, not {SLOTS // 8}", mend=_RESTORE)
+    if len(row.slots) > HASH_SLOTS // 8:
+        raise ShardRefused(f"shard.slots has {len(row.slots)} bytes, not {HASH_SLOTS // 8}", mend=_RESTORE)
     return Opened(
         epoch=start.epoch,
         next_number=start.next_number,

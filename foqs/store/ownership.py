@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from foqs.ids import NUMBER_BITS, first_id, number_of, shard_of
-from foqs.marks import Mark, Marks
+from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
 from foqs.store import queries
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
-from foqs.marks import Marks
+from foqs.ids import Marks
 from foqs.rows import (
     Batch,
     Body,
+    DeadPage,
     DedupRow,
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureGroups,
+    FailurePosition,
     FailureRow,
     Found,
     Key,

@@ -19,17 +19,19 @@ from typing import Any, TypeVar
 
 import structlog
 
-from foqs.dead_rows import DeadPage, FailureGroups, FailurePosition
-from foqs.marks import Marks
+from foqs.ids import Marks
 from foqs.policies.filter import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,
     Body,
+    DeadPage,
     DedupRow,
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureGroups,
+    FailurePosition,
     FailureRow,
     Found,
     Key,

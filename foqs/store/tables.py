@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.types import TypeEngine
 
-from foqs.dedup import DIGEST_BYTES, SLOTS
+from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
 SCHEMA_VERSION = 1
 """The version of these tables. A host serves no database of another one."""
@@ -50,7 +50,7 @@ NAME = _variant(LargeBinary(255), mysql.VARBINARY(255))
 SMALL_BYTES = _variant(LargeBinary(65_535), mysql.BLOB())
 PAYLOAD = _variant(LargeBinary(), mysql.MEDIUMBLOB())
 DIGEST = _variant(LargeBinary(DIGEST_BYTES), mysql.BINARY(DIGEST_BYTES))
-BITS = _variant(LargeBinary(SLOTS // 8), mysql.VARBINARY(SLOTS // 8))
+BITS = _variant(LargeBinary(HASH_SLOTS // 8), mysql.VARBINARY(HASH_SLOTS // 8))
 TEXT = _variant(LargeBinary(255), mysql.VARBINARY(255))
 IDENTITY = _variant(LargeBinary(IDENTITY_BYTES), mysql.VARBINARY(IDENTITY_BYTES))
 THROTTLES = _variant(LargeBinary(512), mysql.VARBINARY(512))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from foqs.quota import THROTTLE, Bounded
+from foqs.bounds import THROTTLE, Bounded
 from foqs.throttles.parking import Parking
 from foqs.throttles.throttle import Throttle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foqs.quota import Quota
+from foqs.bounds import Quota
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from typing import Any
 from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.transport import TCyBufferedTransport, TTransportException
 
+from foqs.bounds import Limits
 from foqs.errors import Invalid
-from foqs.limits import Limits
 from foqs.wire.errors import Malformed
 from foqs.wire.methods import Field, ServedMethod, served_method
 from foqs.wire.protocol import (

@@ -16,8 +16,8 @@ from __future__ import annotations
 from itertools import product
 from struct import error as StructError
 
+from foqs.bounds import Limits
 from foqs.errors import Invalid
-from foqs.limits import Limits
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import (
     FIXED_BYTES,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from foqs.bounds import Limits
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
-from foqs.limits import Limits
 from foqs.wire.protocol import LIST, MAP, STRING, STRUCT
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import Invalid
-from foqs.marks import Mark, Marks, decode, encode
+from foqs.ids import Mark, Marks, decode_mark, encode_mark
 from foqs.policies import settings
 from foqs.policies.settings import Change, Settings
 from foqs.shardmgr.facts import (
@@ -135,7 +135,7 @@ class Changes:
         return found
 
     async def remember(self, shard: int, identity: str, mark: Mark) -> None:
-        path, data = self._paths.mark(shard, identity), encode(mark)
+        path, data = self._paths.mark(shard, identity), encode_mark(mark)
         for _ in range(_TRIES):
             found = await self._read(path)
             with contextlib.suppress(ZkConflict):
@@ -252,7 +252,7 @@ def _set(path: str, data: bytes, version: int, client: Any) -> Any:
 
 def _mark(path: str, data: bytes) -> Mark:
     try:
-        return decode(data)
+        return decode_mark(data)
     except Invalid as error:
         raise ZkRefused(f"{path} cannot be read: {error.message}") from None
 

@@ -12,7 +12,7 @@ import structlog
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError
-from foqs.marks import Mark, Marks
+from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots

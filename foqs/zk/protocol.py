@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
-from foqs.marks import Mark, Marks
+from foqs.ids import Mark, Marks
 from foqs.policies.store import SettingsStore
 from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foqs.client import ThrottleStats
-from foqs.dedup import digest_of, slot_of
+from foqs.ids import digest_of, hash_slot_of
 from foqs_lab.policies.job_process import Jobs
 from foqs_lab.policies.stage import SESSION_MS, Outcome, Stage
 from foqs_lab.policies.throttled import keyed
@@ -220,7 +220,7 @@ def kills(stage: Stage) -> Outcome:
 
 def _coordinator(stage: Stage, key: str) -> str:
     facts = stage.cluster.settled()
-    slot = slot_of(digest_of(stage.client.namespace, f"\1{key}"))
+    slot = hash_slot_of(digest_of(stage.client.namespace, f"\1{key}"))
     return facts.assignment.hosts[facts.slots.shards[slot]]
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 
 from foqs.client.items import ItemSpec
-from foqs.dedup import digest_of, slot_of
+from foqs.ids import digest_of, hash_slot_of
 from foqs_lab.policies.stage import SESSION_MS, Consumers, Delivered, Outcome, Stage, exceeded_by
 
 _NEW_S = 4.0
@@ -146,7 +146,7 @@ def killed_coordinator(stage: Stage) -> Outcome:
 
 def _coordinator(stage: Stage, key: str) -> str:
     facts = stage.cluster.settled()
-    slot = slot_of(digest_of(stage.client.namespace, f"\1{key}"))
+    slot = hash_slot_of(digest_of(stage.client.namespace, f"\1{key}"))
     return facts.assignment.hosts[facts.slots.shards[slot]]
 
 

@@ -7,10 +7,10 @@ import pytest
 from thriftpy2.thrift import TType
 
 from foqs.api.ack_dequeue import DequeueAfterAcks
+from foqs.bounds import Limits
 from foqs.errors import Code, LostReply, NotFound, NotServed, OutcomeUnknown, StaleLease, Unavailable
 from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.policies.settings import Settings
 from tests.support.one_host import FORWARDED, Call, OneHost, kinds, put, refused, routing_of, take
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.api.entries import sift, sifted_acks
+from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, StaleLease
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.request_decoder import RequestDecoder
 from tests.api.wire import spec
 from tests.rpc.serving import message

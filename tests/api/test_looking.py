@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foqs import __version__
+from foqs.bounds import Limits
 from foqs.idl import idl
-from foqs.limits import Limits
 from tests.api.hosts import HostProcess, until
 from tests.api.wire import Code, Delivery, Refused, State, Wire, now_ms, spec
 

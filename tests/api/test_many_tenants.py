@@ -14,10 +14,10 @@ import pytest
 import foqs
 from foqs.admin import snapshot
 from foqs.api.responses import REPLY_OVERHEAD_BYTES
+from foqs.bounds import Limits
 from foqs.engine import lane_groups
 from foqs.errors import Overloaded
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, kinds, take

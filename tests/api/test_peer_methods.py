@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from foqs.config.schema import QuotaKeys
-from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
 from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of
 from foqs.policies.settings import Settings
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -18,13 +18,13 @@ from tests.support.one_host import OneHost, put, refused, routing_of
 
 pytestmark = pytest.mark.memory
 
-KEYS = {slot_of(digest_of("n", str(n))): str(n) for n in range(20)}
+KEYS = {hash_slot_of(digest_of("n", str(n))): str(n) for n in range(20)}
 SLOT, KEY = next(iter(KEYS.items()))
 
 
 def moving(*slots: int, stamp: int = 2) -> Routing:
     """All slots are on shard 1, here; `slots` move to shard 2."""
-    record = Slots(0, (1,) * SLOTS, {slot: SlotMove(2, stamp) for slot in slots}, stamp)
+    record = Slots(0, (1,) * HASH_SLOTS, {slot: SlotMove(2, stamp) for slot in slots}, stamp)
     return routing_of({1: "a", 2: "b"}, slots=record)
 
 
@@ -50,18 +50,18 @@ def test_the_rows_of_a_moving_slot_are_given(source: OneHost) -> None:
     (row,) = given.keys
     assert row.digest == digest_of("n", KEY)
     assert row.expires_at_ms == source.now_ms + source.limits.dedup_window_ms
-    behind = source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2, limit=10, low=bounds_of(SLOT)[1])
+    behind = source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2, limit=10, low=hash_slot_bounds(SLOT)[1])
     assert behind.keys == [], "the page from the highest digest on"
 
 
 def test_a_shard_that_gave_a_slot_refuses_its_keys(source: OneHost) -> None:
     source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2)
     assert not source.engine.shards[1].keys.takes_slot(SLOT)
-    assert source.engine.shards[1].keys.takes_slot((SLOT + 1) % SLOTS)
+    assert source.engine.shards[1].keys.takes_slot((SLOT + 1) % HASH_SLOTS)
 
 
 def test_a_slot_that_does_not_move_is_not_given(source: OneHost) -> None:
-    other = (SLOT + 1) % SLOTS
+    other = (SLOT + 1) % HASH_SLOTS
     for fields in ({"slot": other, "stamp": 2}, {"slot": SLOT, "stamp": 3}):
         assert type(source.ask("GiveSlot", shard=1, **fields)) is Unavailable
     assert type(source.ask("GiveSlot", shard=2, slot=SLOT, stamp=2)) is NotServed
@@ -71,7 +71,7 @@ def test_fields_of_a_give_are_checked(source: OneHost) -> None:
     assert refused(source, "GiveSlot", shard=1, stamp=2) == "shard, slot or stamp is missing"
     assert refused(source, "GiveSlot", slot=SLOT, stamp=2) == "shard, slot or stamp is missing"
     assert refused(source, "GiveSlot", slot=SLOT, shard=1) == "shard, slot or stamp is missing"
-    assert refused(source, "GiveSlot", shard=1, slot=SLOTS, stamp=2) == "slot is 1024, not in 0..1023"
+    assert refused(source, "GiveSlot", shard=1, slot=HASH_SLOTS, stamp=2) == "slot is 1024, not in 0..1023"
     assert refused(source, "GiveSlot", shard=1, slot=SLOT, stamp=2, low=b"x") == "low has not 16 bytes"
     assert refused(source, "GiveSlot", shard=1, slot=SLOT, stamp=2, limit=0) == "limit is 0, not in 1..10000"
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from foqs.api import reply_bytes, responses
 from foqs.counters import Counters
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, NotFound, Overloaded
 from foqs.idl import idl
+from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
 from foqs.wire.struct_writer import encode_struct

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foqs.dedup import SLOTS
 from foqs.errors import Unavailable
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import Slots
 from tests.support.one_host import ADDRESS, Call, OneHost, put, refused, routing_of
 
@@ -32,7 +32,7 @@ def test_a_lone_host_is_the_owner_of_its_shards() -> None:
     routing = host.ask("GetRouting")
     assert [(route.shard, route.host, route.epoch) for route in routing.shards] == [(1, ADDRESS, 1), (2, ADDRESS, 1)]
     assert routing.hosts == [ADDRESS]
-    assert (set(routing.slots), len(routing.slots)) == ({1, 2}, SLOTS)
+    assert (set(routing.slots), len(routing.slots)) == ({1, 2}, HASH_SLOTS)
 
 
 def test_a_member_gives_the_routing_of_its_cluster() -> None:

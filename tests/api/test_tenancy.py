@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from foqs.api.tenancy import tenancy
+from foqs.bounds import Limits
 from foqs.errors import Invalid
-from foqs.limits import Limits
 
 pytestmark = pytest.mark.memory
 

@@ -9,9 +9,9 @@ import pytest
 
 from foqs.api.topic_rules import filled
 from foqs.api.validation import Intake
+from foqs.bounds import Limits
 from foqs.errors import Unavailable
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem

@@ -7,11 +7,10 @@ import pytest
 from foqs.api import validation
 from foqs.api.redrive_items import _filter
 from foqs.api.validation import Intake
-from foqs.budget import Budget
-from foqs.dedup import content_of, digest_of
+from foqs.bounds import Budget, Limits
 from foqs.errors import Invalid, Overloaded, Unavailable
 from foqs.idl import idl
-from foqs.limits import Limits
+from foqs.ids import content_of, digest_of
 from foqs.rows import NewItem
 from foqs.wire.columns import SpecColumns
 from tests.api.wire import spec

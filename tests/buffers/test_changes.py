@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from foqs.buffers.changes import emit
-from foqs.item import Cause, Change, Item, Move, from_found
-from foqs.item_states import Phase, Place, To
+from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_found
 from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, NewItem
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from foqs.buffers.tail import Tail
-from foqs.item import Cause, Change, Item
-from foqs.item_states import Phase, To
+from foqs.item import Cause, Change, Item, Phase, To
 from tests.support.lanes import lone_lane
 
 

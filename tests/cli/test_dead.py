@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from foqs.checks import parse_fingerprint, shown_fingerprint
 from foqs.cli.dead import groups_table
 from foqs.client import Client, FailureCause, FailureGroup, FoqsError, ItemState
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.spelling import parse_fingerprint, shown_fingerprint
 from tests.api.hosts import HostProcess, foqs
 from tests.api.wire import Wire
 from tests.cli.test_items import Run, client, host, in_terminal, lines, remaining, run

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
 from foqs.config.schema import ShardSection

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 import foqs
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.pending_dedup import Keyed
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.load import Config
 from foqs.config.schema import HostSection, ShardSection
-from foqs.dedup import Dedup, digest_of
 from foqs.engine import dedup, dequeue, item_ops
 from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks
 from foqs.errors import FoqsError
-from foqs.ids import shard_of
+from foqs.ids import Dedup, digest_of, shard_of
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from foqs.rows import AT_LEAST_ONCE, NewItem

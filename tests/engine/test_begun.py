@@ -9,7 +9,7 @@ import pytest
 from foqs.engine import item_ops, shard_open
 from foqs.errors import FoqsError, StaleLease
 from foqs.ids import shard_of
-from foqs.item_states import Place
+from foqs.item import Place
 from foqs.policies.settings import Settings
 from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import dequeue
-from foqs.item import Item
-from foqs.item_states import Phase, Place
+from foqs.item import Item, Phase, Place
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import Laboratory

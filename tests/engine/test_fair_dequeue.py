@@ -12,8 +12,7 @@ from foqs.engine.pending import DequeueCall
 from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
 from foqs.ids import shard_of
-from foqs.item import Item
-from foqs.item_states import Phase
+from foqs.item import Item, Phase
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of, set_policy, store, taken, tenant, tenant_of

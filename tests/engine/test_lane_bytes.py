@@ -7,8 +7,7 @@ import tracemalloc
 from dataclasses import replace
 
 from foqs.engine import shard_open
-from foqs.row_pages import RowPages
-from foqs.rows import BACKLOG_SHIFT, Backlog, LaneRow
+from foqs.rows import BACKLOG_SHIFT, Backlog, LaneRow, RowPages
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 

@@ -6,8 +6,7 @@ from foqs.buffers.shard_batch import BatchResult
 from foqs.engine.lookups import Looks
 from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
-from foqs.item import Item
-from foqs.item_states import Phase
+from foqs.item import Item, Phase
 from foqs.rows import Found
 from tests.engine.laboratory import Laboratory
 

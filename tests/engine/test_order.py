@@ -8,10 +8,9 @@ import pytest
 
 from foqs.buffers.pending_dedup import Give
 from foqs.buffers.shard_batch import BatchResult
-from foqs.dedup import bounds_of
 from foqs.engine.inspect import Listed, Listing
 from foqs.errors import FoqsError
-from foqs.ids import shard_of
+from foqs.ids import hash_slot_bounds, shard_of
 from foqs.peers.slot_migration import SlotMigration
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import Slots
@@ -54,7 +53,7 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
     routing = Routing(slots=Slots(0, shards, {}, stamp))
     no_call = lambda *_: None  # noqa: E731
     moves = SlotMigration(lab.engine, lambda: routing, no_call, no_call, no_call)
-    shard.keys.gives.append(Give(mine[0], stamp, bounds_of(mine[0])[0], 10, given.append))
+    shard.keys.gives.append(Give(mine[0], stamp, hash_slot_bounds(mine[0])[0], 10, given.append))
     lab.engine.touch(shard)
     sent = lab.send()
     # The record that comes now: another slot is here.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.dead_rows import FailureGroup
 from foqs.engine import item_ops
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.redrive import START, PageAsk, PageOutcome, RedrivePage
@@ -17,7 +16,7 @@ from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.policies.filter import FailureFilter
 from foqs.policies.fingerprint import fingerprint
 from foqs.policies.settings import Settings
-from foqs.rows import FailureCause
+from foqs.rows import FailureCause, FailureGroup
 from foqs.store.protocol import StoreDown
 from tests.engine.laboratory import KEY, Laboratory
 

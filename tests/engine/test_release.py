@@ -7,7 +7,7 @@ from typing import Any
 from foqs.engine import item_ops, release
 from foqs.engine.release import Releasing, WorkerLeases
 from foqs.errors import FoqsError, StaleLease, Unavailable
-from foqs.item_states import Phase
+from foqs.item import Phase
 from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory
 

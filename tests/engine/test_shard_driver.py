@@ -26,7 +26,7 @@ from foqs.engine.shard_driver import (
     Step,
     Steps,
 )
-from foqs.marks import Mark
+from foqs.ids import Mark
 from foqs.rows import Opened
 from foqs.shardmgr.lifecycle import ShardState, moved
 

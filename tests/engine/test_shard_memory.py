@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS, ShardMemory
 from foqs.fairness.keys import lane_key
 from foqs.fairness.topics import Topics
-from foqs.item import KNOWN_BYTES, Cause, Change, Item
-from foqs.item_states import Phase, Place, To
+from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.residents import Residents
 from tests.engine.laboratory import KEY, Laboratory
 

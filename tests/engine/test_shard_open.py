@@ -12,7 +12,7 @@ from foqs.engine.inspect import Listing
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
 from foqs.idl import idl
 from foqs.ids import shard_of
-from foqs.item_states import Phase
+from foqs.item import Phase
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.support.one_host import OneHost, kinds, put, take

@@ -6,21 +6,21 @@ from typing import Any
 
 from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.dedup import SLOTS, Duplicate, bounds_of, digest_of, slot_of
 from foqs.engine import slot_rows
 from foqs.errors import Unavailable
+from foqs.ids import HASH_SLOTS, Duplicate, digest_of, hash_slot_bounds, hash_slot_of
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.slots import bits_of, has
 from tests.engine.laboratory import Laboratory
 
-SLOT = slot_of(digest_of("ns", "a"))
+SLOT = hash_slot_of(digest_of("ns", "a"))
 
 
 def giving(stamp: int = 1) -> Laboratory:
     """Return a laboratory, a host of a cluster, whose shard has all slots, by the record of that stamp."""
     lab = Laboratory(1, shards_elsewhere=True)
     shard = lab.engine.shards[1]
-    shard.keys.wanted = Holding(stamp, bits_of(range(SLOTS)))
+    shard.keys.wanted = Holding(stamp, bits_of(range(HASH_SLOTS)))
     lab.engine.touch(shard)
     lab.settle()
     return lab
@@ -29,7 +29,7 @@ def giving(stamp: int = 1) -> Laboratory:
 def give(lab: Laboratory, *, stamp: int = 2, limit: int = 10) -> list[Any]:
     given: list[Any] = []
     shard = lab.engine.shards[1]
-    shard.keys.gives.append(Give(SLOT, stamp, bounds_of(SLOT)[0], limit, given.append))
+    shard.keys.gives.append(Give(SLOT, stamp, hash_slot_bounds(SLOT)[0], limit, given.append))
     lab.engine.touch(shard)
     return given
 
@@ -52,7 +52,7 @@ def test_a_slot_is_gone_before_its_rows_are_read() -> None:
     assert given == [[lab.dbs[1].dedup[digest_of("ns", "a")]]]
     assert lab.dbs[1].slots == shard.keys.held
     assert not has(shard.keys.held.bits, SLOT)
-    assert has(shard.keys.held.bits, (SLOT + 1) % SLOTS)
+    assert has(shard.keys.held.bits, (SLOT + 1) % HASH_SLOTS)
 
 
 def test_a_give_waits_for_pending_keys_of_its_slot() -> None:
@@ -74,14 +74,14 @@ def test_a_slot_that_is_given_takes_no_more_keys() -> None:
     away = lab.enqueue_keyed("a")
     other = lab.enqueue_keyed("b")
     lab.settle()
-    assert slot_of(digest_of("ns", "b")) != SLOT
+    assert hash_slot_of(digest_of("ns", "b")) != SLOT
     assert (away, len(other), given) == ([], 1, [[]])
     assert not lab.engine.shards[1].keys.pending
 
 
 def test_the_rows_of_a_slot_come_in_pages() -> None:
     lab = giving()
-    low, _ = bounds_of(SLOT)
+    low, _ = hash_slot_bounds(SLOT)
     digests = [low[:2] + bytes([number]) + low[3:] for number in range(5)]
     lab.dbs[1].dedup.update((digest, DedupRow(digest, 0, 1, lab.now_ms + 60_000)) for digest in digests)
     given = give(lab, limit=3)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from foqs.bounds import THROTTLE
 from foqs.engine.throttle_stats import Coordinated, KeyStats, of_namespace
 from foqs.engine.turns import go_on
-from foqs.quota import THROTTLE
 from tests.engine.test_throttling import host_with, park, put, take
 from tests.peers.throttled_hosts import NS, Host
 

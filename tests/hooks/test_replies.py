@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import Limits
 from foqs.hooks.frames import FLUSH_CALLS, REPLY_BYTES, framed, text_of
 from foqs.hooks.protocol import Answered, Failed, Hook, Kind
 from foqs.hooks.replies import outcome_of
 from foqs.hooks.results import EnqueueResult, FailureResult
-from foqs.limits import Limits
 from tests.hooks.rig import GOOD, call_of
 
 LIMITS = Limits()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foqs.bounds import Limits
 from foqs.hooks.results import (
     Action,
     EnqueueResult,
@@ -16,7 +17,6 @@ from foqs.hooks.results import (
     enqueue_result,
     failure_result,
 )
-from foqs.limits import Limits
 
 LIMITS = Limits()
 

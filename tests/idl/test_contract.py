@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from foqs.api.server_info import FIXED
+from foqs.bounds import Limits
 from foqs.errors import Code
 from foqs.idl import IDL_PATH, idl
-from foqs.limits import Limits
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 METHODS = [

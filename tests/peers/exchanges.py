@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from foqs.dedup import SLOTS
 from foqs.errors import FoqsError, LostReply
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS
 from foqs.peers.exchange import Exchange
 from foqs.peers.ready_subscriber import Done
 from foqs.shardmgr.facts import Slots
@@ -87,7 +87,7 @@ class Rig:
     def route(self, owners: Mapping[int, str], shards: tuple[int, ...] = ()) -> None:
         routes = {number: Route(f"{host}:1", 1, host) for number, host in owners.items()}
         numbers = sorted({*owners, *shards})
-        slots = Slots(shards=(numbers[0],) * SLOTS, stamp=1)
+        slots = Slots(shards=(numbers[0],) * HASH_SLOTS, stamp=1)
         self.routing = make_routing(routes, {host: f"{host}:1" for host in owners.values()}, numbers, slots)
 
     def move(self, owners: Mapping[int, str], shards: tuple[int, ...] = ()) -> None:

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from foqs.buffers.pending_dedup import Give
-from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
 from foqs.errors import Code
-from foqs.ids import shard_of
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, shard_of
 from foqs.peers.forwarded import RetryTimer
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import spec
 from tests.peers.nodes import Cluster, Member
 
-SLOTS_OF = tuple(1 + slot % 2 for slot in range(SLOTS))
+SLOTS_OF = tuple(1 + slot % 2 for slot in range(HASH_SLOTS))
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def keyed(count: int, payload: bytes = b"x") -> list[Any]:
 
 
 def shard_of_key(number: int) -> int:
-    return SLOTS_OF[slot_of(digest_of("test", f"k{number}"))]
+    return SLOTS_OF[hash_slot_of(digest_of("test", f"k{number}"))]
 
 
 def test_any_host_stores_at_the_keys_shard(cluster: Cluster, two: tuple[Member, Member]) -> None:
@@ -143,7 +142,7 @@ def test_they_wait_until_the_slots_are_shared_out(cluster: Cluster) -> None:
     wire.send_call("Enqueue", ns="test", items=keyed(5))
     cluster.until(lambda: a.counters.held > 0, "a request that is held")
     assert asked == [True]
-    slots = Slots(shards=(1,) * SLOTS, stamp=1)
+    slots = Slots(shards=(1,) * HASH_SLOTS, stamp=1)
     routing = cluster.on_loop(lambda: make_routing(a.routing.owners, a.routing.hosts, a.routing.shards, slots))
     cluster.tell(routing)
     assert all(outcome.id for outcome in wire.receive("Enqueue").outcomes)
@@ -160,7 +159,7 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
 
     def give() -> None:
         shard = a.engine.shards[1]
-        shard.keys.gives.append(Give(slot, 2, bounds_of(slot)[0], 1, given.append))
+        shard.keys.gives.append(Give(slot, 2, hash_slot_bounds(slot)[0], 1, given.append))
         a.engine.touch(shard)
 
     told(Slots(shards=SLOTS_OF, stamp=1))
@@ -168,7 +167,7 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
     told(Slots(0, SLOTS_OF, {slot: SlotMove(2, 2)}, 2))
     cluster.on_loop(give)
     cluster.until(lambda: bool(given), "the slot to be given away")
-    moved = next(f"k{n}" for n in range(100_000) if slot_of(digest_of("test", f"k{n}")) == slot)
+    moved = next(f"k{n}" for n in range(100_000) if hash_slot_of(digest_of("test", f"k{n}")) == slot)
     away = next(f"k{n}" for n in range(100) if shard_of_key(n) == 2)
     wire = cluster.wire(a)
     wire.send_call("Enqueue", ns="test", items=[spec("t", dedup_key=moved), spec("t", dedup_key=away)])

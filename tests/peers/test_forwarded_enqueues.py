@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from foqs.dedup import Duplicate, OwnDuplicate, digest_of
 from foqs.engine.pending import EnqueueCall
 from foqs.errors import (
     FoqsError,
@@ -21,6 +20,7 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl
+from foqs.ids import Duplicate, OwnDuplicate, digest_of
 from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
 from foqs.peers.enqueue import ForwardedEnqueue
 from foqs.peers.exchange import AGAIN_MS

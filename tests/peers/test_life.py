@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import Limits
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.peers import ready_subscriber
 from tests.api.hosts import until
 from tests.api.wire import Code, Delivery, Refused, State, Wire, spec

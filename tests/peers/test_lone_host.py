@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.dedup import SLOTS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
+from foqs.ids import HASH_SLOTS
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner
 from foqs.shardmgr.slots import has
@@ -46,9 +46,9 @@ def test_each_slot_gets_one_shard() -> None:
     rig.lone.share_slots()
     rig.settle()
     slots = rig.lone.slots()
-    assert len(slots) == SLOTS
+    assert len(slots) == HASH_SLOTS
     assert set(slots) == {1, 2, 3}
-    assert all(rig.holders(slot) == [slots[slot]] for slot in range(SLOTS))
+    assert all(rig.holders(slot) == [slots[slot]] for slot in range(HASH_SLOTS))
 
 
 def test_no_slot_is_given_twice_while_slots_are_written() -> None:

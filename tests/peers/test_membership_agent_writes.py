@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foqs.dedup import SLOTS
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.membership import AGAIN_MS
 from foqs.shardmgr.reach import NOTICE_MS
@@ -71,14 +71,14 @@ def test_what_ails_a_database_is_in_the_hosts_record(rig: AgentRig) -> None:
 
 
 def test_the_elected_host_shares_out_free_slots(rig: AgentRig) -> None:
-    shared = Slots(3, (1,) * (SLOTS - 1) + (0,), {}, 5)
+    shared = Slots(3, (1,) * (HASH_SLOTS - 1) + (0,), {}, 5)
     rig.learn(replace(facts_of({1: "a"}), slots=shared))
     rig.act()
     assert rig.slots == [], "another host is elected"
     rig.learn(replace(rig.agent.facts, controller="a"))
     rig.act()
     ((wanted, _),) = rig.slots
-    assert (wanted.shards, wanted.version) == ((1,) * SLOTS, 3)
+    assert (wanted.shards, wanted.version) == ((1,) * HASH_SLOTS, 3)
     assert wanted.stamp == CLOCK_MS
 
 
@@ -96,7 +96,7 @@ def test_slots_of_a_newer_record_wait_for_no_open_write(rig: AgentRig) -> None:
     """The answer is late; the record has changed since."""
     rig.learn(facts_of({1: "a"}))
     rig.agent.share_slots()
-    rig.learn(replace(rig.agent.facts, slots=Slots(4, (1,) * (SLOTS - 1) + (0,), {}, 5)))
+    rig.learn(replace(rig.agent.facts, slots=Slots(4, (1,) * (HASH_SLOTS - 1) + (0,), {}, 5)))
     rig.agent.share_slots()
     assert [wanted.version for wanted, _ in rig.slots] == [-1, 4]
 
@@ -110,7 +110,7 @@ def test_slots_are_not_written_on_stale_facts(rig: AgentRig) -> None:
 
 def test_an_arrived_slot_is_recorded_while_its_move_stands(rig: AgentRig) -> None:
     move = SlotMove(2, 5)
-    rig.learn(replace(facts_of({1: "a", 2: "a"}), slots=Slots(3, (1,) * SLOTS, {9: move}, 5)))
+    rig.learn(replace(facts_of({1: "a", 2: "a"}), slots=Slots(3, (1,) * HASH_SLOTS, {9: move}, 5)))
     rig.agent.slots_arrived({9: SlotMove(2, 4)})
     assert rig.slots == [], "an earlier move of the slot"
     rig.agent.slots_arrived({9: move})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from foqs.dedup import SLOTS
 from foqs.errors import Code
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS
 from foqs.peers import item_counts
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.quotas.bucket import TTL_MS
@@ -33,7 +33,7 @@ SECTIONS: dict[str, Any] = {
     },
     "host": {"confirm_ms": 1_000},  # a home that was just taken grants nothing for so long
 }
-SLOTS_OF = tuple(1 + slot % 2 for slot in range(SLOTS))
+SLOTS_OF = tuple(1 + slot % 2 for slot in range(HASH_SLOTS))
 Two = tuple[Member, Member]
 
 

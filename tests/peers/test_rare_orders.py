@@ -11,9 +11,9 @@ import pytest
 
 from foqs import clock
 from foqs.buffers.pending_dedup import Give
-from foqs.dedup import SLOTS, bounds_of
 from foqs.errors import Code
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS, hash_slot_bounds
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.peers.ready_subscriber import ReadySubscriber
 from foqs.quotas.allowance import Allowance
@@ -72,7 +72,7 @@ def test_an_item_whose_first_reply_was_lost_costs_its_token(
     """The second answer calls it a duplicate, of the first asking."""
     rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
     a, other = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), peer(script("Enqueue", Act.CLOSE_AFTER))
-    slots = tuple(1 if slot == coordinator_slot("test") else 9 for slot in range(SLOTS))
+    slots = tuple(1 if slot == coordinator_slot("test") else 9 for slot in range(HASH_SLOTS))
     routing = cluster.on_loop(lambda: cluster.routing(p=(other.address, 9)))
     cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=slots, stamp=1)))
     settled: list[tuple[int, int]] = []
@@ -104,11 +104,11 @@ def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluste
     a, slot, given = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), coordinator_slot("test"), []
     shard = a.engine.shards[1]
     routing = cluster.on_loop(cluster.routing)
-    cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * SLOTS, stamp=1)))
+    cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * HASH_SLOTS, stamp=1)))
     cluster.until(lambda: shard.keys.takes_slot(slot), "slots")
 
     def give() -> None:
-        shard.keys.gives.append(Give(slot, 1, bounds_of(slot)[0], 1, given.append))
+        shard.keys.gives.append(Give(slot, 1, hash_slot_bounds(slot)[0], 1, given.append))
         a.engine.touch(shard)
 
     cluster.on_loop(give)

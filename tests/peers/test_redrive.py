@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from foqs.dead_rows import FailureGroup
 from foqs.engine.engine import Engine
 from foqs.engine.redrive import PageAsk
 from foqs.errors import NotFound, NotServed, Unavailable
@@ -16,6 +15,7 @@ from foqs.peers.forwarded import HERE, Route, Target
 from foqs.peers.list_failures import FailureGathering
 from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive, Redriven
 from foqs.peers.shard_owners import ClusterOwners, LoneOwners
+from foqs.rows import FailureGroup
 from tests.api.wire import Wire
 from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Rig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foqs.dedup import SLOTS
+from foqs.ids import HASH_SLOTS
 from foqs.peers import slot_owners
 from foqs.peers.slot_owners import SlotOwners
 from foqs.rows import Holding
@@ -20,7 +20,7 @@ class Rig(Laboratory):
     def __init__(self) -> None:
         super().__init__(1, shards_elsewhere=True)
         self.shard = self.engine.shards[1]
-        self.shard.keys.wanted = Holding(1, bits_of(range(SLOTS)))
+        self.shard.keys.wanted = Holding(1, bits_of(range(HASH_SLOTS)))
         self.engine.touch(self.shard)
         self.settle()
         self.answers: list[bool | str] = []

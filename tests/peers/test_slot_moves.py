@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from foqs.buffers.pending_dedup import Give
-from foqs.dedup import SLOTS, bounds_of, digest_of, slot_of
 from foqs.errors import Code
 from foqs.idl import idl
-from foqs.ids import shard_of
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, shard_of
 from foqs.peers import slot_migration
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import make_routing
@@ -21,7 +20,7 @@ from tests.peers.nodes import Cluster, Member
 Locked = Callable[[int], AbstractContextManager[None]]
 COUNT = 60
 KEYS = [f"k{n}" for n in range(COUNT)]
-THEIRS = sorted({slot_of(digest_of("test", key)) for key in KEYS})
+THEIRS = sorted({hash_slot_of(digest_of("test", key)) for key in KEYS})
 
 
 class Record:
@@ -30,7 +29,7 @@ class Record:
 
     def __init__(self, cluster: Cluster, *members: Member) -> None:
         self.cluster = cluster
-        self.slots = Slots(shards=(1,) * SLOTS, stamp=1)
+        self.slots = Slots(shards=(1,) * HASH_SLOTS, stamp=1)
         self.obeys = True
         for member in members:
             self.follow(member)
@@ -90,7 +89,7 @@ def two(cluster: Cluster) -> tuple[Member, Member]:
 def record(cluster: Cluster, two: tuple[Member, Member]) -> Record:
     """Shard 1, on the first, has all slots."""
     made = Record(cluster, *two)
-    cluster.until(lambda: all(holds(cluster, 1, slot) for slot in range(SLOTS)), "the slots of shard 1")
+    cluster.until(lambda: all(holds(cluster, 1, slot) for slot in range(HASH_SLOTS)), "the slots of shard 1")
     return made
 
 
@@ -136,7 +135,7 @@ def test_requests_during_a_move_wait_for_the_other_shard(
     put(cluster.wire(two[0]), keys=KEYS[:30])
     record.obeys = False
     record.move(*THEIRS[:4])
-    moved = [key for key in KEYS if slot_of(digest_of("test", key)) in THEIRS[:4]]
+    moved = [key for key in KEYS if hash_slot_of(digest_of("test", key)) in THEIRS[:4]]
     cluster.until(lambda: not any(holds(cluster, 1, slot) for slot in THEIRS[:4]), "the slots given away")
     wires = [cluster.wire(member) for member in two]
     for wire in wires:
@@ -173,7 +172,7 @@ def test_a_slot_that_was_given_for_a_cancelled_move_comes_back(
     shard = two[0].engine.shards[1]
 
     def give() -> None:
-        low, _ = bounds_of(THEIRS[0])
+        low, _ = hash_slot_bounds(THEIRS[0])
         shard.keys.gives.append(Give(THEIRS[0], 1, low, 1_000, lambda rows: None))
         two[0].engine.touch(shard)
 
@@ -229,7 +228,7 @@ def test_an_owner_with_an_old_record_takes_no_given_slot_back(
     cluster.move(1, two[1])
     record.tell(old)
     (refused,) = cluster.wire(two[1]).outcomes(
-        spec("t", b"x", dedup_key=next(key for key in KEYS if slot_of(digest_of("test", key)) == THEIRS[0])),
+        spec("t", b"x", dedup_key=next(key for key in KEYS if hash_slot_of(digest_of("test", key)) == THEIRS[0])),
         context=idl.RequestContext(hops=1),
     )
     assert refused.error.code == Code.UNAVAILABLE
@@ -244,12 +243,12 @@ def test_keys_that_are_being_stored_are_given_with_their_slot(
     """The client enqueues more keys than one trip stores, before the shard gives the slot away."""
     shard = two[0].engine.shards[1]
     monkeypatch.setattr(shard, "config", shard.config.model_copy(update={"batch_rows": 2}))
-    keys = [key for key in (f"k{n}" for n in range(20_000)) if slot_of(digest_of("test", key)) == THEIRS[0]][:15]
+    keys = [key for key in (f"k{n}" for n in range(20_000)) if hash_slot_of(digest_of("test", key)) == THEIRS[0]][:15]
     given: list[Any] = []
     wire = cluster.wire(two[0])
 
     def ask() -> None:
-        low, _ = bounds_of(THEIRS[0])
+        low, _ = hash_slot_bounds(THEIRS[0])
         shard.keys.gives.append(Give(THEIRS[0], 2, low, 1_000, given.append))
         two[0].engine.touch(shard)
 
@@ -270,7 +269,7 @@ def test_keys_that_are_being_stored_are_given_with_their_slot(
         ({"shard": 2}, Code.UNAVAILABLE),
         ({"shard": 3}, Code.UNAVAILABLE),
         ({"stamp": 1 << 60}, Code.UNAVAILABLE),
-        ({"slot": SLOTS}, Code.INVALID),
+        ({"slot": HASH_SLOTS}, Code.INVALID),
         ({"stamp": None}, Code.INVALID),
         ({"low": b"x"}, Code.INVALID),
         ({"limit": 0}, Code.INVALID),

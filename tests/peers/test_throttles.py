@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from foqs.dedup import SLOTS
+from foqs.bounds import THROTTLE
 from foqs.idl import idl
+from foqs.ids import HASH_SLOTS
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.policies.settings import Settings
-from foqs.quota import THROTTLE
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
@@ -33,7 +33,7 @@ Three = tuple[Member, Member, Member]
 
 
 def with_slots(routing: Routing) -> Routing:
-    slots = Slots(shards=tuple(1 + slot % 3 for slot in range(SLOTS)), stamp=1)
+    slots = Slots(shards=tuple(1 + slot % 3 for slot in range(HASH_SLOTS)), stamp=1)
     return make_routing(routing.owners, routing.hosts, routing.shards, slots)
 
 

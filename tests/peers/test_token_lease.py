@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
+from foqs.bounds import Quota
 from foqs.errors import Overloaded
 from foqs.peers.token_lease import RETRY_MS, Charge, TokenLease
-from foqs.quota import Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import TTL_MS, Ask, Grant
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from foqs.dedup import digest_of, slot_of
-from foqs.quota import THROTTLE
+from foqs.bounds import THROTTLE
+from foqs.ids import digest_of, hash_slot_of
 from foqs.throttles.agenda import AT_ONCE
 from tests.peers.throttled_hosts import NS, TRIP_MS, Cluster, worst
 
@@ -115,7 +115,7 @@ def longest_wait(hosts: int, sets: Sequence[tuple[str, ...]], rates: dict[str, t
 def test_a_key_whose_coordinator_is_away_holds_up_no_other_key() -> None:
     """No token is kept for one that cannot come."""
     cluster = Cluster(3, dict.fromkeys(("throttle.a", "throttle.b"), '{"per_second": 4, "burst": 1}'))
-    shards = {key: cluster.shard_of(slot_of(digest_of(NS, THROTTLE + key))) for key in "ab"}
+    shards = {key: cluster.shard_of(hash_slot_of(digest_of(NS, THROTTLE + key))) for key in "ab"}
     assert shards["a"] != shards["b"]
     away = cluster.owners[shards["b"]][0]
     flows = [(host.put("one", "a"), host.put("both", "a", "b")) for host in cluster.hosts if host is not away]

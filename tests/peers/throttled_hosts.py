@@ -10,17 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from foqs.api.peer_methods import PeerMethods
+from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.counters import Counters
-from foqs.dedup import SLOTS
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
+from foqs.ids import HASH_SLOTS
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.peers.token_lender import TokenLender
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
-from foqs.quota import THROTTLE, Bounded, Quota
 from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
@@ -167,7 +167,7 @@ class Cluster:
     def route(self) -> None:
         routes = {shard: Route(owner.name, epoch, owner.name) for shard, (owner, epoch, _) in self.owners.items()}
         living = {host.name: host.name for host in self.hosts if host not in self.dead}
-        slots = Slots(0, tuple(self.shard_of(slot) for slot in range(SLOTS)), {}, 1)
+        slots = Slots(0, tuple(self.shard_of(slot) for slot in range(HASH_SLOTS)), {}, 1)
         self.routing = make_routing(routes, living, [1, 2, 3], slots)
 
     def settle(self, entries: Mapping[str, str], late_ms: int = 0) -> None:

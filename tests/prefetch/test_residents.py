@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.prefetch.lane import Lane

@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foqs.item import Item
-from foqs.item_states import Phase
+from foqs.item import Item, Phase
 from foqs.prefetch.window import Window
 from foqs.rows import Key
 from tests.support.examples import examples

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from foqs.quota import Quota
+from foqs.bounds import Quota
 from foqs.quotas.allowance import Allowance, Lost
 from foqs.quotas.bucket import TTL_MS, Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from foqs.quota import Quota
+from foqs.bounds import Quota
 from foqs.quotas.allowance import Allowance
 from foqs.quotas.bucket import Ask, Grant
 from foqs.quotas.namespace_tokens import NamespaceTokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.quota import Quota
+from foqs.bounds import Quota
 from foqs.quotas.bucket import Ask
 from foqs.quotas.namespace_tokens import PATIENCE_MS, NamespaceTokens
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import uvloop
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import FoqsError
-from foqs.limits import Limits
 from foqs.rpc.peer_caller import PeerCaller
 from tests.rpc.serving import PATIENCE_S
 from tests.support.waiting import wait_until

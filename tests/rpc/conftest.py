@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from foqs.budget import Budget
-from foqs.limits import Limits
+from foqs.bounds import Budget, Limits
 from foqs.rpc.tls import server_context
 from tests.rpc.calling import Calling
 from tests.rpc.serving import Served

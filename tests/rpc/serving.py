@@ -13,10 +13,9 @@ from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TMemoryBuffer
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import NotFound
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.rpc import Call, ThriftServer
 from tests.support.ports import held_port
 from tests.support.waiting import wait_until_on_loop

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from foqs.bounds import Limits
 from foqs.idl import idl
-from foqs.limits import Limits
 from tests.rpc.serving import PATIENCE_S, Peer, Served, decoded, enqueue_of, framed, i32, message
 
 SECRET = b"THE-NEIGHBOUR'S-PAYLOAD"

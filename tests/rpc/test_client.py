@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import Invalid, LostReply, NotFound, NotSent, OutcomeUnknown, Overloaded, RequestTooLarge
 from foqs.idl import idl
-from foqs.limits import Limits
 from tests.client.peer import Act, Meddle, Peer, encode_reply, script
 from tests.rpc.calling import Calling, RawPeer
 from tests.rpc.serving import PATIENCE_S, Served

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.rpc.connection import BEHIND_BYTES
 from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from foqs.bounds import Limits
 from foqs.errors import Invalid, OutcomeUnknown
-from foqs.idl import idl
-from foqs.limits import Limits
-from foqs.request_context import request_id_of, trace_of
+from foqs.idl import idl, request_id_of, trace_of
 from foqs.rpc.failure_log import log_failure
 from foqs.rpc.request_log import RequestLog
 from foqs.wire.validate import check_context

@@ -11,10 +11,9 @@ import uvloop
 from structlog.testing import capture_logs
 from thriftpy2.thrift import TApplicationException
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import Code, Overloaded
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.rpc import ThriftServer
 from foqs.wire.protocol import end_wait
 from tests.rpc.serving import PATIENCE_S, Peer, Served, enqueue_of, framed, i32, message

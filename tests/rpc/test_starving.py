@@ -11,10 +11,9 @@ from time import sleep
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget, Limits
 from foqs.errors import Code, NotFound
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.rpc.frames import PATIENCE_S as FRAME_PATIENCE_S
 from foqs.rpc.tls import server_context
 from foqs.wire.protocol import SMALL_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.client.connection import Address, Connection
 from foqs.client.tls import Securing, Tls
 from foqs.config.load import TlsSection

@@ -14,9 +14,9 @@ from sqlalchemy.engine import make_url
 from structlog.testing import capture_logs
 
 from foqs.config.load import load
+from foqs.event_loop import until
 from foqs.idl import idl
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from foqs_lab.relay import Relay

@@ -12,9 +12,9 @@ import uvloop
 from sqlalchemy.engine import make_url
 
 from foqs.config.load import load
+from foqs.event_loop import until
 from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.server.shard_worker import ShardWorker
 from foqs.shardmgr.routing import Routing
 from foqs.store.schema import create_schema

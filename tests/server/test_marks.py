@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.marks import STEP, Mark, Marks, Stamp
+from foqs.ids import MARK_STEP, Mark, Marks, Stamp
 from foqs.server.marks import FileMarks, Marker, mark_file, read_mark, read_marks, write_mark
 from foqs.store.schema import create_schema, restore_of
 from tests.api.wire import Delivery
@@ -293,20 +293,20 @@ def marker(kept: KeptMarks, later: list[Callable[[], None]]) -> Marker:
 
 def test_a_mark_is_written_once_for_half_a_step(marker: Marker, kept: KeptMarks) -> None:
     kept.answers.pop()("")
-    for number in range(1, STEP // 2):
+    for number in range(1, MARK_STEP // 2):
         marker.committed(7, number)
     assert len(kept.saved) == 1
-    marker.committed(7, STEP)
-    assert kept.saved[1:] == [Mark(1, STEP, 2 * STEP, STEP // 2)]
+    marker.committed(7, MARK_STEP)
+    assert kept.saved[1:] == [Mark(1, MARK_STEP, 2 * MARK_STEP, MARK_STEP // 2)]
 
 
 def test_one_save_at_a_time_and_the_last_one_counts(marker: Marker, kept: KeptMarks) -> None:
-    for number in (STEP, 2 * STEP, 3 * STEP):
+    for number in (MARK_STEP, 2 * MARK_STEP, 3 * MARK_STEP):
         marker.committed(7, number)
     assert len(kept.saved) == 1
     assert not marker.idle
     kept.answers.pop()("")
-    assert kept.saved[1:] == [Mark(1, 3 * STEP, 4 * STEP, 3)]
+    assert kept.saved[1:] == [Mark(1, 3 * MARK_STEP, 4 * MARK_STEP, 3)]
     kept.answers.pop()("")
     assert marker.idle
 
@@ -333,7 +333,7 @@ def test_a_mark_follows_the_commits(marker: Marker, kept: KeptMarks, later: list
         marker.committed(7, 5)
     (refresh,) = later
     refresh()
-    assert kept.saved[1:] == [Mark(1, 5, 1 + STEP, 3)]
+    assert kept.saved[1:] == [Mark(1, 5, 1 + MARK_STEP, 3)]
     kept.answers.pop()("")
     refresh()
     assert len(kept.saved) == 2
@@ -346,7 +346,7 @@ def test_a_host_without_marks_remembers_its_own() -> None:
     opened: Any = SimpleNamespace(epoch=1, next_number=1, behind=None, identity="a1", seq=4)
     marker.opened(7, opened)
     marker.recall(7, found.append)
-    assert found == [None, {"a1": Mark(1, 1, 1 + STEP, 4, Stamp(5, 6, "h"))}]
+    assert found == [None, {"a1": Mark(1, 1, 1 + MARK_STEP, 4, Stamp(5, 6, "h"))}]
 
 
 def test_marks_that_do_not_come_hold_up_nothing(
@@ -358,5 +358,5 @@ def test_marks_that_do_not_come_hold_up_nothing(
         marker.recall(7, found.append)
         later.pop()()
         kept.recalls.pop()({"a1": Mark(9, 9, 9)}, "")
-    assert found == [{"a1": Mark(1, 1, 1 + STEP)}]
+    assert found == [{"a1": Mark(1, 1, 1 + MARK_STEP)}]
     assert [line["event"] for line in lines] == ["shard.mark_not_read"]

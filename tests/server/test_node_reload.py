@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from foqs.bounds import Limits
 from foqs.config.load import load
-from foqs.limits import Limits
 from foqs.server.node import Node
 from tests.engine.laboratory import Laboratory
 

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from foqs.admin.view import View
 from foqs.config.load import load
+from foqs.event_loop import until
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.store.sql import SqlStore
 from tests.api.wire import Code, Wire, spec
 from tests.conftest import NewServer

@@ -11,9 +11,9 @@ import uvloop
 
 from foqs.admin.view import View
 from foqs.config.load import load
+from foqs.event_loop import until
 from foqs.idl import idl
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.store.sql import SqlStore
 from foqs_lab.crash.rig import make_shards
 from tests.api.wire import Code, Wire, spec

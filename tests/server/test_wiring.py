@@ -9,8 +9,8 @@ from pathlib import Path
 import foqs.server
 from foqs.config.load import load
 from foqs.errors import FoqsError, NotSent
+from foqs.event_loop import until
 from foqs.server.node import Node
-from foqs.server.polling import until
 from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.marks import Stamp
+from foqs.ids import Stamp
 from foqs.shardmgr.clock_evidence import PATIENCE_MS, SHORT_PATIENCE_MS, Evidence, judge, middle
 
 BOUND_MS = 60_000

@@ -4,7 +4,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.dedup import DIGEST_BYTES, SLOTS, behind, bounds_of, digest_of, slot_of
+from foqs.ids import DIGEST_BYTES, HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, next_digest
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse, SlotMove, Slots
 from foqs.shardmgr.slots import (
     MOVES_AT_ONCE,
@@ -43,7 +43,7 @@ def test_no_slot_moves_while_its_shard_exists(before: set[int], after: set[int],
     assert shared_out(again, after, takers) == again
 
 
-@given(st.binary(min_size=SLOTS, max_size=SLOTS).map(lambda drawn: [byte & 3 for byte in drawn]))
+@given(st.binary(min_size=HASH_SLOTS, max_size=HASH_SLOTS).map(lambda drawn: [byte & 3 for byte in drawn]))
 def test_what_shards_remember_is_what_they_were_given(slots: list[int]) -> None:
     held = {shard: bits_of(at for at, one in enumerate(slots) if one == shard) for shard in (1, 2, 3)}
     assert list(slots_of(held)) == slots
@@ -57,34 +57,34 @@ def test_what_shards_remember_is_what_they_were_given(slots: list[int]) -> None:
 
 
 def test_a_shard_that_never_had_a_slot() -> None:
-    assert slots_of({1: b"", 2: bits_of([7])}) == tuple(2 if slot == 7 else 0 for slot in range(SLOTS))
+    assert slots_of({1: b"", 2: bits_of([7])}) == tuple(2 if slot == 7 else 0 for slot in range(HASH_SLOTS))
     assert missing({}) == {}
 
 
 def test_keys_fall_into_all_slots() -> None:
-    assert {slot_of(digest_of("ns", str(n))) for n in range(20_000)} == set(range(SLOTS))
+    assert {hash_slot_of(digest_of("ns", str(n))) for n in range(20_000)} == set(range(HASH_SLOTS))
 
 
 def test_a_key_is_its_namespaces() -> None:
     assert digest_of("a", "b") != digest_of("ab", "") != digest_of("", "ab")
 
 
-@given(st.integers(0, SLOTS - 1))
+@given(st.integers(0, HASH_SLOTS - 1))
 def test_a_slot_has_the_digests_within_its_bounds(slot: int) -> None:
-    low, high = bounds_of(slot)
-    assert slot_of(low) == slot_of(high) == slot
+    low, high = hash_slot_bounds(slot)
+    assert hash_slot_of(low) == hash_slot_of(high) == slot
     assert len(low) == len(high) == DIGEST_BYTES
-    if slot + 1 < SLOTS:
-        assert behind(high) == bounds_of(slot + 1)[0]
+    if slot + 1 < HASH_SLOTS:
+        assert next_digest(high) == hash_slot_bounds(slot + 1)[0]
 
 
-@given(st.sets(st.integers(0, SLOTS - 1)), st.integers(0, SLOTS - 1))
+@given(st.sets(st.integers(0, HASH_SLOTS - 1)), st.integers(0, HASH_SLOTS - 1))
 def test_a_slot_is_taken_out(slots: set[int], slot: int) -> None:
     bits = without(slot, bits_of(slots))
-    assert {each for each in range(SLOTS) if has(bits, each)} == slots - {slot}
+    assert {each for each in range(HASH_SLOTS) if has(bits, each)} == slots - {slot}
 
 
-_SOME = st.sets(st.integers(0, SLOTS - 1)) | st.just(set(range(SLOTS)))
+_SOME = st.sets(st.integers(0, HASH_SLOTS - 1)) | st.just(set(range(HASH_SLOTS)))
 
 
 @given(_SOME, _SOME, _SOME)
@@ -93,7 +93,7 @@ def test_slots_as_sets(some: set[int], others: set[int], more: set[int]) -> None
     left = some - others - more
     assert lacking(bits, *rest) == (bits_of(left) if left else b"")
     assert together(bits, rest[0]) == bits_of(some | others)
-    assert list(slots_in(bits)) == sorted(some) == [slot for slot in range(SLOTS) if has(bits, slot)]
+    assert list(slots_in(bits)) == sorted(some) == [slot for slot in range(HASH_SLOTS) if has(bits, slot)]
 
 
 USES = st.dictionaries(st.integers(1, 12), st.sampled_from(ShardUse), max_size=8)
@@ -149,13 +149,13 @@ def test_one_more_shard_takes_its_part_and_no_other_slot_moves(count: int) -> No
     assert moved == 0, "at first there is nothing to copy"
     after, moved = settled({**before, 99: ShardUse.ENABLED}, slots)
     assert moved == sum(a != b for a, b in zip(slots.shards, after.shards, strict=True)) == after.shards.count(99)
-    assert moved <= SLOTS / (count + 1) + 1
+    assert moved <= HASH_SLOTS / (count + 1) + 1
     assert settled({**before, 99: ShardUse.ENABLED}, after) == (after, 0)
 
 
 def test_a_move_to_a_shard_that_is_not_to_have_it_is_called_off() -> None:
     uses = {1: ShardUse.DRAINING, 2: ShardUse.ENABLED, 3: ShardUse.DRAINING}
-    slots = Slots(0, (1,) * SLOTS, {5: SlotMove(3, 7), 6: SlotMove(2, 7), 8: SlotMove(4, 7)}, 7)
+    slots = Slots(0, (1,) * HASH_SLOTS, {5: SlotMove(3, 7), 6: SlotMove(2, 7), 8: SlotMove(4, 7)}, 7)
     wanted = planned(cluster(uses, slots), 0)
     assert wanted.moves[6] == SlotMove(2, 7)
     assert all(move == SlotMove(2, 8) for slot, move in wanted.moves.items() if slot != 6)
@@ -164,7 +164,7 @@ def test_a_move_to_a_shard_that_is_not_to_have_it_is_called_off() -> None:
 
 def test_slots_of_a_shard_that_is_gone_go_where_their_rows_are() -> None:
     uses = {1: ShardUse.ENABLED, 2: ShardUse.ENABLED}
-    slots = Slots(0, (3,) * SLOTS, {5: SlotMove(2, 7), 6: SlotMove(1, 7)}, 7)
+    slots = Slots(0, (3,) * HASH_SLOTS, {5: SlotMove(2, 7), 6: SlotMove(1, 7)}, 7)
     wanted = planned(cluster(uses, slots), 0)
     assert (wanted.shards[5], wanted.shards[6], wanted.moves) == (2, 1, {})
     assert 3 not in wanted.shards
@@ -173,10 +173,14 @@ def test_slots_of_a_shard_that_is_gone_go_where_their_rows_are() -> None:
 # ------------------------------------------------------------------------------------------ slots from outside
 
 
-@given(st.sets(st.integers(0, SLOTS - 1)), st.sets(st.integers(0, SLOTS - 1)), st.sets(st.integers(0, SLOTS - 1)))
+@given(
+    st.sets(st.integers(0, HASH_SLOTS - 1)),
+    st.sets(st.integers(0, HASH_SLOTS - 1)),
+    st.sets(st.integers(0, HASH_SLOTS - 1)),
+)
 def test_a_shard_that_joins_keeps_slots_that_no_shard_has(first: set[int], second: set[int], gone: set[int]) -> None:
     """Shard 9 was removed from the cluster."""
-    shards = tuple(9 if slot in gone else 1 if slot in first else 0 for slot in range(SLOTS))
+    shards = tuple(9 if slot in gone else 1 if slot in first else 0 for slot in range(HASH_SLOTS))
     facts = Facts(shards={1: ShardFact(1, "u")}, slots=Slots(4, shards, {}, 50))
     made = claimed(facts, 2, 70, bits_of(second), 60)
     for slot, shard in enumerate(made.shards):

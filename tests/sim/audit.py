@@ -16,8 +16,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.inspect import Listing
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain
-from foqs.item import KNOWN_BYTES, Item
-from foqs.item_states import Phase, Place
+from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from tests.sim.audit_turns import audit_turns
 from tests.sim.memory_database import MemoryDatabase

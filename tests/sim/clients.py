@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.pending_dedup import Keyed
-from foqs.dedup import Dedup, bounds_of, content_of, digest_of
 from foqs.engine import dedup
 from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
 from foqs.fairness.keys import TopicKey
-from foqs.ids import shard_of
+from foqs.ids import Dedup, content_of, digest_of, hash_slot_bounds, shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from tests.sim.memory_database import POISON
@@ -139,7 +138,7 @@ class Clients:
                 item.payload = self.payloads[old.number]
                 spec = old
             else:
-                low, _ = bounds_of(spec.number % FEW_SLOTS)
+                low, _ = hash_slot_bounds(spec.number % FEW_SLOTS)
                 digest = low[:2] + digest_of("ns", str(spec.number))[2:]
                 spec.dedup = Dedup(digest, content_of(spec.key[1], item.payload))
                 self.keyed.append(spec)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from foqs.fairness.keys import tenancy_of, topic_key
 from foqs.ids import shard_of
-from foqs.item import Item
-from foqs.item_states import Phase
+from foqs.item import Item, Phase
 from foqs.rows import Batch
 from tests.sim.records import broken, lane_of
 

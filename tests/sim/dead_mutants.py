@@ -10,8 +10,7 @@ from foqs.buffers.shard_batch import DeadRead
 from foqs.engine import batch_apply, batch_build, delivery, expiry, item_end, item_ops, redrive, shard_open
 from foqs.engine.redrive import RedrivePage
 from foqs.engine.shard import Shard
-from foqs.item import Cause, Change, Item
-from foqs.item_states import Phase
+from foqs.item import Cause, Change, Item, Phase
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, DueRow, FailureCause, Found

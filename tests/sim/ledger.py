@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from foqs.dedup import Duplicate
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import tenancy_of
-from foqs.ids import shard_of
+from foqs.ids import Duplicate, shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
 from tests.sim.attempts import Attempts

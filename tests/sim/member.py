@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foqs.budget import Budget
+from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import batch_build, shard_open
 from foqs.engine import shard_driver as steps
@@ -16,8 +16,8 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
+from foqs.ids import Stamp
 from foqs.leases.deadlines import NEVER_MS
-from foqs.marks import Stamp
 from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run

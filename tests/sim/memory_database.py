@@ -10,12 +10,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from foqs.dead_rows import FailurePosition
 from foqs.policies.filter import FailureFilter
 from foqs.rows import (
     Batch,
     Body,
     DedupRow,
+    FailurePosition,
     FailureRow,
     Holding,
     Key,

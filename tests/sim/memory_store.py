@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 
-from foqs.dead_rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
-from foqs.marks import Marks
+from foqs.ids import Marks
 from foqs.policies.filter import FailureFilter
 from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
@@ -14,10 +13,15 @@ from foqs.rows import (
     Backlog,
     Batch,
     Body,
+    DeadPage,
+    DeadRow,
     DedupRow,
     DedupScan,
     DueRow,
     ExpiringRow,
+    FailureGroup,
+    FailureGroups,
+    FailurePosition,
     FailureRow,
     Found,
     Key,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from foqs.dedup import Dedup
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
+from foqs.ids import Dedup
 from foqs.rows import LaneRow
 
 NACKS = ("nack", "fail", "reject")

@@ -9,8 +9,7 @@ from foqs.engine.inspect import Listed, Listing
 from foqs.engine.pending import LookCall
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
-from foqs.item import Item
-from foqs.item_states import Phase, Place
+from foqs.item import Item, Phase, Place
 from foqs.rows import Found
 from tests.sim.records import Op, broken
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.pending_dedup import Give
-from foqs.dedup import bounds_of
 from foqs.errors import FoqsError, Unavailable
+from foqs.ids import hash_slot_bounds
 from foqs.peers import slot_migration
 from foqs.rows import DedupRow
 from foqs.rpc.peer import Done
@@ -137,7 +137,7 @@ def _give(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:
     def found(rows: list[DedupRow] | FoqsError) -> None:
         reply(rows if isinstance(rows, FoqsError) else SimpleNamespace(keys=rows))
 
-    low = request.low or bounds_of(request.slot)[0]
+    low = request.low or hash_slot_bounds(request.slot)[0]
     wanted = Give(request.slot, request.stamp, low, request.limit, found)
     try:
         slot_migration.give(owner.engine, owner.neighbour.view, request.shard, wanted)

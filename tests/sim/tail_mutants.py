@@ -11,8 +11,7 @@ from foqs.buffers.tail import Tail
 from foqs.engine import batch_apply, batch_build
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
-from foqs.item import Change, Item
-from foqs.item_states import Phase, To
+from foqs.item import Change, Item, Phase, To
 from foqs.rows import Batch, ReadyRow
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.mutants import Patch, mutant

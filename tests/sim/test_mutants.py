@@ -23,8 +23,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.item import KNOWN_BYTES, Change, Item
-from foqs.item_states import Phase
+from foqs.item import KNOWN_BYTES, Change, Item, Phase
 from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from foqs.bounds import NANO, Quota
 from foqs.engine.demand import AnyGate, Parked
 from foqs.engine.throttling import Throttling
 from foqs.fairness.flow import PARKED, Tenant
 from foqs.fairness.turns import Turns
 from foqs.item import Item
-from foqs.quota import NANO, Quota
 from foqs.quotas.bucket import Bucket
 from foqs.throttles.throttle_key import ThrottleKey
 from tests.sim.mutants import Patch, mutant

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 
-from foqs.dedup import digest_of, slot_of
-from foqs.quota import THROTTLE
+from foqs.bounds import THROTTLE
+from foqs.ids import digest_of, hash_slot_of
 from tests.sim.profile import Profile, random_profile
 from tests.sim.slots import FEW_SLOTS
 
@@ -17,7 +17,7 @@ from tests.sim.slots import FEW_SLOTS
 def _in_few_slots(prefix: str) -> Iterator[str]:
     """Yield throttle keys whose coordinators are in the slots that move."""
     for number in count():
-        if slot_of(digest_of("ns", f"{THROTTLE}{prefix}{number}")) < FEW_SLOTS:
+        if hash_slot_of(digest_of("ns", f"{THROTTLE}{prefix}{number}")) < FEW_SLOTS:
             yield f"{prefix}{number}"
 
 

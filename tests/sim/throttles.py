@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from foqs.bounds import NANO
 from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Parked
@@ -17,7 +18,6 @@ from foqs.fairness.keys import LaneKey, TopicKey, tenancy_of, topic_key
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
-from foqs.quota import NANO
 from foqs.quotas.bucket import TTL_MS
 from foqs.throttles.shard_slots import ShardSlots
 from foqs.throttles.throttle import Throttle

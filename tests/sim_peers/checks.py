@@ -14,9 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from foqs.dedup import SLOTS
 from foqs.errors import Code, FoqsError
-from foqs.ids import shard_of
+from foqs.ids import HASH_SLOTS, shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch
 from foqs.shardmgr.facts import Slots
@@ -205,7 +204,7 @@ class Checks:
     # ------------------------------------------------------------------------------------- at the end
 
     def check_slots(self, slots: Slots) -> None:
-        for slot in range(SLOTS):
+        for slot in range(HASH_SLOTS):
             having = [number for number, db in self._dbs.items() if has(db.slots.bits, slot)]
             if having != [slots.shards[slot]]:
                 raise Stuck(f"slot {slot} is on shards {having}, and the record says {slots.shards[slot]}")

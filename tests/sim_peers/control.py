@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from foqs.dedup import SLOTS
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing
 from foqs.shardmgr.slots import arrived
@@ -27,7 +27,7 @@ class Control:
         self.living: dict[str, Host] = {}  # as the record says: a host that died is in it until its session expires
         self.owners: dict[int, Route] = {}
         self.assigned = {number: self.rng.choice(HOSTS) for number in sim.dbs}
-        self.slots = Slots(0, tuple(1 + slot % len(sim.dbs) for slot in range(SLOTS)), {}, 1)
+        self.slots = Slots(0, tuple(1 + slot % len(sim.dbs) for slot in range(HASH_SLOTS)), {}, 1)
         self.forced: set[int] = set()  # shards whose new owner does not wait for the old one
         self.moved_slots = 0
         self._old = [self.slots]  # records that a host may still believe in

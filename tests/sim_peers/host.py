@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from foqs.api.handlers import Handlers
-from foqs.budget import Budget
+from foqs.bounds import Bounded, Budget, Limits, Quota
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
 from foqs.engine import batch_build, dequeue, throttling
@@ -23,7 +23,6 @@ from foqs.fairness.keys import TopicKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS
-from foqs.limits import Limits
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher
@@ -32,7 +31,6 @@ from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lender import TokenLender
-from foqs.quota import Bounded, Quota
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from foqs.bounds import THROTTLE
 from foqs.config.load import Config
 from foqs.config.schema import (
     BreakerSection,
@@ -15,9 +16,8 @@ from foqs.config.schema import (
     ServerSection,
     StoreSection,
 )
-from foqs.dedup import digest_of, slot_of
+from foqs.ids import digest_of, hash_slot_of
 from foqs.peers.quota_coordinator import coordinator_slot
-from foqs.quota import THROTTLE
 
 HOSTS = ("a", "b", "c")
 FREE, RATED, LIMITED = "free", "rated", "limited"
@@ -26,7 +26,7 @@ THROTTLES = ("a", "b", "c")
 """The throttle keys of the items of namespace `limited`, if there are any."""
 BOUNDED = "topic-0"
 """The topic of namespace `free` that has a bound on its stored items, if there is one."""
-USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(slot_of(digest_of(FREE, key)) for key in KEYS)}))
+USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(hash_slot_of(digest_of(FREE, key)) for key in KEYS)}))
 """Only these slots move: a move of any other slot moves no row and no coordinator."""
 
 

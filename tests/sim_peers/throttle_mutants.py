@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from foqs.bounds import NANO, Quota
 from foqs.engine.throttling import Rules, Throttling
-from foqs.quota import NANO, Quota
 from foqs.quotas.bucket import Ask, Bucket
 from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.throttles.throttle_key import ThrottleKey

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from foqs.dead_rows import DeadRow, FailureGroup, FailurePosition
 from foqs.policies.filter import FailureFilter
-from foqs.rows import Batch, FailureCause, FailureRow, NewItem
+from foqs.rows import Batch, DeadRow, FailureCause, FailureGroup, FailurePosition, FailureRow, NewItem
 from foqs.store.protocol import ShardStore
 from tests.store.dead_contract import DEAD
 from tests.store.row_contract import insert, ready_key, ready_row, timer_row

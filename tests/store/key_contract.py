@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.buffers.shard_batch import Outcome, ShardBatch
-from foqs.dedup import DIGEST_BYTES, behind
+from foqs.ids import DIGEST_BYTES, next_digest
 from foqs.rows import Batch, DedupRow, Holding
 from foqs.server.shard_thread import run
 from foqs.store.protocol import RowRejected, ShardStore
@@ -63,8 +63,8 @@ class KeyContract:
         store.commit(Batch(dedup_new=rows[::-1], next_number=1))
         low, high = rows[0].digest, rows[2].digest
         assert store.dedup_between(low, high, 2) == rows[:2]
-        assert store.dedup_between(behind(rows[1].digest), high, 2) == rows[2:3]
-        assert store.dedup_between(behind(high), b"\xff" * 16, 9) == rows[3:]
+        assert store.dedup_between(next_digest(rows[1].digest), high, 2) == rows[2:3]
+        assert store.dedup_between(next_digest(high), b"\xff" * 16, 9) == rows[3:]
         newer = rows[1]._replace(content=7, expires_at_ms=NOW_MS + 1)
         store.commit(Batch(dedup_copied=[rows[0], newer], next_number=1))
         assert store.dedup_between(low, high, 9) == [rows[0], newer, rows[2]]

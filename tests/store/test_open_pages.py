@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from foqs.row_pages import RowPages
-from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, LaneRow
+from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, LaneRow, RowPages
 from foqs.store import opening
 from foqs.store.link import Link
 from foqs.store.protocol import ShardRefused

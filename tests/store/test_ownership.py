@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.marks import Mark
+from foqs.ids import Mark
 from foqs.rows import Batch
 from foqs.store.link import Link
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, StoreDown

@@ -10,14 +10,14 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from foqs.api.handlers import Handlers
+from foqs.bounds import Limits
 from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
-from foqs.dedup import SLOTS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, Invalid, from_code
 from foqs.hooks.protocol import Failed, HookKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.limits import Limits
+from foqs.ids import HASH_SLOTS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_client import QuotaClient
@@ -50,7 +50,7 @@ def routing_of(
     without an owner. The slots of keys are on the first shard by default."""
     routes = {number: Route(f"{host}:1", 1, host) for number, host in owners.items()}
     living = {host: f"{host}:1" for host in ("a", *owners.values(), *hosts)}
-    return make_routing(routes, living, unowned, slots or Slots(0, (min(owners, default=0),) * SLOTS, {}, 1))
+    return make_routing(routes, living, unowned, slots or Slots(0, (min(owners, default=0),) * HASH_SLOTS, {}, 1))
 
 
 class Call(SimulatedCall):

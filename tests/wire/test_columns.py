@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foqs.bounds import Limits
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.columns import ACK_BYTES, AckColumns, ids_and_leases
 from foqs.wire.errors import Malformed
 from foqs.wire.request_decoder import RequestDecoder

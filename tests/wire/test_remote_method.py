@@ -8,10 +8,10 @@ from struct import pack
 import pytest
 from thriftpy2.thrift import TApplicationException
 
+from foqs.bounds import Limits
 from foqs.client.items import Item
 from foqs.errors import Code, Invalid, NotFound, NotSent, OutcomeUnknown, Overloaded, RequestTooLarge
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.errors import GoAway, Malformed, Unencodable
 from foqs.wire.protocol import EXCEPTION, STRING, field_head, message_head, pack_i32
 from foqs.wire.remote_method import RemoteMethod

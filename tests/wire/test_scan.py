@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foqs.bounds import Limits
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.columns import AckColumns, SpecColumns
 from foqs.wire.errors import Malformed
 from foqs.wire.protocol import MIN_BYTES

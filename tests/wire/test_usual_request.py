@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foqs.bounds import Limits
 from foqs.client import request_bytes
 from foqs.client.items import ItemSpec
 from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.idl import idl
-from foqs.limits import Limits
 from foqs.wire.columns import AckColumns, SpecColumns
 from foqs.wire.errors import Malformed
 from foqs.wire.request_decoder import RequestDecoder

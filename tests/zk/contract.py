@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from foqs.dedup import SLOTS
-from foqs.marks import Mark, Marks
+from foqs.ids import HASH_SLOTS, Mark, Marks
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, SlotMove, Slots
 from foqs.shardmgr.session import Session
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable
@@ -185,7 +184,7 @@ class FactStoreContract(MarkContract, SettingsFactContract):
 
     def test_slots_are_written_by_compare_and_set(self, a: Client, b: Client) -> None:
         def share(client: Client, shard: int, version: int) -> ZkError | None:
-            slots = Slots(version, (shard,) * SLOTS, {7: SlotMove(shard, 5)}, 6)
+            slots = Slots(version, (shard,) * HASH_SLOTS, {7: SlotMove(shard, 5)}, 6)
             return client.did(lambda done: client.store.share_slots(slots, done))
 
         assert isinstance(share(a, 1, 0), ZkConflict)
@@ -193,7 +192,7 @@ class FactStoreContract(MarkContract, SettingsFactContract):
         assert isinstance(share(b, 2, -1), ZkConflict)
         assert share(b, 2, 0) is None
         for client in (a, b, Client(a.rig)):
-            client.sees(lambda facts: facts.slots == Slots(1, (2,) * SLOTS, {7: SlotMove(2, 5)}, 6))
+            client.sees(lambda facts: facts.slots == Slots(1, (2,) * HASH_SLOTS, {7: SlotMove(2, 5)}, 6))
             assert client.facts.assignment == Assignment()
 
     def test_of_two_that_assign_at_once_one_succeeds(self, rig: Rig, a: Client, b: Client) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from foqs.marks import Mark
+from foqs.ids import Mark
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Assignment, HostFact, OwnerFact, ShardFact, Slots
 

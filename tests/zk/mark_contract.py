@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from foqs.marks import Mark
+from foqs.ids import Mark
 from foqs.shardmgr.session import Session
 from foqs.zk.protocol import ZkUnavailable
 

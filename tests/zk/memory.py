@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from foqs.errors import FoqsError
-from foqs.marks import Mark, Marks
+from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Settings
 from foqs.policies.store import Changed
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots

@@ -1,6 +1,6 @@
 """Records that were read, as facts."""
 
-from foqs.dedup import SLOTS
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import Slots, encode_assignment, encode_slots
 from foqs.zk.view import View
 
@@ -12,7 +12,7 @@ def test_a_record_that_was_written_again_is_another_one() -> None:
     for host, shard in (("a", 1), ("b", 2)):
         for _ in range(2):
             view.assignment.put("assignment", encode_assignment({1: host}), 0)
-            view.slots.put("slots", encode_slots(Slots(shards=(shard,) * SLOTS, stamp=shard)), 0)
+            view.slots.put("slots", encode_slots(Slots(shards=(shard,) * HASH_SLOTS, stamp=shard)), 0)
         assert view.facts.assignment.hosts == {1: host}
-        assert view.facts.slots.shards == (shard,) * SLOTS
+        assert view.facts.slots.shards == (shard,) * HASH_SLOTS
     assert len(changes) == 4, "what stands as it was is no change"

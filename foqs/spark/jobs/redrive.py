@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foqs.dedup import Duplicate
 from foqs.errors import FoqsError, Invalid, NotFound
+from foqs.ids import Duplicate
 
 if TYPE_CHECKING:
     from foqs.client import Client, ItemSpec

@@ -1,4 +1,7 @@
-"""Blocking work beside an event loop that may end first."""
+"""Blocking work beside an event loop that may end first.
+
+Wait for a state that nothing announces.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,16 @@ def on_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return asyncio.wrap_future(made)
+
+
+_CHECK_S = 0.01
+
+
+async def until(reached: Callable[[], bool], deadline: float) -> bool:
+    """Check `reached` every 10 ms. Return False at `deadline`, a time of the event loop's clock."""
+    loop = asyncio.get_running_loop()
+    while not reached():
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(_CHECK_S)
+    return True

@@ -1,0 +1,181 @@
+"""Bounds on the input of callers, in one place. `[limits]` in foqs.toml sets each of them.
+
+The bounds on the enqueues of a namespace or a topic, and on the deliveries of items with a throttle key.
+
+One byte budget for everything a host holds in memory on behalf of its callers.
+
+Frames being read, items waiting for their commit, ready windows with their bodies and answers being written all
+take from the same budget, so memory has one bound however the load is shaped (promise 8).
+
+Limits each source to a number of events a second: evenly, or one second's events at once after a pause.
+
+The generic cell rate algorithm (ITU-T I.371). It stores one time for each source: the end of its events so far if they
+had come evenly.
+
+Limits the log lines of one kind of event, so that an event of every request cannot fill a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+_DAY_MS = 86_400_000
+THROTTLE_KEYS = 8
+THROTTLE_KEYS_BYTES = 512
+"""Of an item's throttle keys together, with one byte between two: the width of the column."""
+MOST_WEIGHT = 1_000
+"""Of a tenant; the least is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Units are in the names; `request_items`, and counts without a unit, are numbers of things."""
+
+    payload_bytes: int = 1 << 20
+    metadata_bytes: int = 4096
+    headers_bytes: int = 4096
+    name_bytes: int = 255
+    request_items: int = 10_000
+    request_topics: int = 1_000
+    frame_bytes: int = 16_384_000
+    lease_min_ms: int = 100
+    lease_max_ms: int = 12 * 3_600_000
+    lease_default_ms: int = 30_000
+    delay_max_ms: int = 366 * _DAY_MS
+    ttl_max_ms: int = 366 * _DAY_MS
+    wait_max_ms: int = 600_000
+    timeout_default_ms: int = 30_000
+    timeout_max_ms: int = 600_000
+    dedup_window_ms: int = _DAY_MS  # how long a key is remembered
+    reason_bytes: int = 1024
+    token_bytes: int = 4096
+    context_bytes: int = 128
+    worker_bytes: int = 128
+    throttle_keys: int = THROTTLE_KEYS
+    throttle_keys_bytes: int = THROTTLE_KEYS_BYTES
+    list_items: int = 1_000
+    active_topics: int = 10_000
+
+    def as_map(self) -> dict[str, int]:
+        """The limits by name, as GetServerInfo gives them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+NANO = 1_000_000_000
+"""A token is counted in so many parts."""
+
+Bounded = tuple[str, str]
+"""(namespace, topic), with "" for the topic the whole namespace, or (namespace, THROTTLE + throttle key)."""
+
+THROTTLE = "\1"
+"""Stands before a throttle key; no topic begins with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """At most `burst` + `per_second` * t items in any t seconds; no more when `stored_items` are stored. None: no
+    bound.
+
+    A token is the right to store one item, or to deliver one with a throttle key."""
+
+    per_second: float | None
+    burst: int
+    stored_items: int | None
+
+    @property
+    def nano_per_ms(self) -> int | None:
+        """Billionths of a token that accrue in a millisecond: an integer, so that tokens add up exactly."""
+        return None if self.per_second is None else int(self.per_second * 1_000_000)
+
+    def ms_for(self, tokens: int) -> int:
+        """How long it takes until so many more are there; there are never more than `burst` at a time."""
+        nano = self.nano_per_ms
+        return 0 if nano is None else -(-min(tokens, self.burst) * NANO // max(1, nano))
+
+
+class Budget:
+    """Counts bytes in use against `limit_bytes`. `take` always succeeds: ask `fits` first where refusing is possible.
+
+    Invariant: `used_bytes` is the sum of all takes minus all gives, and never negative.
+    """
+
+    __slots__ = ("_waiters", "limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._waiters: list[Callable[[], None]] = []
+
+    def fits(self, size_bytes: int, share: float = 1.0) -> bool:
+        """Return whether `size_bytes` more fit into `share` (0 to 1) of the limit."""
+        return self.used_bytes + size_bytes <= self.limit_bytes * share
+
+    def take(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        assert self.used_bytes >= 0, "more bytes given back than taken"
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for wake in waiters:
+                wake()
+
+    def when_given(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, at the next `give`; `wake` must call `fits` again."""
+        self._waiters.append(wake)
+
+    def __repr__(self) -> str:
+        return f"Budget({self.used_bytes}/{self.limit_bytes} bytes)"
+
+
+_SECOND_NS = 10**9
+_MOST_SOURCES = 100_000
+"""Most sources in memory. Above it, the limit forgets the source that it has known the longest."""
+
+
+class RateLimit:
+    """A limit. `now_s` is monotonic."""
+
+    __slots__ = ("_step_ns", "_until_ns")
+
+    def __init__(self, a_second: int) -> None:
+        self._step_ns = _SECOND_NS // a_second
+        self._until_ns: dict[str, int] = {}
+
+    def wait_ms(self, source: str, now_s: float) -> int:
+        """Return 0 and count the event if it is allowed now, else the time until it is."""
+        now_ns = int(now_s * _SECOND_NS)
+        until_ns = max(self._until_ns.get(source, 0), now_ns)
+        late_ns = until_ns + self._step_ns - now_ns - _SECOND_NS
+        if late_ns > 0:
+            return -(-late_ns // 1_000_000)
+        if len(self._until_ns) >= _MOST_SOURCES and source not in self._until_ns:
+            del self._until_ns[next(iter(self._until_ns))]
+        self._until_ns[source] = until_ns + self._step_ns
+        return 0
+
+
+class LogThrottle:
+    """At most `a_second` lines in a second of the caller's clock."""
+
+    __slots__ = ("_a_second", "_left", "_left_out", "_until_s")
+
+    def __init__(self, a_second: int = 5) -> None:
+        self._a_second = a_second
+        self._left = 0
+        self._left_out = 0
+        self._until_s = float("-inf")
+
+    def take(self, now_s: float) -> int | None:
+        """Return the number of lines left out since the last written one; None if this line is left out, too."""
+        if now_s >= self._until_s:
+            self._until_s = now_s + 1
+            self._left = self._a_second
+        if not self._left:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -7,8 +7,8 @@ from itertools import islice, takewhile
 
 from foqs.engine import turns
 from foqs.engine.state import State
-from foqs.fairness.flow import ASIDE, DOWN, UNRANKED
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import ASIDE, DOWN, UNRANKED
 from foqs.fairness.turns import Turns
 from foqs.item import Item
 from foqs.prefetch.lane import Lane

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from foqs.engine.pending import DequeueCall
-from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import Flow
 from foqs.policies.layers import Policies
 from foqs.throttles.gate import Gate
 from foqs.throttles.shard_slots import ShardSlots

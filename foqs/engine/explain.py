@@ -18,9 +18,9 @@ from foqs.engine.item_end import change_at_limit
 from foqs.engine.item_ops import given_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
-from foqs.fairness.standing import Standing, standing_of
+from foqs.fairness.ledger import Standing, standing_of
+from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place

@@ -12,8 +12,8 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.taking import Taking
-from foqs.fairness import several
-from foqs.fairness.flow import IDLE, PARKED, Flow, Tenant
+from foqs.fairness import turns
+from foqs.fairness.tenants import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
@@ -195,13 +195,13 @@ class Round:
                 return [], 0, 0
         own: list[list[Entry[Item]]] = []
         places: list[sources.AtHand] = []
-        for (_, _, tenant), most in zip(queue, several.shares(queue, count), strict=True):
+        for (_, _, tenant), most in zip(queue, turns.shares(queue, count), strict=True):
             found = sources.at_hand(self._state, self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
             if found is None:
                 return [], 0, 0
             places.append(found)
             own.append(merge.first(found[1], most, sources.bound_of(found[2], ()) if found[2] else None))
-        picked, given = several.next_turns(queue, own, count)
+        picked, given = turns.next_turns(queue, own, count)
         if not picked:
             return [], 0, 0
         items, now_ms, attempts = [entry[3] for entry in picked], self.now_ms, self._attempts

@@ -11,8 +11,7 @@ from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
-from foqs.fairness.tenant_lanes import TenantLanes
-from foqs.fairness.topics import Topics
+from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from foqs.engine import item_end
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.fairness.flow import Flow
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item, To
 from foqs.policies.layers import Bounds

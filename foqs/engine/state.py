@@ -21,7 +21,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.recent import Recent
+from foqs.fairness.ledger import Recent
 from foqs.fairness.topics import Topics
 from foqs.hooks.failed_attempt import AskScript
 from foqs.item import Item

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foqs.engine import sources
 from foqs.engine.state import State
-from foqs.fairness.flow import Flow
+from foqs.fairness.tenants import Flow
 from foqs.item import Item
 from foqs.prefetch import merge
 from foqs.prefetch.lane import Lane

@@ -11,7 +11,7 @@ from itertools import islice
 
 from foqs.engine import turns
 from foqs.engine.state import State
-from foqs.fairness.flow import Tenant
+from foqs.fairness.tenants import Tenant
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.policies.layers import NamespacePolicies

@@ -2,15 +2,26 @@
 
 Kept only for topics whose consumers asked for it in the last minute, and for items that became ready since, so that
 other topics pay a look at an empty map.
+
+How many items of a topic were delivered lately: counted only for topics of which an operator asks why.
+
+Counting for every topic would cost each delivery an entry in a map of very many topics.
+
+How many turns of other tenants come before a tenant's next one. Pure.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import ceil, floor
 from typing import Any, NamedTuple, Protocol
 
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import Tenant
+from foqs.fairness.turns import ITEMS, Turns
 
 _ASKED_MS = 60_000
 _TOPICS = 1_000
@@ -149,3 +160,112 @@ class Ledgers(dict[TopicKey, TopicLedger]):
         ledger.ready[item_id] = (own, own.delivered + before, ledger.delivered - own.delivered)
         if self._items > _ITEMS:
             self._items -= ledger.forget(next(iter(ledger.ready)))
+
+
+_SPAN_S = 10
+_LEAST_MS = 1_000
+"""A rate over a shorter time would say little."""
+_MOST_TOPICS = 1_000
+
+
+class Recent(dict[TopicKey, "_Seconds"]):
+    """The topics that were asked about in the last minute. A dict, because each reply checks whether it is empty."""
+
+    def a_second(self, key: TopicKey, now_ms: int) -> float | None:
+        """Return the deliveries of a topic in a second, over the last 10 s; None while the topic was not counted for a
+        second. It is counted from now on. Beyond 1,000 topics, the one that was asked about longest ago is not."""
+        seconds = self.pop(key, None)
+        if seconds is None:
+            seconds = _Seconds(now_ms)
+        self[key] = seconds
+        seconds.asked_ms = now_ms
+        if len(self) > _MOST_TOPICS:
+            del self[next(iter(self))]
+        for_ms = now_ms - seconds.since_ms
+        if for_ms < _LEAST_MS:
+            return None
+        seconds.forget(now_ms // 1000 - _SPAN_S)
+        return sum(count for _, count in seconds.counts) / min(for_ms / 1000, _SPAN_S)
+
+    def add(self, keys: Iterable[TopicKey], now_ms: int) -> None:
+        """Count an item for each of `keys`, the topics of delivered items."""
+        for key in keys:
+            seconds = self.get(key)
+            if seconds is not None:
+                seconds.add(now_ms // 1000)
+
+    def forget(self, now_ms: int) -> None:
+        """Count topics no longer that were not asked about for a minute."""
+        for key in [key for key, seconds in self.items() if not 0 <= now_ms - seconds.asked_ms < _ASKED_MS]:
+            del self[key]
+
+
+class _Seconds:
+    """The deliveries of a topic by second, since `since_ms`."""
+
+    __slots__ = ("asked_ms", "counts", "since_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.since_ms = self.asked_ms = now_ms
+        self.counts: deque[tuple[int, int]] = deque()
+
+    def add(self, second: int) -> None:
+        counts = self.counts
+        if counts and counts[-1][0] == second:
+            counts[-1] = (second, counts[-1][1] + 1)
+        else:
+            self.forget(second - _SPAN_S)
+            counts.append((second, 1))
+
+    def forget(self, until: int) -> None:
+        while self.counts and self.counts[0][0] <= until:
+            self.counts.popleft()
+
+
+_LOOKED_AT = 10_000
+"""Tenants and newcomers that are looked at; the rest is taken to be like them."""
+
+
+class Standing(NamedTuple):
+    """About so many `turns` of other tenants come first, or at least one of each where items do not cost the same.
+    `share` of all turns are the tenant's. `urgent`: tenants with more urgent items go first, whose turns are not
+    counted."""
+
+    turns: int
+    share: float
+    urgent: bool
+
+
+def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
+    """Return where a tenant of `turns` stands if no other tenant arrives or ends; None if it is not queued."""
+    if not tenant.seq:
+        return None
+    level = tenant.level
+    heap = [(start, seq, other) for start, seq, other in level.heap[:_LOOKED_AT] if other.seq == seq]
+    scale = max(1.0, len(level.heap) / _LOOKED_AT)
+    newcomers = [(seq, other) for seq, other in islice(level.newcomers, _LOOKED_AT) if other.seq == seq]
+    more = max(1.0, len(level.newcomers) / _LOOKED_AT)
+    if tenant.newcomer:  # every second turn is a newcomer's
+        places = (at for at, (seq, _) in enumerate(newcomers) if seq == tenant.seq)
+        place = next(places, len(level.newcomers))  # behind those that are looked at: the most that it may be
+        count = 2 * place + (level.took_newcomer and bool(heap))
+    else:
+        most = 1 << 62 if turns.unit == ITEMS else 1
+        count = int(scale * sum(min(most, _before(tenant, start, seq, other)) for start, seq, other in heap))
+        new = int(more * sum(min(most, max(1, _before(tenant, level.now, seq, other))) for seq, other in newcomers))
+        count += min(new, count + (not level.took_newcomer))
+    weights = scale * _weights(other for _, _, other in heap) + more * _weights(other for _, other in newcomers)
+    first = next(iter(turns.next_up(1)), tenant)
+    return Standing(count, tenant.weight / max(weights, tenant.weight), first.level.rank < level.rank)
+
+
+def _before(tenant: Tenant[Any], start: float, seq: int, other: Tenant[Any]) -> int:
+    """Return how many turns the other tenant has from `start` on before the next one of `tenant`."""
+    turns = (tenant.start - start) * other.weight
+    if other is tenant or turns < 0:
+        return 0
+    return floor(turns) + 1 if seq < tenant.seq else ceil(turns)
+
+
+def _weights(tenants: Iterable[Tenant[Any]]) -> float:
+    return sum(tenant.weight for tenant in tenants)

@@ -20,8 +20,8 @@ from foqs.engine.engine import Engine
 from foqs.engine.state import State
 from foqs.errors import FoqsError
 from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
-from foqs.fairness.flow import ASIDE, PASSED, QUEUED, Tenant
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import ASIDE, PASSED, QUEUED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.idl import idl

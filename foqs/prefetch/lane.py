@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from foqs.counters import Namespace
-from foqs.fairness.flow import Flow
 from foqs.fairness.keys import LaneKey
-from foqs.fairness.tenant_lanes import TenantLanes
-from foqs.fairness.tenure import Tenure
-from foqs.fairness.topics import Topic
+from foqs.fairness.tenants import Flow, Tenure
+from foqs.fairness.topics import TenantLanes, Topic
 from foqs.prefetch.window import Entry, T, Window
 from foqs.rows import BACKLOG_SHIFT
 

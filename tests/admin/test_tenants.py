@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from foqs.admin.tenants import MOST_OF_TOPIC, TenantSeries, TopicTenants, count_tenants
-from foqs.fairness.flow import Tenant
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.level import Level
+from foqs.fairness.tenants import Level, Tenant
 from foqs.fairness.turns import Turns
 from tests.api.test_throttles import Throttled
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from foqs.fairness.flow import Tenant
 from foqs.fairness.keys import LaneKey, lane_key
+from foqs.fairness.tenants import Tenant
 from foqs.ids import shard_of
 from foqs.policies.settings import Settings
 from tests.engine.laboratory import KEY, Laboratory

@@ -9,8 +9,8 @@ import pytest
 
 from foqs.engine import aside, consumers, fair_dequeue, item_ops
 from foqs.engine.pending import DequeueCall
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
+from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.ids import shard_of
 from foqs.item import Item, Phase
 from foqs.shardmgr.lifecycle import ShardState

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from heapq import heappush
 
-from foqs.fairness.level import Level
+from foqs.fairness.tenants import Level
 
 
 class Entrant:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foqs.fairness.recent import Recent
+from foqs.fairness.ledger import Recent
 
 KEY, OTHER = ("n", "t"), ("n", "other")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness import several
+from foqs.fairness import turns
 from tests.fairness.turns_model import Rig
 
 WEIGHTS = (1, 3, 7, 0.3, 10, 1_000)
@@ -39,9 +39,9 @@ def test_several_turns_are_those_one_by_one(
         assert queue is not None
         items = [
             [tenant.name] * min(most, together.lanes[tenant.name].ready)
-            for (_, _, tenant), most in zip(queue, several.shares(queue, count), strict=True)
+            for (_, _, tenant), most in zip(queue, turns.shares(queue, count), strict=True)
         ]
-        names, found = several.next_turns(queue, items, count)
+        names, found = turns.next_turns(queue, items, count)
         together.turns.charge_all(found)
         for name in names:
             together.lanes[name].add(-1)
@@ -62,7 +62,7 @@ def test_the_parts_add_up_to_the_whole() -> None:
     rig = rig_of([(1_000, 1), (1_000, 2), (1_000, 4)], 0)
     queue = rig.turns.alike(3)
     assert queue is not None
-    shares = dict(zip([tenant.name for _, _, tenant in queue], several.shares(queue, 70), strict=True))
+    shares = dict(zip([tenant.name for _, _, tenant in queue], turns.shares(queue, 70), strict=True))
     assert [abs(shares[f"t{at}"] - due) <= 1 for at, due in enumerate((10, 20, 40))] == [True] * 3
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness import standing
-from foqs.fairness.standing import Standing, standing_of
+from foqs.fairness import ledger
+from foqs.fairness.ledger import Standing, standing_of
 from foqs.fairness.turns import BYTES
 from tests.fairness.turns_model import Rig
 
@@ -82,7 +82,7 @@ def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> Non
     for at in range(40):
         rig.join(str(at), 100)
     rig.picks(79)
-    monkeypatch.setattr(standing, "_MOST", 20)
+    monkeypatch.setattr(ledger, "_MOST_TOPICS", 20)
     last = max(rig.turns.tenants.values(), key=lambda tenant: (tenant.start, tenant.seq))
     found = standing_of(last, rig.turns)
     assert found is not None
@@ -96,7 +96,7 @@ def test_very_many_newcomers_are_estimated(monkeypatch: pytest.MonkeyPatch) -> N
     rig.picks(3)
     for at in range(40):
         rig.join(f"new{at}", 1)
-    monkeypatch.setattr(standing, "_MOST", 10)
+    monkeypatch.setattr(ledger, "_MOST_TOPICS", 10)
     early, late, old = (standing_of(rig.tenant(name), rig.turns) for name in ("new5", "new39", "old"))
     assert early is not None
     assert late is not None

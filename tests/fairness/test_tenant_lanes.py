@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.tenant_lanes import TenantLanes
+from foqs.fairness.topics import TenantLanes
 
 
 @given(st.lists(st.one_of(st.just(-1), st.integers(0, 400)), max_size=600))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness import topic_order
+from foqs.fairness import topics
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.topic_order import TopicOrder
+from foqs.fairness.topics import TopicOrder
 
 keys = st.tuples(st.sampled_from("ab"), st.integers(0, 40).map(str))
 steps = st.lists(st.tuples(st.sampled_from(["add", "remove", "sort"]), keys), max_size=150)
@@ -17,7 +17,7 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "remove", "sort"]), keys), ma
 @given(st.sets(keys), steps, st.sampled_from([1, 3, 500]))
 def test_a_walk_is_complete_and_in_order(first: set[TopicKey], steps: list, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topic_order, "_PIECE", piece)
+        patch.setattr(topics, "_PIECE", piece)
         known = set(first)
         order = TopicOrder(first)
         for step, key in steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.flow import QUEUED
+from foqs.fairness.tenants import QUEUED
 from tests.fairness.turns_model import FakeLane, Rig
 
 NAMES = [f"t{at}" for at in range(6)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.flow import ASIDE, DOWN, IDLE, PARKED, PASSED, QUEUED, UNRANKED
-from foqs.fairness.tenure import Tenure
+from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, PASSED, QUEUED, UNRANKED, Tenure
 from foqs.fairness.turns import Turns
 from tests.fairness.turns_model import FakeLane, Rig
 

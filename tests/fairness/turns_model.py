@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.fairness.flow import IDLE, PARKED, QUEUED, Flow, Tenant
-from foqs.fairness.tenure import Tenure
+from foqs.fairness.tenants import IDLE, PARKED, QUEUED, Flow, Tenant, Tenure
 from foqs.fairness.turns import Turns
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from foqs.engine.engine import Engine
-from foqs.fairness.flow import ASIDE, DOWN, QUEUED, Tenant
 from foqs.fairness.keys import tenancy_of
+from foqs.fairness.tenants import ASIDE, DOWN, QUEUED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from tests.sim.records import MemoryWrong

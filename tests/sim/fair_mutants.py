@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foqs.engine.fair_dequeue import Round
-from foqs.fairness.flow import IDLE, Tenant
-from foqs.fairness.level import Level
+from foqs.fairness.tenants import IDLE, Level, Tenant
 from foqs.fairness.turns import Turns
 from tests.sim.mutants import Patch, mutant
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.engine.shard import Shard
-from foqs.fairness.flow import Flow, Tenant, Throttles
 from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.fairness.tenants import Flow, Tenant, Throttles
 from foqs.ids import shard_of
 from foqs.item import Item
 from tests.sim.profile import given_weight

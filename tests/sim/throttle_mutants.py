@@ -7,7 +7,7 @@ from typing import Any
 from foqs.bounds import NANO, Quota
 from foqs.engine.demand import AnyGate, Parked
 from foqs.engine.throttling import Throttling
-from foqs.fairness.flow import PARKED, Tenant
+from foqs.fairness.tenants import PARKED, Tenant
 from foqs.fairness.turns import Turns
 from foqs.item import Item
 from foqs.quotas.bucket import Bucket

@@ -2,7 +2,7 @@
 
 from foqs.counters import Namespace
 from foqs.fairness.keys import lane_key
-from foqs.fairness.tenure import Tenure
+from foqs.fairness.tenants import Tenure
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane

@@ -9,8 +9,8 @@ from foqs.bounds import THROTTLE
 from foqs.counters import OTHER
 from foqs.engine.demand import AnyGate
 from foqs.engine.throttling import Throttling
-from foqs.throttles.shard_slots import ShardSlots
-from foqs.throttles.throttle_key import ThrottleKey
+from foqs.limits.lease_slots import ShardSlots
+from foqs.limits.throttle_key import ThrottleKey
 
 _FLOWS = 64  # or keys, between two looks at the clock
 _REST = (OTHER, OTHER)

@@ -17,17 +17,17 @@ from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
+from foqs.limits.bucket import Ask, Grant
+from foqs.limits.lease_slots import SlotAsk, SlotGrant
 from foqs.peers import slot_migration
 from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
 from foqs.policies.names import throttle_key_error
-from foqs.quotas.bucket import Ask, Grant
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots
-from foqs.throttles.slots import SlotAsk, SlotGrant
 from foqs.travel import bare
 
 T = TypeVar("T")

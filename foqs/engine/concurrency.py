@@ -1,6 +1,6 @@
 """Limits on live leases on one host: the slots that its shards have, and the leases that take them.
 
-`foqs.throttles.slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in the
+`foqs.limits.lease_slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in the
 item's shard, and is committed before it is delivered. So the rows of a shard say how many slots are taken: they are
 counted, by lane, when the shard is opened, and again when other keys are limited.
 """
@@ -17,10 +17,10 @@ from foqs.engine.slot_book import Book, Gate, LaneSlots
 from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
+from foqs.limits.gate import Agenda
+from foqs.limits.lease_slots import SlotAsk, SlotGrant
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.prefetch.lane import Lane
-from foqs.throttles.agenda import Agenda
-from foqs.throttles.slots import SlotAsk, SlotGrant
 
 _SLICE = 500
 _LANES = 5_000

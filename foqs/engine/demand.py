@@ -9,10 +9,10 @@ from typing import Any
 from foqs.engine.pending import DequeueCall
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.tenants import Flow
+from foqs.limits.gate import Gate
+from foqs.limits.lease_slots import ShardSlots
+from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import Policies
-from foqs.throttles.gate import Gate
-from foqs.throttles.shard_slots import ShardSlots
-from foqs.throttles.throttle_key import ThrottleKey
 
 Parked = Flow[Any]
 AnyGate = Gate[TopicKey, Parked]

@@ -24,9 +24,9 @@ from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
+from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.throttles.shard_slots import ShardSlots
 
 _FLOWS = 10_000
 """Parked flows that are compared with that of an item: of more of them every second, every third and so on."""

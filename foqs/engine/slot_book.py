@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from foqs.engine.demand import Parked
 from foqs.fairness.keys import TopicKey
+from foqs.limits.gate import Agenda
+from foqs.limits.lease_slots import ShardSlots
 from foqs.policies.layers import LeaseLimits
-from foqs.throttles.agenda import Agenda
-from foqs.throttles.shard_slots import ShardSlots
 
 if TYPE_CHECKING:
     from foqs.engine.shard import Shard

@@ -10,7 +10,7 @@ from foqs.bounds import THROTTLE, Bounded
 from foqs.engine import turns
 from foqs.engine.demand import AnyGate
 from foqs.engine.state import State
-from foqs.throttles.slots import Slots
+from foqs.limits.lease_slots import Slots
 
 _FLOWS = 10_000
 """Flows of one host whose items are counted for an answer."""

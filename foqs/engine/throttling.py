@@ -20,13 +20,12 @@ from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
 from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
+from foqs.limits.allowance import Allowance, Lost
+from foqs.limits.bucket import Ask, Grant
+from foqs.limits.gate import Agenda
+from foqs.limits.lease_slots import ShardSlots, SlotAsk, SlotGrant
+from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import Policies
-from foqs.quotas.allowance import Allowance, Lost
-from foqs.quotas.bucket import Ask, Grant
-from foqs.throttles.agenda import Agenda
-from foqs.throttles.shard_slots import ShardSlots
-from foqs.throttles.slots import SlotAsk, SlotGrant
-from foqs.throttles.throttle_key import ThrottleKey
 
 Key = ThrottleKey[TopicKey, Parked]
 

@@ -12,10 +12,10 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
+from foqs.limits.bucket import NamespaceTokens
 from foqs.peers.census import Census
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
-from foqs.quotas.namespace_tokens import NamespaceTokens
 
 COUNT_MS = 500
 """How long a question for tokens waits for counts. The last count of a shard stands if its next one is later."""

@@ -22,14 +22,14 @@ from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.ids import Duplicate, OwnDuplicate
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Grant
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.peers.slot_owners import SlotOwners
 from foqs.peers.token_lease import RETRY_MS, Admitted, Charge, TokenLease
 from foqs.policies.remedy import topic_command
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Grant
 from foqs.shardmgr.routing import Route
 
 ANSWER_MS = 1_000

@@ -16,12 +16,11 @@ from foqs.bounds import Bounded, Quota
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, NotServed, Unavailable
 from foqs.ids import digest_of, hash_slot_of
+from foqs.limits.bucket import Ask, Grant, NamespaceTokens
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.item_counts import ItemCounts
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
-from foqs.quotas.bucket import Ask, Grant
-from foqs.quotas.namespace_tokens import NamespaceTokens
 from foqs.shardmgr.lifecycle import ShardState
 
 _KEEP_CONFIRMED_SHARE = 3

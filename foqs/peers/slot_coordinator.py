@@ -1,7 +1,7 @@
 """Coordinators of throttle keys that limit leases: lend slots to shards, and count leases after they took over.
 
 The coordinator of a key is the owner of the shard that has the key's hash slot, as for tokens
-(`foqs.peers.quota_coordinator`): one at a time. `foqs.throttles.slots` decides.
+(`foqs.peers.quota_coordinator`): one at a time. `foqs.limits.lease_slots` decides.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
+from foqs.limits.lease_slots import SlotAsk, SlotGrant, Slots
 from foqs.peers.census import Census
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.quota_coordinator import coordinator_slot
 from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
 from foqs.policies.layers import LeaseLimits
-from foqs.throttles.slots import SlotAsk, SlotGrant, Slots
 
 BEAT_MS = 500
 CENSUS_MS = 1_000

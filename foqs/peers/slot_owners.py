@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.quotas.bucket import TTL_MS
+from foqs.limits.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.slots import slots_in
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from foqs.bounds import Quota
 from foqs.engine.shard import Shard
 from foqs.errors import Overloaded
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Ask, Grant
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Ask, Grant
 
 RETRY_MS = 200
 """The hint in a refusal when the coordinator did not answer, or when the namespace has none now."""

@@ -17,13 +17,13 @@ from foqs.engine.engine import Engine
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.leases.deadlines import NEVER_MS
+from foqs.limits.bucket import Ask, Grant
+from foqs.limits.gate import AT_ONCE
+from foqs.limits.lease_slots import SlotAsk, SlotGrant
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.quotas.bucket import Ask, Grant
-from foqs.throttles.agenda import AT_ONCE
-from foqs.throttles.slots import SlotAsk, SlotGrant
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""

@@ -8,8 +8,8 @@ from foqs.config.schema import QuotaKeys
 from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of
+from foqs.limits.bucket import TTL_MS
 from foqs.policies.settings import Settings
-from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Routing
 from tests.api.wire import spec

@@ -10,12 +10,12 @@ from foqs.engine.demand import RECENT_MS
 from foqs.engine.pending import Hint
 from foqs.engine.throttling import give_back
 from foqs.item import Given
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Ask, Grant
+from foqs.limits.gate import AWAKE_MS
+from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.settings import Settings
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Ask, Grant
-from foqs.throttles.gate import AWAKE_MS
 from foqs.throttles.throttle import Throttle
-from foqs.throttles.throttle_key import ThrottleKey
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host, worst
 
 SLOW = '{"per_second": 0.01, "burst": 3}'

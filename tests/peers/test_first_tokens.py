@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from foqs.idl import idl
+from foqs.limits.bucket import TTL_MS
 from foqs.peers.quota_client import BEAT_MS
 from foqs.policies.settings import Settings
-from foqs.quotas.bucket import TTL_MS
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
 

@@ -12,9 +12,9 @@ import pytest
 from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
+from foqs.limits.bucket import TTL_MS
 from foqs.peers import item_counts
 from foqs.peers.quota_coordinator import coordinator_slot
-from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import Refused, Wire, spec

@@ -9,9 +9,9 @@ import pytest
 
 from foqs.errors import Unavailable
 from foqs.idl import idl
+from foqs.limits.bucket import TTL_MS
 from foqs.peers.census import Census
 from foqs.policies.settings import Settings
-from foqs.quotas.bucket import TTL_MS
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
 

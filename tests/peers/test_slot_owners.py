@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from foqs.limits.bucket import TTL_MS
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
-from foqs.quotas.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.slots import bits_of
 

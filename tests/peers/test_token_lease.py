@@ -6,9 +6,9 @@ import pytest
 
 from foqs.bounds import Quota
 from foqs.errors import Overloaded
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import TTL_MS, Ask, Grant
 from foqs.peers.token_lease import RETRY_MS, Charge, TokenLease
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import TTL_MS, Ask, Grant
 
 pytestmark = pytest.mark.memory
 

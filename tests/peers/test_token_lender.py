@@ -10,7 +10,7 @@ import pytest
 
 from foqs.bounds import THROTTLE
 from foqs.ids import digest_of, hash_slot_of
-from foqs.throttles.agenda import AT_ONCE
+from foqs.limits.gate import AT_ONCE
 from tests.peers.throttled_hosts import NS, TRIP_MS, Cluster, worst
 
 API = {"throttle.api": '{"per_second": 10, "burst": 20}'}

@@ -11,9 +11,8 @@ from itertools import count, pairwise
 import pytest
 
 from foqs.bounds import Quota
-from foqs.quotas.allowance import Allowance, Lost
-from foqs.quotas.bucket import TTL_MS, Ask, Grant
-from foqs.quotas.namespace_tokens import NamespaceTokens
+from foqs.limits.allowance import Allowance, Lost
+from foqs.limits.bucket import TTL_MS, Ask, Grant, NamespaceTokens
 
 ANSWER_MS = 1_000
 

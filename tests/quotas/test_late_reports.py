@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from foqs.bounds import Quota
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Ask, Grant
-from foqs.quotas.namespace_tokens import NamespaceTokens
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Ask, Grant, NamespaceTokens
 
 
 def test_a_late_report_of_spent_tokens_costs_nothing_of_the_rate() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from foqs.bounds import Quota
-from foqs.quotas.bucket import Ask
-from foqs.quotas.namespace_tokens import PATIENCE_MS, NamespaceTokens
+from foqs.limits.bucket import PATIENCE_MS, Ask, NamespaceTokens
 
 BEGIN_MS = 10_000
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from foqs.engine.slot_book import LaneSlots
-from foqs.throttles.shard_slots import ShardSlots
-from foqs.throttles.slots import Slots
+from foqs.limits.lease_slots import ShardSlots, Slots
 from tests.sim.mutants import Patch, mutant
 
 

@@ -10,8 +10,8 @@ from foqs.engine.throttling import Throttling
 from foqs.fairness.tenants import PARKED, Tenant
 from foqs.fairness.turns import Turns
 from foqs.item import Item
-from foqs.quotas.bucket import Bucket
-from foqs.throttles.throttle_key import ThrottleKey
+from foqs.limits.bucket import Bucket
+from foqs.limits.throttle_key import ThrottleKey
 from tests.sim.mutants import Patch, mutant
 
 

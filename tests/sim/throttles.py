@@ -17,9 +17,9 @@ from foqs.engine.throttling import Parked
 from foqs.fairness.keys import LaneKey, TopicKey, tenancy_of, topic_key
 from foqs.fairness.topics import Topic
 from foqs.item import Item
+from foqs.limits.bucket import TTL_MS
+from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
-from foqs.quotas.bucket import TTL_MS
-from foqs.throttles.shard_slots import ShardSlots
 from foqs.throttles.throttle import Throttle
 from tests.sim.records import broken, lane_of
 

@@ -11,14 +11,13 @@ from foqs.api.ack_dequeue import AckDequeue
 from foqs.buffers.pending_dedup import Keys
 from foqs.engine import delivery, dequeue, pauses
 from foqs.errors import FoqsError, LostReply, NotSent
+from foqs.limits.bucket import Bucket, NamespaceTokens
 from foqs.peers import forwarder, ready_subscriber, slot_owners
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.ready_subscriber import ReadySubscriber
 from foqs.peers.settings_sync import Confirmation
 from foqs.peers.slot_migration import SlotMigration
 from foqs.policies.settings import Settings
-from foqs.quotas.bucket import Bucket
-from foqs.quotas.namespace_tokens import NamespaceTokens
 from tests.sim_peers import exchange, throttle_mutants
 from tests.sim_peers.mutants import MUTANTS, Patch, mutant
 from tests.sim_peers.simulation import simulate

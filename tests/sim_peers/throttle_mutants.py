@@ -6,9 +6,8 @@ from typing import Any
 
 from foqs.bounds import NANO, Quota
 from foqs.engine.throttling import Rules, Throttling
-from foqs.quotas.bucket import Ask, Bucket
-from foqs.quotas.namespace_tokens import NamespaceTokens
-from foqs.throttles.throttle_key import ThrottleKey
+from foqs.limits.bucket import Ask, Bucket, NamespaceTokens
+from foqs.limits.throttle_key import ThrottleKey
 from tests.sim_peers.mutants import MUTANTS, Patch, mutant
 
 

@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
-from foqs.quotas.allowance import Allowance
-from foqs.throttles.agenda import AT_ONCE, Agenda
+from foqs.limits.allowance import Allowance
+from foqs.limits.gate import AT_ONCE, Agenda
+from foqs.limits.throttle_key import ThrottleKey
 from foqs.throttles.throttle import Throttle
-from foqs.throttles.throttle_key import ThrottleKey
 
 Key = ThrottleKey[str, str]
 MANY = 2 * AT_ONCE + 10

@@ -8,12 +8,11 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Grant
-from foqs.throttles.gate import AWAKE_MS, Gate
-from foqs.throttles.parking import Parking
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Grant
+from foqs.limits.gate import AWAKE_MS, Gate, Parking
+from foqs.limits.throttle_key import ThrottleKey
 from foqs.throttles.throttle import Throttle
-from foqs.throttles.throttle_key import ThrottleKey
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 9), st.integers(0, 4))), st.randoms())

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.throttles.shard_slots import ShardSlots
-from foqs.throttles.slots import AGAIN_MS, SlotAsk, SlotGrant, Slots
+from foqs.limits.lease_slots import AGAIN_MS, ShardSlots, SlotAsk, SlotGrant, Slots
 from foqs.throttles.throttle import Throttle
 
 LIMIT = 3

@@ -1,4 +1,6 @@
-"""What flows wait for: tokens of a throttle key, or slots of one in a shard. Pure.
+"""The flows of one topic that wait for tokens of one throttle key. Pure.
+
+What flows wait for: tokens of a throttle key, or slots of one in a shard. Pure.
 
 A flow that finds none is parked here. When n of them arrive, n flows wake: the fairest of a topic first, and topics in
 turn. A woken flow may have no use for its unit: another key of it is dry, its items ended, or their shard is away. So
@@ -10,19 +12,100 @@ one claim a gate has no such end: the keeper's, which is the flow that has waite
 gate. All flows wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper.
 The exception has an end: a slot is kept for a token, and a token for a slot for one interval of its key. At the later
 gate every second unit is for flows that keep one, so that they keep it for a short time.
+
+Which gates of a host are looked at, and asked about at their coordinators, and when: some at a time. Pure.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from foqs.bounds import THROTTLE, Bounded
-from foqs.throttles.parking import Parking
 from foqs.throttles.throttle import Throttle
 
 F = TypeVar("F")
+
+_STALE = 64
+
+
+class Parking(Generic[F]):
+    """The flows in the order of their tenants' virtual starts, and then of their waiting time, here and at other gates.
+    `items`: how many items consumers wanted of them. `scout`: the flow that woke without a token while no consumer
+    wants the topic."""
+
+    __slots__ = ("_heap", "_parked", "_seq", "items", "scout")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, F]] = []  # with flows that left
+        self._parked: dict[F, tuple[int, int, int]] = {}  # its entry's number, its items, since when
+        self._seq = 0
+        self.items = 0
+        self.scout: F | None = None
+
+    def add(self, flow: F, start: float, since_ms: int, items: int, now_ms: int) -> None:
+        """Park a flow that is not here. `start`: of its tenant. `since_ms`: when it was first parked at some gate."""
+        self._seq += 1
+        self._parked[flow] = (self._seq, items, now_ms)
+        self.items += items
+        heappush(self._heap, (start, since_ms, self._seq, flow))
+
+    def moved(self, flow: F, start: float, since_ms: int) -> None:
+        """The tenant of the flow has another virtual start. `since_ms`: as for `add`."""
+        entry = self._parked.get(flow)
+        if entry is None:
+            return
+        self._seq += 1
+        self._parked[flow] = (self._seq, *entry[1:])
+        heappush(self._heap, (start, since_ms, self._seq, flow))
+        self._drop_stale()
+
+    def remove(self, flow: F) -> bool:
+        """Remove the flow; return whether it was here."""
+        entry = self._parked.pop(flow, None)
+        if entry is None:
+            return False
+        self.items -= entry[1]
+        self._drop_stale()
+        return True
+
+    def _drop_stale(self) -> None:
+        if len(self._heap) > 2 * len(self._parked) + _STALE:
+            self._heap = [one for one in self._heap if self._parked.get(one[3], (0,))[0] == one[2]]
+            heapify(self._heap)
+
+    def pop(self) -> F | None:
+        """Remove the fairest flow and return it; None if there is none."""
+        while self._heap:
+            _, _, seq, flow = heappop(self._heap)
+            entry = self._parked.get(flow)
+            if entry is not None and entry[0] == seq:
+                del self._parked[flow]
+                self.items -= entry[1]
+                return flow
+        return None
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def __iter__(self) -> Iterator[F]:
+        return iter(list(self._parked))
+
+    def longest(self, count: int) -> list[F]:
+        """Return the `count` flows that have been parked for the longest time."""
+        return list(islice(self._parked, count))
+
+    def since_ms(self) -> int | None:
+        """Return since when the flow has been parked that was parked first."""
+        return next((entry[2] for entry in self._parked.values()), None)
+
+    def __repr__(self) -> str:
+        return f"Parking({len(self._parked)} flows, {self.items} items)"
+
+
 T = TypeVar("T")
 
 AWAKE_MS = 100
@@ -284,3 +367,90 @@ def _next(parking: Parking[F], lives: Callable[[F], bool]) -> F | None:
         if lives(flow):
             return flow
     return None
+
+
+AT_ONCE = 1_000
+"""Keys that one turn of the event loop looks at or asks about: more would stall it."""
+
+
+class Agenda(Generic[T, F]):
+    """`turn_wanted`: take `due` and `fresh` soon. Times are monotonic."""
+
+    __slots__ = ("_fresh", "_seq", "_timers", "_to_ask", "_turn_wanted", "_unsettled")
+
+    def __init__(self, turn_wanted: Callable[[], None]) -> None:
+        self._turn_wanted = turn_wanted
+        self._to_ask: set[Gate[T, F]] = set()  # until `asked`
+        self._fresh: deque[Gate[T, F]] = deque()  # new in `_to_ask`; some keys more than once
+        self._unsettled: dict[Gate[T, F], None] = {}
+        self._timers: list[tuple[int, int, Gate[T, F]]] = []
+        self._seq = count(1)
+
+    def __contains__(self, key: Gate[T, F]) -> bool:
+        """Whether the key's coordinator is asked soon."""
+        return key in self._to_ask
+
+    def ask(self, key: Gate[T, F]) -> None:
+        """Ask the key's coordinator soon."""
+        if key not in self._to_ask:
+            self._to_ask.add(key)
+            self._fresh.append(key)
+            self._turn_wanted()
+
+    def asked(self, key: Gate[T, F]) -> None:
+        """Note that the coordinator is asked now, or needs not be."""
+        self._to_ask.discard(key)
+
+    def ask_again(self, key: Gate[T, F]) -> None:
+        """Ask in another turn: its coordinator may be another host by then."""
+        self.asked(key)
+        self.ask(key)
+
+    def settle_soon(self, key: Gate[T, F]) -> None:
+        """Look at the key in the next turn."""
+        self._unsettled[key] = None
+        self._turn_wanted()
+
+    def settle_at(self, key: Gate[T, F], due_ms: int) -> None:
+        """Look at the key then, or earlier."""
+        if not key.timer_ms or due_ms < key.timer_ms:
+            key.timer_ms = due_ms
+            heappush(self._timers, (due_ms, next(self._seq), key))
+            if self._timers[0][2] is key:
+                self._turn_wanted()
+
+    def schedule(self, key: Gate[T, F], at_ms: int) -> None:
+        """Ask when there is something to ask for, unless a question is open."""
+        if not key.asking and key not in self._to_ask:
+            due_ms = key.next_ms(at_ms)
+            if due_ms is not None:
+                self.settle_at(key, due_ms) if due_ms > at_ms else self.ask(key)
+
+    def due(self, at_ms: int) -> list[Gate[T, F]]:
+        """Take keys to look at now."""
+        found = list(islice(self._unsettled, AT_ONCE))
+        for key in found:
+            del self._unsettled[key]
+        timers = self._timers
+        while timers and timers[0][0] <= at_ms and len(found) < AT_ONCE:
+            due_ms, _, key = heappop(timers)
+            if key.timer_ms == due_ms:
+                key.timer_ms = 0
+                found.append(key)
+        if self._unsettled:
+            self._turn_wanted()
+        return found
+
+    def next_ms(self) -> int | None:
+        """Return when keys are due by their time; it may be past. None if there is none."""
+        return self._timers[0][0] if self._timers else None
+
+    def fresh(self) -> list[Gate[T, F]]:
+        """Take keys whose coordinators are asked now."""
+        found = [self._fresh.popleft() for _ in range(min(AT_ONCE, len(self._fresh)))]
+        if self._fresh:
+            self._turn_wanted()
+        return found
+
+    def __repr__(self) -> str:
+        return f"Agenda({len(self._to_ask)} to ask, {len(self._unsettled)} to settle, {len(self._timers)} timers)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foqs.quotas.bucket import TTL_MS, Ask, Grant
+from foqs.limits.bucket import TTL_MS, Ask, Grant
 
 AHEAD_MS = 200
 """A host asks ahead for the tokens that it needs in this time, if the coordinator is another host."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from foqs.quotas.allowance import Allowance
-from foqs.quotas.bucket import Ask, Grant
-from foqs.throttles.gate import Gate
+from foqs.limits.allowance import Allowance
+from foqs.limits.bucket import Ask, Grant
+from foqs.limits.gate import Gate
 from foqs.throttles.throttle import Throttle
 
 F = TypeVar("F")

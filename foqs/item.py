@@ -19,8 +19,7 @@ from typing import NamedTuple
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.leases.checkpoint import Checkpoint
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Entry
+from foqs.prefetch.lane import Entry, Lane
 from foqs.rows import AT_MOST_ONCE, Body, DueRow, FailureRow, Found, NewItem, ReadyRow
 
 

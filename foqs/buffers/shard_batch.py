@@ -15,8 +15,7 @@ from foqs.buffers.pending_dedup import Copy, Give
 from foqs.item import Change, Item
 from foqs.leases.checkpoint import Range
 from foqs.policies.filter import FailureFilter
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Window
+from foqs.prefetch.lane import Lane, Window
 from foqs.rows import (
     Batch,
     Body,

@@ -12,9 +12,8 @@ from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.item import Given, Item
-from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Entry, Window
+from foqs.prefetch import lane as merge
+from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.rows import Key
 from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.lifecycle import ShardState

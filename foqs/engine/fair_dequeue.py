@@ -17,9 +17,8 @@ from foqs.fairness.tenants import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
-from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Entry, Window
+from foqs.prefetch import lane as merge
+from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.rows import Key as OrderKey
 
 _CHUNK = 8

@@ -11,8 +11,7 @@ from itertools import islice
 from foqs.buffers.shard_batch import BatchResult, LanesRead, PageRead, ShardBatch
 from foqs.engine.shard import Shard
 from foqs.item import Item, Phase, from_ready
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Entry
+from foqs.prefetch.lane import Entry, Lane
 from foqs.rows import Body, ReadyRow
 
 _BODY_READ_BYTES = 4 << 20

@@ -13,9 +13,8 @@ from foqs.counters import Counters
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
-from foqs.prefetch.lane import Lane
+from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.prefetch.residents import Residents
-from foqs.prefetch.window import Entry, Window
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
 
 FIRST_PAGE_ROWS = 128

@@ -12,9 +12,8 @@ from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item, To
 from foqs.policies.layers import Bounds
-from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Window
+from foqs.prefetch import lane as merge
+from foqs.prefetch.lane import Lane, Window
 from foqs.rows import Key
 
 _BODIES_AHEAD = 200

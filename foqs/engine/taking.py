@@ -8,9 +8,7 @@ from foqs.engine import sources
 from foqs.engine.state import State
 from foqs.fairness.tenants import Flow
 from foqs.item import Item
-from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Entry
+from foqs.prefetch.lane import Entry, Lane, take
 
 _NONE: list[Entry[Item]] = []
 
@@ -47,7 +45,7 @@ class Taking:
             if at and parked is not None:
                 lanes = [lane for lane in lanes if lane.flow not in parked]
             if at:
-                merge.take(lanes, entries[at - 1])
+                take(lanes, entries[at - 1])
             if self.paged:
                 sources.ask_pages(state, self.paged)
         self.entries, self.at, self.upto = _NONE, 0, 0

@@ -2,18 +2,119 @@
 
 The count of ready items is exact at open and kept by every change since. Counting again would cost 0.2 s a million
 rows, so ages are kept in buckets of 2^16 ms instead.
+
+The ready window of one lane on one shard: the first rows of `ready` in order, as far as they are known in memory.
+
+Invariant, with R the lane's rows in the database that may be leased (ready, no change under way, not leased):
+while `more` is False the window holds all of R; while it is True the window holds all of R up to and including
+`end` (none when `end` is None) and nothing behind it.
+
+The k-way merge of a lane's windows over shards, by lane order.
+
+Windows are sorted lists, so the first n of their union are found by sorting the first of each: Timsort (Peters,
+listsort.txt) sees k runs and merges them in C, several times faster than a heap of heads in Python. Merging is
+right only as far as every window is known: behind the `end` of a window that has more, another shard's entry may
+not overtake rows that were not read yet.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 from foqs.counters import Namespace
 from foqs.fairness.keys import LaneKey
 from foqs.fairness.tenants import Flow, Tenure
 from foqs.fairness.topics import TenantLanes, Topic
-from foqs.prefetch.window import Entry, T, Window
-from foqs.rows import BACKLOG_SHIFT
+from foqs.rows import BACKLOG_SHIFT, Key
+
+T = TypeVar("T")
+Entry = tuple[int, int, int, T]
+"""(priority, deliver_after_ms, id, item). Ids differ, so a comparison never reaches the item."""
+
+
+_SORT_SHARE = 32
+"""Entries are inserted one by one into a window this many times longer; else both are merged."""
+
+
+class Window(Generic[T]):
+    """`asked_ms` is when a page was asked for (0: none is in flight); a page of an older `generation` is ignored."""
+
+    __slots__ = ("asked_ms", "end", "entries", "generation", "more", "page_rows", "used_ms")
+
+    def __init__(self, *, complete: bool, page_rows: int) -> None:
+        self.entries: list[Entry[T]] = []
+        self.more = not complete
+        self.end: Key | None = None
+        self.asked_ms = 0
+        self.generation = 0
+        self.page_rows = page_rows
+        self.used_ms = 0
+
+    def covers(self, key: Key) -> bool:
+        """Whether an item of this key belongs in the window (else it is found by a later page)."""
+        return not self.more or (self.end is not None and key <= self.end)
+
+    def add(self, entry: Entry[T]) -> None:
+        """Its key must be covered."""
+        insort(self.entries, entry)
+
+    def add_all(self, entries: list[Entry[T]]) -> None:
+        """All keys must be covered."""
+        if len(entries) * _SORT_SHARE < len(self.entries):
+            for entry in entries:
+                insort(self.entries, entry)
+        else:
+            # Timsort takes the window and the new entries as two runs.
+            entries.sort()
+            self.entries += entries
+            self.entries.sort()
+
+    def remove(self, entry: Entry[T]) -> None:
+        """Take out an entry that is in the window."""
+        at = bisect_left(self.entries, entry[:3])
+        assert self.entries[at][3] is entry[3], "the item is not in its window"
+        del self.entries[at]
+
+    def cut(self, keep: int) -> list[T]:
+        """Forget all but the first `keep` entries; later pages read the rest again."""
+        gone = [entry[3] for entry in self.entries[keep:]]
+        if gone:
+            del self.entries[keep:]
+            self.more = True
+            self.end = self.entries[-1][:3] if self.entries else None
+            self.generation += 1
+            self.asked_ms = 0
+        return gone
+
+    def extend(self, entries: list[Entry[T]], end: Key | None, *, more: bool) -> None:
+        """Apply a page read behind `end`: `entries` are its unknown rows, the new `end` its last row."""
+        self.entries += entries
+        self.entries.sort()
+        self.more = more
+        if end is not None:
+            self.end = end
+        self.asked_ms = 0
+
+    def wants_page(self, capacity: int) -> bool:
+        low = min(self.page_rows, capacity) // 2
+        return self.more and not self.asked_ms and len(self.entries) <= low
+
+    def take(self, last: Entry[T]) -> list[Entry[T]]:
+        """Remove and return the entries at or before `last`."""
+        at = bisect_right(self.entries, last)
+        taken = self.entries[:at]
+        del self.entries[:at]
+        return taken
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        tail = f" then more behind {self.end}" if self.more else ""
+        return f"Window({len(self.entries)} entries{tail})"
+
 
 _MAX_BUCKETS = 1024
 
@@ -146,3 +247,58 @@ class Lane(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Lane({'/'.join(self.topic.key)} #{self.number} ready={self.ready} total={self.total})"
+
+
+_CUT_ITEMS = 32
+"""For fewer items, sorting that many of each window is cheaper than finding those that can be among the first."""
+LOWEST: Key = (-(1 << 63), 0, 0)
+
+
+def bound_of(windows: Sequence[Window[T]]) -> Key | None:
+    """Return the last key up to which all `windows` are known; None when all of them are complete."""
+    ends = [window.end or LOWEST for window in windows if window.more]
+    return min(ends) if ends else None
+
+
+def first(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[Entry[T]]:
+    """Up to `count` entries of `windows` in lane order, none behind `bound`. Takes nothing out."""
+    if len(windows) == 1:
+        entries = windows[0].entries[:count]
+    elif count == 1:
+        heads = [window.entries[0] for window in windows if window.entries]
+        entries = [min(heads)] if heads else []
+    else:
+        last = _last_of(windows, count) if count >= _CUT_ITEMS else None
+        entries = []
+        for window in windows:
+            most = min(count, len(window.entries))
+            entries += window.entries[: most if last is None else bisect_right(window.entries, last, 0, most)]
+        entries.sort()
+        del entries[count:]
+    if bound is not None and entries and entries[-1][:3] > bound:
+        del entries[bisect_right(entries, bound, key=_key_of) :]
+    return entries
+
+
+def _last_of(windows: Sequence[Window[T]], count: int) -> Entry[T] | None:
+    """Return an entry behind which none of the first `count` stand; None if the windows are short.
+
+    Up to it, either one window has `count` entries, or each of them has its share. The first is close where items came
+    in batches, as a batch is stored on one shard; the second where the shards took turns."""
+    lasts = [window.entries[count - 1] for window in windows if len(window.entries) >= count]
+    share = -(-count // len(windows))
+    if min([len(window.entries) for window in windows]) >= share:
+        lasts.append(max([window.entries[share - 1] for window in windows]))
+    return min(lasts, default=None)
+
+
+def _key_of(entry: Entry[T]) -> Key:
+    return entry[:3]
+
+
+def take(lanes: Sequence[Lane[T]], last: Entry[T]) -> None:
+    """Removes all entries up to and including `last` from the lanes' windows: they are leased."""
+    for lane in lanes:
+        window = lane.window
+        if window is not None and window.entries and window.entries[0] <= last:
+            lane.lease(window.take(last))

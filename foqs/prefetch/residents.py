@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from foqs.bounds import Budget
 from foqs.fairness.keys import TopicKey
-from foqs.prefetch.lane import Lane
-from foqs.prefetch.window import Window
+from foqs.prefetch.lane import Lane, Window
 
 WINDOW_SHARE = 0.7
 """Windows and their bodies may fill this much of the byte budget; the rest is kept for input and output."""

@@ -9,7 +9,7 @@ from foqs.fairness.keys import lane_key
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.policies.settings import Settings
-from foqs.prefetch.window import Window
+from foqs.prefetch.lane import Window
 from foqs.shardmgr.lifecycle import ShardState
 from tests.api.wire import State
 from tests.support.one_host import OneHost, put, take

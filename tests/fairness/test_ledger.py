@@ -6,7 +6,7 @@ import pytest
 
 from foqs.fairness import ledger
 from foqs.fairness.ledger import Ledgers
-from foqs.prefetch.window import Entry, Window
+from foqs.prefetch.lane import Entry, Window
 
 KEY, OTHER = ("n", "t"), ("n", "other")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from foqs.bounds import Budget
 from foqs.fairness.keys import TopicKey
 from foqs.item import Item
-from foqs.prefetch.lane import Lane
+from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import Residents
-from foqs.prefetch.window import Window
 from tests.support.lanes import lone_lane
 
 ITEM_BYTES = 100

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from foqs.item import Item, Phase
-from foqs.prefetch.window import Window
+from foqs.prefetch.lane import Window
 from foqs.rows import Key
 from tests.support.examples import examples
 from tests.support.lanes import lone_lane

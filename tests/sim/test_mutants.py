@@ -25,10 +25,9 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase
 from foqs.leases.checkpoint import Checkpoint
-from foqs.prefetch import merge
-from foqs.prefetch.lane import Lane
+from foqs.prefetch import lane as merge
+from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
-from foqs.prefetch.window import Window
 from foqs.rows import Batch, Body, ReadyRow
 from foqs.server.database_clock import DatabaseClock
 from tests.sim import (

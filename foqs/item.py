@@ -16,9 +16,9 @@ from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
+from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
-from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch.lane import Entry, Lane
 from foqs.rows import AT_MOST_ONCE, Body, DueRow, FailureRow, Found, NewItem, ReadyRow
 

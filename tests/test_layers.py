@@ -33,7 +33,7 @@ MAY_NAME = {"foqs.engine": {"random"}}  # the type of the generator that is pass
 IO = frozenset({"foqs.store", "foqs.rpc", "foqs.zk"})
 MAY_IMPORT = {
     "foqs.config": VALUES,
-    "values": VALUES | {"foqs.fairness.keys", "foqs.leases.checkpoint", "foqs.prefetch.lane", "foqs.prefetch.lane"},
+    "values": VALUES | {"foqs.fairness.keys", "foqs.buffers.checkpoint", "foqs.prefetch.lane", "foqs.prefetch.lane"},
     "foqs.fairness": VALUES | PURE,
     "foqs.prefetch": VALUES | PURE,
     "foqs.buffers": VALUES | PURE,

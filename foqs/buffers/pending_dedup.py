@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup, Duplicate, hash_slot_of
-from foqs.leases.checkpoint import Checkpoint
 from foqs.rows import DedupRow, Holding, NewItem
 from foqs.shardmgr.slots import has
 

@@ -1,19 +1,28 @@
 """One batch for a shard's database: at most one transaction, then reads, one after the other on one connection.
 
 Results are applied in the order of the batches, so no read is staler than the writes before it.
+
+Enqueued items that wait for a shard's next transaction: parts of enqueue requests.
+
+The rows that a change writes.
+
+A change leaves the table the item is in when the transaction is built (every earlier outcome is known by then) and
+enters another one, or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.checkpoint import Range
 from foqs.buffers.pending_dedup import Copy, Give
-from foqs.item import Change, Item
-from foqs.leases.checkpoint import Range
+from foqs.errors import FoqsError
+from foqs.fairness.keys import LaneKey
+from foqs.ids import Dedup
+from foqs.item import Change, Item, Place, To
 from foqs.policies.filter import FailureFilter
 from foqs.prefetch.lane import Lane, Window
 from foqs.rows import (
@@ -29,10 +38,167 @@ from foqs.rows import (
     FailureRow,
     Found,
     Key,
+    NewItem,
     ReadyRow,
     Scan,
     TimerRow,
 )
+
+
+class TakesIds(Protocol):
+    """An enqueue request: gets the outcome of its items, by their index in the request."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None: ...
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None: ...
+
+
+class _Answered:
+    """Stands for a request that was answered before its items had an outcome."""
+
+    done = True
+
+    def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
+        """The caller has its answer."""
+
+    def refused(self, indices: Sequence[int], error: FoqsError) -> None:
+        """The caller has its answer."""
+
+
+ANSWERED = _Answered()
+
+
+class Chunk:
+    """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
+
+    A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
+    `weights`: those of the request's items, by lane; None if no item has one."""
+
+    __slots__ = ("dedup", "in_flight", "indices", "items", "keys", "request", "size_bytes", "weights")
+
+    def __init__(
+        self,
+        request: TakesIds,
+        indices: Sequence[int],
+        items: list[NewItem],
+        keys: Sequence[LaneKey],
+        size_bytes: int,
+        dedup: list[Dedup] | None = None,
+        weights: Mapping[LaneKey, int] | None = None,
+    ) -> None:
+        self.request = request
+        self.indices = indices
+        self.items = items
+        self.keys = keys
+        self.size_bytes = size_bytes
+        self.dedup = dedup
+        self.weights = weights
+        self.in_flight = False  # part of a transaction whose outcome is not known yet
+
+    def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
+        """Return the items of each lane, in their order."""
+        items, keys = self.items, self.keys
+        if keys and keys.count(keys[0]) == len(keys):
+            return {keys[0]: items}
+        found: dict[LaneKey, list[NewItem]] = {}
+        for item, key in zip(items, keys, strict=True):
+            found.setdefault(key, []).append(item)
+        return found
+
+    def part(self, at: Sequence[int]) -> Chunk:
+        """The items with those indices in the chunk; `size_bytes` stays that of the whole chunk."""
+        dedup = None if self.dedup is None else [self.dedup[i] for i in at]
+        items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
+        part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
+        part.in_flight = self.in_flight
+        return part
+
+    def keep(self, at: Sequence[int]) -> None:
+        """Drop all items but those with these indices in the chunk, as `part` returns them."""
+        part = self.part(at)
+        self.indices, self.items, self.keys, self.dedup = part.indices, part.items, part.keys, part.dedup
+
+    def __repr__(self) -> str:
+        return f"Chunk({len(self.items)} items, {self.size_bytes} bytes)"
+
+
+# Members of enums, bound once for the hot path.
+_KEPT, _GONE, _READY, _DELAYED, _MOVED = To.KEPT, To.GONE, To.READY, To.DELAYED, To.MOVED
+_IN_READY = Place.READY
+
+
+def emit(change: Change, transaction: Batch) -> None:
+    """Adds the rows of this change to `transaction`."""
+    item, to = change.item, change.to
+    if to is _KEPT:
+        transaction.expiry_gone.append(item.id)
+        transaction.expiry_new.append((change.due_ms, item.id))
+        return
+    lane = item.lane.number
+    assert lane is not None, "a stored item's lane has a number"
+    if item.unindexed:
+        pass  # it has no row that it could leave
+    elif item.place is _IN_READY:
+        transaction.ready_gone.append((lane, item.priority, item.deliver_after_ms, item.id))
+    else:
+        transaction.timer_gone.append(item.id)
+    if to is _GONE:
+        if item.lane.dead:
+            transaction.failure_gone.append(item.id)
+        transaction.item_gone.append(item.id)
+        if item.expires_at_ms:
+            transaction.expiry_gone.append(item.id)
+        return
+    if change.metadata is not None:
+        transaction.metadata_new.append((item.id, change.metadata))
+    if to is _READY:
+        _return(change, lane, transaction)
+    elif to is _MOVED:
+        _move(change, transaction)
+    elif to is _DELAYED:
+        transaction.deliver_after_new.append((item.id, change.due_ms))
+        transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, item.bytes))
+    else:
+        change.due_ms = change.due_ms or item.lease_expires_at_ms
+        change.lease, change.attempt = item.lease, item.attempt
+        transaction.timer_new.append(
+            TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, item.bytes)
+        )
+
+
+def _return(change: Change, lane: int, transaction: Batch) -> None:
+    """The rows of an item that is ready again, at its place or at another one."""
+    item = change.item
+    if change.due_ms:
+        transaction.deliver_after_new.append((item.id, change.due_ms))
+    at_ms = change.due_ms or item.deliver_after_ms
+    transaction.ready_new.append(
+        ReadyRow(lane, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+    )
+
+
+def _move(change: Change, transaction: Batch) -> None:
+    """The rows of an item in its new lane."""
+    item, move, target = change.item, change.move, change.target
+    assert move is not None, "a move says where to"
+    assert target is not None, "the transaction has the lane"
+    assert target.number is not None, "it has the lane's row"
+    at_ms, expires_at_ms = move.deliver_after_ms, move.expires_at_ms
+    transaction.moved.append((item.id, target.number, at_ms, expires_at_ms))
+    transaction.ready_new.append(
+        ReadyRow(target.number, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+    )
+    if item.expires_at_ms:
+        transaction.expiry_gone.append(item.id)
+    if expires_at_ms:
+        transaction.expiry_new.append((expires_at_ms, item.id))
+    if item.lane.dead:
+        transaction.failure_gone.append(item.id)
+    if move.failure is not None:
+        transaction.failure_new.append(move.failure._replace(lane=target.number))
 
 
 @dataclass(slots=True)

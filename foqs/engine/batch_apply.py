@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from foqs.buffers.inserts import Chunk
-from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.engine import dedup, pages
 from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.expiry import apply_due, apply_expiring

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice, takewhile
 
-from foqs.buffers.changes import emit
-from foqs.buffers.inserts import Chunk
-from foqs.buffers.shard_batch import ShardBatch
+from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import dedup, item_end, pages, slot_rows
 from foqs.engine.shard import Shard

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from foqs.buffers.inserts import Chunk
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest
-from foqs.buffers.shard_batch import BatchResult, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, Chunk, ShardBatch
 from foqs.engine import enqueue, slot_rows
 from foqs.engine.enqueue import RETRY_MS, cut
 from foqs.engine.pending import EnqueueCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.shard_batch import Chunk
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.shard_batch import Chunk
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from foqs.bounds import Budget
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.pending_dedup import Keys
-from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
+from foqs.buffers.shard_batch import Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
 from foqs.engine.asked_scripts import AskedScripts
@@ -23,7 +23,6 @@ from foqs.fairness.topics import Topics
 from foqs.hooks.failed_attempt import AskScript
 from foqs.ids import first_id
 from foqs.item import Change, Item, Phase, Place, To, Waits
-from foqs.leases.checkpoint import Checkpoint
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents

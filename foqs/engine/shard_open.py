@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.pending_dedup import Copy, Give, Keys
-from foqs.buffers.shard_batch import DeadRead, GroupsRead, ListRead, ShardBatch
+from foqs.buffers.shard_batch import Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.engine import consumers, enqueue, turns
 from foqs.engine.lookups import Look
 from foqs.engine.shard import Shard
@@ -18,7 +18,6 @@ from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.item import Change, Item, Phase, Place
-from foqs.leases.checkpoint import Checkpoint
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened

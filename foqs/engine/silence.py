@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from foqs.buffers.inserts import ANSWERED
 from foqs.buffers.pending_dedup import KeyedRequest
-from foqs.buffers.shard_batch import ShardBatch
+from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import enqueue
 from foqs.engine.shard import Shard
 from foqs.engine.state import State

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from foqs.buffers.changes import emit
+from foqs.buffers.shard_batch import emit
 from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_found
 from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, NewItem
 from tests.sim.memory_database import MemoryDatabase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.buffers.inserts import Chunk
+from foqs.buffers.shard_batch import Chunk
 from foqs.engine.pending import EnqueueCall
 from foqs.fairness.keys import lane_key
 from foqs.rows import NewItem

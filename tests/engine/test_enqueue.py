@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.buffers.inserts import Chunk
-from foqs.buffers.shard_batch import ShardBatch
+from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.engine import enqueue
 from foqs.engine.pending import EnqueueCall

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from foqs.buffers.checkpoint import RETRY_MS
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import item_ops
 from foqs.engine.expiry import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.ids import make_id
 from foqs.item import Phase
-from foqs.leases.checkpoint import RETRY_MS
 from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, Scan
 from tests.engine.laboratory import KEY, Laboratory
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foqs.leases.checkpoint import NEVER_MS, RETRY_MS, Checkpoint
+from foqs.buffers.checkpoint import NEVER_MS, RETRY_MS, Checkpoint
 from tests.support.examples import examples
 
 LIMIT = 3

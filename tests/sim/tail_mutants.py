@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from foqs.buffers import changes, tail
+from foqs.buffers import shard_batch, tail
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.buffers.tail import Tail
 from foqs.engine import batch_apply, batch_build
@@ -133,7 +133,7 @@ def a_change_is_classified_when_it_arrives(patch: Patch) -> None:
         emit(change, transaction)
         item.unindexed = now
 
-    original, emit = Change.__init__, changes.emit
+    original, emit = Change.__init__, shard_batch.emit
     patch.setattr(Change, "__init__", init)
     patch.setattr(batch_build, "emit", early)
 

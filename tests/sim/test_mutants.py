@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
 from foqs.engine import (
     batch_apply,
@@ -24,7 +25,6 @@ from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase
-from foqs.leases.checkpoint import Checkpoint
 from foqs.prefetch import lane as merge
 from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents

@@ -27,7 +27,7 @@ from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.policies.store import SettingsStore
+from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import Call
 
 

@@ -14,7 +14,7 @@ from foqs.hooks.protocol import Failed, Hook, HookCall, HookKey, Kind, Outcome, 
 from foqs.hooks.results import EnqueueResult
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.policies.names import script_name_error
+from foqs.policies.entries import script_name_error
 from foqs.rows import FailureCause
 from foqs.rpc.call import Call
 

@@ -24,7 +24,7 @@ from foqs.peers.elsewhere import MOST_ASKED
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
-from foqs.policies.names import throttle_key_error
+from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.shardmgr.facts import Slots

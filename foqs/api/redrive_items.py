@@ -19,7 +19,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.list_failures import FailureGathering, Found, group_of
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import REASON_BYTES, FailureCause, FailureGroup
 from foqs.rpc.call import Call
 

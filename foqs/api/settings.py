@@ -15,8 +15,7 @@ from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
-from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings
-from foqs.policies.store import SettingsStore
+from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings, SettingsStore
 from foqs.rpc.call import Call
 from foqs.travel import bare
 

@@ -8,7 +8,7 @@ from typing import Any
 from foqs.bounds import MOST_WEIGHT, Limits
 from foqs.checks import is_text
 from foqs.errors import Invalid
-from foqs.policies.names import name_error, throttle_key_error, throttles_error
+from foqs.policies.entries import name_error, throttle_key_error, throttles_error
 
 
 def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:

@@ -21,7 +21,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_coordinator import QuotaCoordinator
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.throttle_stats import Reported, ThrottleReports
-from foqs.policies.names import NAME_BYTES
+from foqs.policies.entries import NAME_BYTES
 from foqs.rpc.call import Call
 
 MOST_THROTTLES = 1_000

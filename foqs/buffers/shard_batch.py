@@ -23,7 +23,7 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup
 from foqs.item import Change, Item, Place, To
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.prefetch.lane import Lane, Window
 from foqs.rows import (
     Batch,

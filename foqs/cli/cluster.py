@@ -10,8 +10,7 @@ from typing import Self, TypeVar
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
-from foqs.policies.copies import adopt
-from foqs.policies.settings import Settings
+from foqs.policies.settings import Settings, adopt
 from foqs.shardmgr.change import Action, Change, Missing, made, shown
 from foqs.shardmgr.facts import Facts, Slots
 from foqs.shardmgr.session import Session

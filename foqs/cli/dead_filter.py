@@ -62,7 +62,7 @@ class DeadFilter:
 
     def matches(self, item: Item) -> bool:
         """Whether a listed item is a dead letter that the options select. Raises Invalid."""
-        from foqs.policies import filter as stored
+        from foqs.policies import failures as stored
 
         failure, wanted = item.failure, self.for_host()
         if failure is None:

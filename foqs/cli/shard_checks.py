@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from foqs.errors import Conflict, Invalid
-from foqs.policies.copies import newest
-from foqs.policies.settings import Settings, parse_document
+from foqs.policies.settings import Settings, newest, parse_document
 from foqs.rows import SettingRow
 from foqs.store.checkup import check_shard
 from foqs.store.link import place_of

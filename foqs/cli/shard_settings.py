@@ -106,7 +106,7 @@ def _read(number: int, url: str) -> Kept:
 
 def _compare(cluster: ClusterOptions, places: list[tuple[int, str]], ns: str | None) -> None:
     from foqs.config.load import load
-    from foqs.policies.copies import Standing, standing
+    from foqs.policies.settings import Standing, standing
 
     config = load(cluster.config)
     known: dict[str, tuple[str, Settings]] = {}

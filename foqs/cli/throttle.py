@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from foqs.client import ThrottleStats
-    from foqs.throttles.throttle import Throttle
+    from foqs.policies.entries import Throttle
 
 _PREFIX = "throttle."
 _TABLE_ROWS = 100
@@ -199,7 +199,7 @@ class Row(NamedTuple):
 
 
 def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str) -> list[Row]:
-    from foqs.policies.throttle_entry import parse_throttle
+    from foqs.policies.entries import parse_throttle
 
     limits = {setting: parse_throttle(text).throttle(setting) for setting, text in entries.items()}
     keys: dict[str, Throttle | None] = {
@@ -250,7 +250,7 @@ def _figures(live: ThrottleStats) -> tuple[str, str, str, str]:
 
 
 def _said(key: str, text: str) -> str:
-    from foqs.policies.throttle_entry import parse_throttle
+    from foqs.policies.entries import parse_throttle
 
     limit = parse_throttle(text).throttle(_PREFIX + key)
     each = " for each key" if key.endswith("*") else ""

@@ -9,7 +9,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import FailureGroup, FailureGroups, FailurePosition
 
 ROWS = 2_000

@@ -11,7 +11,7 @@ from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
 from foqs.hooks.results import Action, FailureResult
 from foqs.item import Cause, Change, Item, Move, To, Waits
-from foqs.policies.fingerprint import fingerprint
+from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import REASON_BYTES, FailureCause, FailureRow
 

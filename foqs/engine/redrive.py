@@ -16,7 +16,7 @@ from foqs.engine.state import State
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
 from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_ready
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailurePosition

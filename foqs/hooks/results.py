@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_WEIGHT, Limits
-from foqs.policies.names import name_error, throttle_key_error, throttles_error
+from foqs.policies.entries import name_error, throttle_key_error, throttles_error
 
 _LEAST_PRIORITY, _MOST_PRIORITY = -(1 << 31), (1 << 31) - 1
 _VALUE_CHARACTERS = 60

@@ -12,9 +12,9 @@ from foqs.hooks.breaker import Breaker
 from foqs.hooks.failed_attempt import Decided, FailedAttempt
 from foqs.hooks.protocol import Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.results import FailureResult
-from foqs.policies.hook_entry import HookRule
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.policies.settings import SCRIPT
+from foqs.policies.topic_policy import HookRule
 
 _RETRY_MS = 1_000
 """When a request is repeated whose script failed, while its breaker is closed."""

@@ -25,7 +25,7 @@ from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from foqs.bounds import THROTTLE, Bounded
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 F = TypeVar("F")
 

@@ -10,7 +10,7 @@ no slots, and is not waited for.
 
 The slots of one throttle key in one shard, at the shard's owner: how many leases its items may have. Pure.
 
-`foqs.limits.lease_slots` is the coordinator's side. `leased` is the number of rows in the shard's database with a lease,
+The other class is the coordinator's side. `leased` is the number of rows in the shard's database with a lease,
 and of those whose lease is being committed; it is counted when the shard is opened. Invariant: `has` >= `leased`, but
 under a shadow throttle.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple, TypeVar
 
 from foqs.limits.gate import Gate
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 AGAIN_MS = 500
 """When a shard that got less than it wants asks again, if it hears nothing."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.gate import Gate
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 F = TypeVar("F")
 T = TypeVar("T")

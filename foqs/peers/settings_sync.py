@@ -10,8 +10,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
-from foqs.policies.copies import Standing, standing
-from foqs.policies.settings import Settings
+from foqs.policies.settings import Settings, Standing, standing
 
 CONFIRM_MS = 2_000
 """How long a change waits for hosts to act on it."""

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from foqs.policies.entries import shown
-from foqs.policies.patterns import Patterns
+from foqs.policies.entries import Patterns, shown
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PREFIX, PolicyEntry, dead_topic_of
 
 _OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}

@@ -1,14 +1,84 @@
-"""Values of settings that are JSON objects: reading one, with every error of a wrong one."""
+"""Values of settings that are JSON objects: reading one, with every error of a wrong one.
+
+What names of topics, fairness keys and throttle keys may be, the same in settings, in items, and between hosts.
+
+A name is a text. The codec hands over a text that is not UTF-8 as bytes, and JSON and the system's environment may have
+texts that no UTF-8 says. Each check refuses both.
+
+Values of exact names and of all names with a prefix, as settings give them.
+
+The limits on items with a throttle key.
+
+The limit on deliveries with a throttle key: an entry of the settings.
+
+How the tenants of a topic share its deliveries: the field `fair` of a topic's policy.
+
+When a failed item is delivered again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Set
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from math import ceil
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from foqs.bounds import MOST_WEIGHT, THROTTLE_KEYS, THROTTLE_KEYS_BYTES, Quota
+from foqs.checks import is_text
 from foqs.errors import Invalid
+
+NAME_BYTES = 255
+NOT_UTF_8 = "the name is not UTF-8"
+
+
+def name_error(name: object) -> str | None:
+    """Return the error of a name that no topic or key may have."""
+    if not is_text(name):
+        return NOT_UTF_8
+    size = len(name.encode())
+    if not 1 <= size <= NAME_BYTES:
+        return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
+    if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return "a name has no control characters"
+    return None
+
+
+def pattern_error(pattern: str) -> str | None:
+    """Return the error of a text that is neither a name nor a `prefix*`."""
+    return None if pattern == "*" else name_error(pattern.removesuffix("*"))
+
+
+def throttle_key_error(key: object) -> str | None:
+    """Return the error of a value that is no throttle key. A * at the end is for patterns of the settings."""
+    return "a throttle key does not end in *" if isinstance(key, str) and key.endswith("*") else name_error(key)
+
+
+def script_name_error(name: str) -> str | None:
+    """Return the error of a text that names no script."""
+    return "the name of a script does not end in *" if name.endswith("*") else name_error(name)
+
+
+def throttles_error(
+    keys: Collection[str], most: int = THROTTLE_KEYS, most_bytes: int = THROTTLE_KEYS_BYTES
+) -> str | None:
+    """Return the error of keys, each valid, that are no throttle set. `most_bytes`: with one byte between two keys."""
+    if len(keys) > most:
+        return f"there are {len(keys)} keys, more than {most}"
+    if len(set(keys)) < len(keys):
+        twice, _ = Counter(keys).most_common(1)[0]
+        return f"the key {twice!r} stands in it more than once"
+    size = len("\0".join(keys).encode())
+    if size > most_bytes:
+        return f"the keys have {size} bytes with one between two keys, more than {most_bytes}"
+    return None
+
 
 _KINDS = {
     "bool_type": "true or false",
@@ -101,3 +171,187 @@ def shown(value: Any) -> str:
     """Return a value as an error names it."""
     text = json.dumps(value)
     return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "..."
+
+
+class Patterns(Generic[T]):
+    """A * at the end of a key is a pattern, a * elsewhere a character."""
+
+    __slots__ = ("_exact", "_lengths", "_prefixes")
+
+    def __init__(self, values: Mapping[str, T]) -> None:
+        """`values` by name or `prefix*`."""
+        self._exact = {key: value for key, value in values.items() if not key.endswith("*")}
+        self._prefixes = {key[:-1]: value for key, value in values.items() if key.endswith("*")}
+        self._lengths = sorted(set(map(len, self._prefixes)))
+
+    def fitting(self, name: str) -> Iterator[tuple[str, T]]:
+        """Yield the keys that fit a name with their values: the shortest prefix first, the exact name last."""
+        for length in self._lengths:
+            if length <= len(name) and (prefix := name[:length]) in self._prefixes:
+                yield f"{prefix}*", self._prefixes[prefix]
+        if name in self._exact:
+            yield name, self._exact[name]
+
+    def closest(self, name: str) -> T | None:
+        """Return the last value of `fitting`, which is that of the exact name or the longest prefix; None: there is
+        none. A topic has a weight to look up for each of its tenants."""
+        if name in self._exact:
+            return self._exact[name]
+        for length in reversed(self._lengths):
+            if (prefix := name[:length]) in self._prefixes:
+                return self._prefixes[prefix]
+        return None
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._prefixes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Patterns) and (self._exact, self._prefixes) == (other._exact, other._prefixes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Patterns({self._exact | {f'{prefix}*': value for prefix, value in self._prefixes.items()}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """At most `burst` + `per_second` * t deliveries in any t seconds, and at most `concurrency` leases at a time. None:
+    there is no such limit; one of them is there. `per_second` may be a fraction.
+
+    A lease that is older than `timeout_ms` is counted as overage, and a shard without an owner counts for no longer; 0:
+    never. `shadow`: the deliveries that it would hold are counted, and held back by nothing. `setting`: the settings
+    key that it comes from, which may serve many throttle keys, each with tokens and slots of its own."""
+
+    per_second: float | None
+    burst: int
+    shadow: bool
+    setting: str
+    concurrency: int | None = None
+    timeout_ms: int = 0
+
+    @property
+    def quota(self) -> Quota | None:
+        """The bound that the coordinator of a key goes by; None if there is no rate."""
+        return None if self.per_second is None else Quota(self.per_second, self.burst, None)
+
+
+_MOST = 1_000_000_000
+_MOST_SLOTS = 1_000_000
+_LONGEST_MS = 366 * 86_400_000
+_MOST_PARSED = 10_000
+"""Texts whose entries are remembered: each version of the settings has most texts of the version before."""
+TIMEOUT_MS = 60_000
+
+
+class ThrottleEntry(Entry):
+    """The value of a settings key `throttle.<key or prefix*>`: a rate, a number of leases at a time, or both. Without
+    `burst` it is `per_second`, rounded up."""
+
+    per_second: Annotated[float, Field(ge=0.001, le=_MOST, allow_inf_nan=False)] | None = None
+    burst: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=_MOST_SLOTS)] | None = None
+    timeout_ms: Annotated[int, Field(ge=0, le=_LONGEST_MS)] | None = None
+    shadow: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> ThrottleEntry:
+        if self.per_second is None and self.concurrency is None:
+            raise ValueError("per_second or concurrency is needed")
+        if self.burst is not None and self.per_second is None:
+            raise ValueError("burst needs per_second")
+        if self.timeout_ms is not None and self.concurrency is None:
+            raise ValueError("timeout_ms needs concurrency")
+        return self
+
+    def throttle(self, setting: str) -> Throttle:
+        """`setting`: the settings key that has this value."""
+        burst = self.burst or ceil(self.per_second or 0)
+        if self.concurrency is None:
+            return Throttle(self.per_second, burst, self.shadow, setting)
+        timeout_ms = TIMEOUT_MS if self.timeout_ms is None else self.timeout_ms
+        return Throttle(self.per_second, burst, self.shadow, setting, self.concurrency, timeout_ms)
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def parse_throttle(text: str) -> ThrottleEntry:
+    """Raises Invalid with every error of the entry, one a line."""
+    return read(ThrottleEntry, text, "a throttle", frozenset())
+
+
+Unit = Literal["items", "bytes", "busy"]
+Scope = Literal["tenant", "topic"]
+Weight = Annotated[int, Field(ge=1, le=MOST_WEIGHT)]
+
+
+@dataclass(frozen=True, slots=True)
+class FairRule:
+    """`unit`: what a delivery costs its tenant: 1, its bytes, or the time of its lease. `scope`: priorities count
+    inside a tenant, or over the whole topic. `weights` of fairness keys in this topic. `balance`: between hosts,
+    too."""
+
+    unit: Unit
+    scope: Scope
+    weights: Patterns[int]
+    balance: bool
+
+
+class FairEntry(Entry):
+    unit: Unit = "items"
+    scope: Scope = "tenant"
+    weights: dict[Annotated[str, checked(pattern_error)], Weight] = Field(default_factory=dict)
+    balance: bool = True
+
+    @cached_property
+    def rule(self) -> FairRule:
+        return FairRule(self.unit, self.scope, Patterns(self.weights), self.balance)
+
+
+def parse_weight(text: str) -> int:
+    """Return the value of a settings key `weight.<fairness key or prefix*>`. Raises Invalid."""
+    weight = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= weight <= MOST_WEIGHT:
+        raise Invalid(f"a weight is a whole number from 1 to {MOST_WEIGHT}, not {shown(text)}")
+    return weight
+
+
+class RetryKind(StrEnum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """The delay before attempt n + 1 is `first_ms` (constant), `first_ms + (n - 1) * step_ms` (linear) or
+    `first_ms * factor ** (n - 1)` (exponential), at most `longest_ms`. `jitter` is the part of it that is random, 0 to
+    1: with 0.5 the delay is between half of it and all of it."""
+
+    kind: RetryKind
+    first_ms: int
+    step_ms: int
+    factor: float
+    longest_ms: int
+    jitter: float
+
+    def delay_ms(self, attempt: int, item_id: int) -> int:
+        """Return the delay after the failure of `attempt` (1 or more). The same attempt of an item always gets the same
+        delay, so a repeated nack does not move it."""
+        full_ms = min(self._full_ms(attempt), self.longest_ms)
+        return round(full_ms * (1 - self.jitter * _share(item_id, attempt)))
+
+    def _full_ms(self, attempt: int) -> float:
+        if self.kind is RetryKind.CONSTANT:
+            return self.first_ms
+        if self.kind is RetryKind.LINEAR:
+            return self.first_ms + (attempt - 1) * self.step_ms
+        try:
+            return self.first_ms * self.factor ** (attempt - 1)
+        except OverflowError:
+            return self.longest_ms
+
+
+def _share(item_id: int, attempt: int) -> float:
+    """Return a number from 0 (included) to 1 (excluded), spread evenly over items and attempts."""
+    digest = blake2b(b"%d %d" % (item_id, attempt), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) / (1 << 53)

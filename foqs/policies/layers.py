@@ -11,21 +11,18 @@ from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.dead_topics import has_effect, namers_of, why_dead
-from foqs.policies.fair import parse_weight
-from foqs.policies.hook_entry import HooksEntry
-from foqs.policies.patterns import Patterns
+from foqs.policies.entries import Patterns, Throttle, parse_throttle, parse_weight
 from foqs.policies.settings import SCRIPT, THROTTLE, TOPIC, WEIGHT, Settings
-from foqs.policies.throttle_entry import parse_throttle
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
     DEAD_SUFFIX,
     DeadEntry,
+    HooksEntry,
     PolicyEntry,
     TopicPolicy,
     effective,
     parse,
 )
-from foqs.throttles.throttle import Throttle
 
 BUILT_IN = ""
 """The settings key of the built-in layer."""

@@ -1,21 +1,62 @@
-"""The settings of a namespace: a flat map of text keys to text values under one version."""
+"""The settings of a namespace: a flat map of text keys to text values under one version.
+
+The history of a document that has copies: which of two is newer, or whether they were made apart.
+
+Where the settings of namespaces are kept.
+
+Three implementations, which pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the shards
+of a lone host (`foqs.server.shard_settings`), and the fake ZooKeeper of the simulations.
+
+Copies of a namespace's settings: in ZooKeeper, in a host's memory, and in the database of each shard.
+
+A host acts on no copy that another change has replaced, and on none of another history: whose settings count there is
+a decision of the operator.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
 
 from foqs.checks import is_text
-from foqs.errors import Conflict, Invalid
+from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
-from foqs.policies.fair import parse_weight
-from foqs.policies.history import History
-from foqs.policies.hook_entry import check_script
-from foqs.policies.names import pattern_error, script_name_error
-from foqs.policies.throttle_entry import parse_throttle
-from foqs.policies.topic_policy import PREFIX, parse
+from foqs.policies.entries import parse_throttle, parse_weight, pattern_error, script_name_error
+from foqs.policies.topic_policy import PREFIX, check_script, parse
+
+PAST = 32
+"""Versions whose marks a copy has. A copy knows an older version by the mark of the first version alone."""
+
+
+class History(NamedTuple):
+    """`past`: the marks of this version and of those before it, the newest first. `born`: the mark of version 1.
+
+    A mark is 16 hexadecimal digits that no other change has, on any host. A document that was written by hand has none.
+    """
+
+    version: int = 0
+    born: str = ""
+    past: tuple[str, ...] = ()
+
+    def next(self, seed: str) -> History:
+        """Return the history of the next version. `seed` differs for each change."""
+        mark = blake2b(f"{self.past[:1]}\0{self.version}\0{seed}".encode(errors="replace"), digest_size=8).hexdigest()
+        return History(self.version + 1, self.born or mark, (mark, *self.past[: PAST - 1]))
+
+    def leads_to(self, later: History) -> bool:
+        """Return True if `later` is this version, or was made from it by changes."""
+        steps = later.version - self.version
+        if steps < 0 or self.version == 0:
+            return steps >= 0
+        if steps < len(later.past):
+            return later.past[steps : steps + 1] == self.past[:1]
+        return self.born == later.born
+
 
 TOPIC = PREFIX
 THROTTLE = "throttle."
@@ -30,7 +71,7 @@ _ENTRIES, _HEAD_BYTES = b',"entries":', 2_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`version` 0: they were never written. Each change adds 1. `born`, `past`: see `foqs.policies.history`."""
+    """`version` 0: they were never written. Each change adds 1. `born`, `past`: see `foqs.policies.settings`."""
 
     ns: str
     version: int = 0
@@ -191,3 +232,94 @@ def _errors(key: str, value: str) -> list[str]:
 
 def _shown(key: str) -> str:
     return key[:_KEY_CHARACTERS] if key.isprintable() else json.dumps(key)[:_KEY_CHARACTERS]
+
+
+Changed = Callable[[Settings | FoqsError], None]
+
+
+class SettingsStore(Protocol):
+    """Called on the event loop; returns at once, and calls back on the loop."""
+
+    def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        """Replace the stored settings of a namespace by what `change` makes of them, in one step: if they are replaced
+        in between, they are read and `change` is asked again.
+
+        `change` may run on any thread and several times. If it returns its argument, nothing is written. `done`
+        gets the settings as stored from now on, or the FoqsError that `change` raised; Invalid: the stored ones are
+        not readable; Unavailable: nothing was changed; OutcomeUnknown.
+        """
+
+
+class Standing(Enum):
+    """How a copy stands to the settings that are known."""
+
+    SAME = "same"
+    OLDER = "older"
+    NEWER = "newer"
+    FOREIGN = "of another history"
+
+
+def standing(copy: Settings, known: Settings) -> Standing:
+    """Compare two documents of a namespace. Two that were made apart and have equal entries are of one history."""
+    if copy.history.leads_to(known.history):
+        return Standing.OLDER if copy.version < known.version else Standing.SAME
+    if known.history.leads_to(copy.history):
+        return Standing.NEWER
+    if copy.entries == known.entries:
+        return Standing.NEWER if copy.version > known.version else Standing.OLDER
+    return Standing.FOREIGN
+
+
+def adopt(copy: Settings, place: str) -> Change:
+    """Return the change that puts `copy`, found in `place`, where older settings are stored. It raises Conflict."""
+
+    def change(stored: Settings) -> Settings:
+        found = standing(copy, stored)
+        if found is Standing.FOREIGN:
+            raise Conflict(conflict(copy, place, stored, "the cluster"))
+        return copy if found is Standing.NEWER else stored
+
+    return change
+
+
+def conflict(copy: Settings, place: str, other: Settings, other_place: str) -> str:
+    """Return an error about two documents, neither of which was made from the other."""
+    return (
+        f"the settings of namespace {copy.ns} in {place} (version {copy.version}) and in {other_place} "
+        f"(version {other.version}) were made apart, and their entries differ"
+    )
+
+
+def remedy(shard: int) -> str:
+    """Return the commands that end a conflict of a shard's copy."""
+    return (
+        f"`foqs shards settings` compares the copies, `foqs shards settings {shard} --export` prints those of shard "
+        f"{shard}, and `foqs shards settings {shard} --discard` removes them"
+    )
+
+
+def newest(copies: Iterable[tuple[int, Settings]]) -> dict[str, tuple[int, Settings]]:
+    """Return the newest copy of each namespace with its shard. Raises Conflict if copies were made apart."""
+    found: dict[str, tuple[int, Settings]] = {}
+    for shard, copy in copies:
+        before, other = found.get(copy.ns, (shard, copy))
+        match standing(copy, other):
+            case Standing.FOREIGN:
+                low, high = sorted(((shard, copy), (before, other)), key=lambda one: one[0])
+                raise Conflict(
+                    f"{conflict(low[1], f'shard {low[0]}', high[1], f'shard {high[0]}')}: {remedy(high[0])}; "
+                    f"so with {low[0]} for shard {low[0]}"
+                )
+            case Standing.NEWER:
+                found[copy.ns] = shard, copy
+            case _:
+                found.setdefault(copy.ns, (shard, copy))
+    return found
+
+
+def enough(shards: Collection[int], held: Collection[int]) -> bool:
+    """Return True if `held` is a majority of `shards`. Of an even number the lowest counts twice: two majorities
+    always have a shard in common, and the lower of two shards suffices."""
+    votes = len(shards) + (len(shards) % 2 == 0)
+    cast = len(set(shards) & set(held)) + (len(shards) % 2 == 0 and min(shards, default=0) in held)
+    return 2 * cast > votes

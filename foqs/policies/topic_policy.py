@@ -1,4 +1,7 @@
-"""The policy of a topic: an entry of the settings, and the policy that all entries for a topic make."""
+"""The policy of a topic: an entry of the settings, and the policy that all entries for a topic make.
+
+Which scripts run for a topic: the field `hooks` of its policy, which names settings `script.<name>`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,65 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from foqs.policies.entries import Entry, checked, read
-from foqs.policies.fair import FairEntry, FairRule
-from foqs.policies.hook_entry import HookRule, HooksEntry
-from foqs.policies.names import NAME_BYTES, name_error, throttle_key_error, throttles_error
-from foqs.policies.retry import RetryKind, RetryRule
+from foqs.errors import Invalid
+from foqs.hooks.protocol import Hook, Script, source_error
+from foqs.policies.entries import (
+    NAME_BYTES,
+    Entry,
+    FairEntry,
+    FairRule,
+    RetryKind,
+    RetryRule,
+    checked,
+    name_error,
+    read,
+    script_name_error,
+    throttle_key_error,
+    throttles_error,
+)
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
+
+Broken = Literal["refuse", "default"]
+ScriptName = Annotated[str, checked(script_name_error)]
+
+
+@dataclass(frozen=True, slots=True)
+class HookRule:
+    """Names of the scripts that run for a topic's items; None: none does. `when_broken` None depends on the script."""
+
+    on_enqueue: str | None
+    on_failure: str | None
+    when_broken: Broken | None
+
+    def script(self, hook: Hook) -> str | None:
+        return self.on_enqueue if hook is Hook.ON_ENQUEUE else self.on_failure
+
+    def refuses(self, script: Script) -> bool:
+        """Whether items are refused while calls of the script fail: an item without the throttle keys that the script
+        sets would pass the throttles."""
+        return script.sets_throttle_keys if self.when_broken is None else self.when_broken == "refuse"
+
+
+class HooksEntry(Entry):
+    on_enqueue: ScriptName | None = None
+    on_failure: ScriptName | None = None
+    when_broken: Broken | None = None
+
+    def rule(self) -> HookRule:
+        return HookRule(self.on_enqueue, self.on_failure, self.when_broken)
+
+    def scripts(self) -> list[tuple[Hook, str]]:
+        """Return each hook that has a script, with the script's name."""
+        both = ((Hook.ON_ENQUEUE, self.on_enqueue), (Hook.ON_FAILURE, self.on_failure))
+        return [(hook, name) for hook, name in both if name is not None]
+
+
+def check_script(source: str) -> None:
+    """Check the value of a settings key `script.<name>`, but for its syntax. Raises Invalid."""
+    error = source_error(source)
+    if error is not None:
+        raise Invalid(error)
+
 
 _DAY_MS = 86_400_000
 _LONGEST_MS = 366 * _DAY_MS

@@ -13,9 +13,7 @@ import structlog
 
 from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.peers.settings_sync import HostSettings
-from foqs.policies.copies import Standing, adopt, remedy, standing
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed, SettingsStore
+from foqs.policies.settings import Change, Changed, Settings, SettingsStore, Standing, adopt, remedy, standing
 from foqs.rows import SettingRow
 from foqs.server.settings_copies import SettingsCopies, Worker, change_on, read_copies, settle
 

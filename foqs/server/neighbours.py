@@ -17,7 +17,7 @@ from foqs.engine.engine import Engine
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwners
-from foqs.policies.store import SettingsStore
+from foqs.policies.settings import SettingsStore
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.request_log import RequestLog
 from foqs.rpc.tls import peer_context

@@ -13,9 +13,17 @@ from typing import Protocol
 import structlog
 
 from foqs.errors import Invalid
-from foqs.policies.copies import Standing, conflict, remedy, standing
-from foqs.policies.history import History
-from foqs.policies.settings import Change, Settings, history_of, parse_document
+from foqs.policies.settings import (
+    Change,
+    History,
+    Settings,
+    Standing,
+    conflict,
+    history_of,
+    parse_document,
+    remedy,
+    standing,
+)
 from foqs.rows import SettingRow
 from foqs.store.protocol import Fenced, ShardRefused, ShardStore, StoreError, explained
 

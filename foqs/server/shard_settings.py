@@ -11,9 +11,7 @@ import structlog
 
 from foqs.errors import Conflict, FoqsError, Invalid, OutcomeUnknown, Unavailable
 from foqs.peers.settings_sync import CONFIRM_MS, HostSettings
-from foqs.policies.copies import Standing, enough, newest, standing
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings, Standing, enough, newest, standing
 from foqs.rows import SettingRow
 from foqs.server.settings_copies import SettingsCopies, Worker, change_on, is_complete, read_copies, settle
 from foqs.store.protocol import CommitUnknown, StoreError, explained

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition, FailureRow, ReadyRow, TimerRow
 from foqs.store import queries
 from foqs.store.dialect import Dialect

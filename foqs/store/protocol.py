@@ -32,7 +32,7 @@ from foqs.rows import (
 from foqs.travel import TravellingError
 
 if TYPE_CHECKING:
-    from foqs.policies.filter import FailureFilter
+    from foqs.policies.failures import FailureFilter
     from foqs.policies.settings import Change, Settings
 
 

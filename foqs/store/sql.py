@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from foqs.ids import Marks
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
     Batch,

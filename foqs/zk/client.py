@@ -13,8 +13,7 @@ import structlog
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
 from foqs.travel import bare

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.ids import Mark, Marks
-from foqs.policies.store import SettingsStore
+from foqs.policies.settings import SettingsStore
 from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session

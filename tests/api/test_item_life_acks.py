@@ -6,7 +6,7 @@ import pytest
 
 from foqs.errors import NotFound, NotServed, StaleLease
 from foqs.idl import idl
-from foqs.policies.fingerprint import fingerprint
+from foqs.policies.failures import fingerprint
 from foqs.principals import Namespaces
 from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take

@@ -13,8 +13,7 @@ from foqs.engine import item_ops
 from foqs.engine.dead_letters import FailureListing, GroupKey
 from foqs.engine.redrive import START, PageAsk, PageOutcome, RedrivePage
 from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
-from foqs.policies.filter import FailureFilter
-from foqs.policies.fingerprint import fingerprint
+from foqs.policies.failures import FailureFilter, fingerprint
 from foqs.policies.settings import Settings
 from foqs.rows import FailureCause, FailureGroup
 from foqs.store.protocol import StoreDown

@@ -14,8 +14,8 @@ from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.gate import AWAKE_MS
 from foqs.limits.throttle_key import ThrottleKey
+from foqs.policies.entries import Throttle
 from foqs.policies.settings import Settings
-from foqs.throttles.throttle import Throttle
 from tests.peers.throttled_hosts import NS, Cluster, FakeFlow, Host, worst
 
 SLOW = '{"per_second": 0.01, "burst": 3}'

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.errors import FoqsError
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings
 
 
 class MemorySettings:

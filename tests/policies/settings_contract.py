@@ -12,9 +12,7 @@ from itertools import combinations
 import pytest
 
 from foqs.errors import Conflict, FoqsError, Invalid
-from foqs.policies.copies import adopt
-from foqs.policies.settings import MOST_BYTES, VALUE_BYTES, Settings
-from foqs.policies.store import SettingsStore
+from foqs.policies.settings import MOST_BYTES, VALUE_BYTES, Settings, SettingsStore, adopt
 
 NAMESPACES = ["shop", ".", "..", "a/b", "%2E", "zookeeper", "ä 🙂", "n" * 255, "'\"\\;--", "🙂" * 63]
 

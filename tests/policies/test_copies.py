@@ -7,8 +7,7 @@ from itertools import combinations
 import pytest
 
 from foqs.errors import Conflict
-from foqs.policies.copies import Standing, adopt, enough, newest, remedy, standing
-from foqs.policies.settings import Settings, decode, history_of
+from foqs.policies.settings import Settings, Standing, adopt, decode, enough, history_of, newest, remedy, standing
 
 
 def made(*nonces: str, start: Settings | None = None) -> Settings:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.errors import Invalid
-from foqs.policies.fair import FairEntry, FairRule, parse_weight
-from foqs.policies.patterns import Patterns
+from foqs.policies.entries import FairEntry, FairRule, Patterns, parse_weight
 
 
 @pytest.mark.parametrize(("text", "weight"), [("1", 1), ("1000", 1_000), ("007", 7)])

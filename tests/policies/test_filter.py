@@ -7,7 +7,7 @@ import sqlite3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import FailureCause, FailureRow
 
 small, texts = st.integers(0, 3), st.sampled_from([b"", b"a", b"SMTP 451", "é%_'".encode()])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.policies.fingerprint import fingerprint
+from foqs.policies.failures import fingerprint
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.policies.history import PAST, History
+from foqs.policies.settings import PAST, History
 
 
 def chain(seeds: str, start: History | None = None) -> list[History]:

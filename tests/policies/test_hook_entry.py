@@ -6,7 +6,7 @@ import pytest
 
 from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script
-from foqs.policies.hook_entry import Broken, HooksEntry, check_script
+from foqs.policies.topic_policy import Broken, HooksEntry, check_script
 
 PLAIN = Script("shop", "route", "function on_enqueue() end")
 THROTTLING = Script("shop", "limit", "function on_enqueue() return {throttle_keys = {'a'}} end")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.policies import layers
+from foqs.policies.entries import Throttle
 from foqs.policies.layers import BUILT_IN, NamespacePolicies, Policies
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import PolicyEntry
-from foqs.throttles.throttle import Throttle
 
 
 def entries(**topics: dict[str, Any]) -> dict[str, str]:

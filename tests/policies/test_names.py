@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.policies.names import name_error, throttle_key_error, throttles_error
+from foqs.policies.entries import name_error, throttle_key_error, throttles_error
 
 
 @pytest.mark.parametrize("name", ["a", "a*", "*", "a.b c", "é" * 127, "x" * 255, "a\u200bb", "\U0001f600"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.policies.patterns import Patterns
+from foqs.policies.entries import Patterns
 
 names = st.text("ab*", max_size=4)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.ids import make_id
-from foqs.policies.retry import RetryKind, RetryRule
+from foqs.policies.entries import RetryKind, RetryRule
 
 DAY_MS = 86_400_000
 ITEMS = 10_000

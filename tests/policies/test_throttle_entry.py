@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.policies.throttle_entry import ThrottleEntry, parse_throttle
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle, ThrottleEntry, parse_throttle
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.policies.fair import FairRule
-from foqs.policies.patterns import Patterns
-from foqs.policies.retry import RetryKind, RetryRule
+from foqs.policies.entries import FairRule, Patterns, RetryKind, RetryRule
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 

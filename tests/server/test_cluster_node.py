@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from foqs.config.live import change
 from foqs.config.load import Config, load
 from foqs.errors import PROTOCOL_VERSION, OtherProtocol
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings
 from foqs.server.cluster_node import ClusterNode
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse
 from foqs.shardmgr.session import Session

@@ -14,8 +14,7 @@ import pytest
 
 from foqs.errors import FoqsError, Unavailable
 from foqs.peers.settings_sync import HostSettings
-from foqs.policies import copies
-from foqs.policies.settings import Settings
+from foqs.policies.settings import Settings, adopt
 from foqs.server import cluster_settings, settings_copies
 from foqs.server.cluster_settings import ClusterSettings
 from foqs.store.protocol import StoreDown
@@ -186,7 +185,7 @@ class World:
         if served:  # foqs shards add, for each of them
             for number in self.databases:
                 if "ns" in (kept := self.databases[number]):
-                    self.store.change_settings("ns", copies.adopt(kept["ns"], f"shard {number}"), lambda _: None)
+                    self.store.change_settings("ns", adopt(kept["ns"], f"shard {number}"), lambda _: None)
             while self.soon:
                 self.answer()
             assert self.store.stored.get("ns", newest) == newest

@@ -11,8 +11,7 @@ import pytest
 
 from foqs.errors import FoqsError
 from foqs.peers.settings_sync import HostSettings
-from foqs.policies.copies import Standing, standing
-from foqs.policies.settings import Settings
+from foqs.policies.settings import Settings, Standing, standing
 from foqs.server import shard_settings
 from foqs.server.shard_settings import ShardSettings
 from foqs.store.protocol import StoreDown

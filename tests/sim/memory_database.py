@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import (
     Batch,
     Body,

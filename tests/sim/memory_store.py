@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from foqs.ids import Marks
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
     BACKLOG_SHIFT,

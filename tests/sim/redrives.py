@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from foqs.engine.redrive import PageAsk, PageOutcome, RedrivePage
 from foqs.errors import FoqsError
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import Batch, FailureCause, LaneRow
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import Record, broken, lane_of

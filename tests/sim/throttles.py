@@ -19,8 +19,8 @@ from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.limits.bucket import TTL_MS
 from foqs.limits.lease_slots import ShardSlots
+from foqs.policies.entries import Throttle
 from foqs.prefetch.lane import Lane
-from foqs.throttles.throttle import Throttle
 from tests.sim.records import broken, lane_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Unavailable
 from foqs.idl import idl
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings
 from tests.sim.ledger import broken
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import Batch, DeadRow, FailureCause, FailureGroup, FailurePosition, FailureRow, NewItem
 from foqs.store.protocol import ShardStore
 from tests.store.dead_contract import DEAD

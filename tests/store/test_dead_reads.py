@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.policies.filter import FailureFilter
+from foqs.policies.failures import FailureFilter
 from foqs.rows import Batch, FailureCause, FailureRow
 from tests.store.contract import insert
 from tests.store.dead_contract import DEAD

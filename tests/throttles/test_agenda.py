@@ -9,7 +9,7 @@ import pytest
 from foqs.limits.allowance import Allowance
 from foqs.limits.gate import AT_ONCE, Agenda
 from foqs.limits.throttle_key import ThrottleKey
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 Key = ThrottleKey[str, str]
 MANY = 2 * AT_ONCE + 10

@@ -12,7 +12,7 @@ from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Grant
 from foqs.limits.gate import AWAKE_MS, Gate, Parking
 from foqs.limits.throttle_key import ThrottleKey
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.floats(0, 9), st.integers(0, 4))), st.randoms())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foqs.limits.lease_slots import AGAIN_MS, ShardSlots, SlotAsk, SlotGrant, Slots
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 LIMIT = 3
 SHARDS = (1, 2, 3)

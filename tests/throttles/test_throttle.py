@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.throttles.throttle import Throttle
+from foqs.policies.entries import Throttle
 
 
 def test_six_a_minute_is_counted_exactly() -> None:

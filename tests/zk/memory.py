@@ -15,8 +15,7 @@ from typing import Any
 
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
-from foqs.policies.settings import Change, Settings
-from foqs.policies.store import Changed
+from foqs.policies.settings import Change, Changed, Settings
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
 from foqs.shardmgr.session import Session
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown, refusal_of

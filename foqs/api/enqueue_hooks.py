@@ -7,8 +7,7 @@ from typing import Any
 
 from foqs.api.validation import Intake
 from foqs.errors import FoqsError, Invalid
-from foqs.hooks.protocol import Failed, Hook, Outcome
-from foqs.hooks.results import EnqueueResult
+from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
 from foqs.hooks.topic_hooks import TopicHook, TopicHooks, new_item
 
 Done = Callable[[dict[int, EnqueueResult], dict[int, FoqsError]], None]

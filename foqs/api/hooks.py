@@ -10,8 +10,7 @@ from foqs.api import validation
 from foqs.api.enqueue_hooks import read_by_script, set_fields
 from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, Unavailable
-from foqs.hooks.protocol import Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
-from foqs.hooks.results import EnqueueResult
+from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.policies.entries import script_name_error

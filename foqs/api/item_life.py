@@ -16,7 +16,7 @@ from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
-from foqs.hooks.results import EnqueueResult
+from foqs.hooks.protocol import EnqueueResult
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.item import Item

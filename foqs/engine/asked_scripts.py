@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
-from foqs.hooks.results import FailureResult
+from foqs.hooks.protocol import FailureResult
 
 WAIT_MS = 250
 """How long a script may take to decide about a lease that ended by time: later rows of the same topic wait for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.engine import failure_hooks, item_end
 from foqs.engine.shard import Shard
-from foqs.hooks.results import FailureResult
+from foqs.hooks.protocol import FailureResult
 from foqs.item import Cause, Change, Item, Phase, Place, To, from_due, from_found
 from foqs.rows import DueRow, ExpiringRow, FailureCause, Scan
 

@@ -15,8 +15,7 @@ from foqs.engine.pending import ItemsCall, change_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound
-from foqs.hooks.failed_attempt import Decided, FailedAttempt
-from foqs.hooks.results import FailureResult
+from foqs.hooks.protocol import Decided, FailedAttempt, FailureResult
 from foqs.item import Item, To
 from foqs.rows import Body, FailureCause, Found, NewItem
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
-from foqs.hooks.results import Action, FailureResult
+from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Item, Move, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy

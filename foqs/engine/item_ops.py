@@ -12,7 +12,7 @@ from foqs.engine import item_end, throttling
 from foqs.engine.pending import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease
-from foqs.hooks.results import FailureResult
+from foqs.hooks.protocol import FailureResult
 from foqs.item import Cause, Change, Given, Item, Phase, Place, To, Waits
 from foqs.rows import FailureCause, Found
 

@@ -20,7 +20,7 @@ from foqs.engine.lookups import Looks
 from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topics
-from foqs.hooks.failed_attempt import AskScript
+from foqs.hooks.protocol import AskScript
 from foqs.ids import first_id
 from foqs.item import Change, Item, Phase, Place, To, Waits
 from foqs.policies.layers import Policies

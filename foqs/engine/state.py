@@ -23,7 +23,7 @@ from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.ledger import Recent
 from foqs.fairness.topics import Topics
-from foqs.hooks.failed_attempt import AskScript
+from foqs.hooks.protocol import AskScript
 from foqs.item import Item
 from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.policies.layers import Policies

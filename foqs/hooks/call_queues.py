@@ -3,16 +3,102 @@
 The queue whose calls took the least time is served next (start-time fair queueing by microseconds). A queue whose
 script is new, was slow or was ended by its bounds is a suspect: a process of its own serves suspects, so they hold up
 no proven script. A suspect has one message in flight.
+
+Stops calls of a script that fails again and again. Pure: the caller's clock is passed in.
+
+What a process with scripts knows, and the messages that let it know more. Pure.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from foqs.hooks.breaker import Breaker
-from foqs.hooks.frames import FLUSH_CALLS, SLICE_MS
-from foqs.hooks.protocol import HookCall, HookKey
+from foqs.hooks.frames import FLUSH_CALLS, NAMESPACES, SCRIPTS, SLICE_MS, text_of
+from foqs.hooks.protocol import Entries, Failed, HookCall, HookKey, Kind
+
+FAILURES_IN_A_ROW = 3
+OPEN_MS = 10_000
+MOST_ERRORS = 5
+UNBOUNDED = 1 << 30
+_ERROR_CHARACTERS = 300
+
+
+class HookError(NamedTuple):
+    """A failure of a script. `at_ms`: epoch milliseconds."""
+
+    at_ms: int
+    kind: Kind
+    text: str
+
+
+class Breaker:
+    """Of one hook of a topic. `FAILURES_IN_A_ROW` failures open it for `OPEN_MS`; then one call is tried, whose success
+    closes it and whose failure opens it again.
+
+    `script` is the name of the script that was called last. `last_errors`: the last one comes last."""
+
+    __slots__ = ("_failed", "_open_until_ms", "_trying", "calls", "failures", "last_errors", "script")
+
+    def __init__(self) -> None:
+        self.script = ""
+        self.calls = 0
+        self.failures = 0
+        self.last_errors: deque[HookError] = deque(maxlen=MOST_ERRORS)
+        self._failed = 0
+        self._open_until_ms: int | None = None
+        self._trying = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are stopped, or the one that is tried has no outcome yet."""
+        return self._open_until_ms is not None
+
+    def retry_after_ms(self, now_ms: int) -> int:
+        """Return the time until a call is tried; 0 where calls run, or where one is tried now."""
+        return 0 if self._open_until_ms is None else max(0, self._open_until_ms - now_ms)
+
+    def room(self, now_ms: int) -> int:
+        """Return the number of calls that may begin now. None may while one is tried: they wait for its outcome."""
+        if self._open_until_ms is None:
+            return UNBOUNDED
+        return int(not self._trying and now_ms >= self._open_until_ms)
+
+    def begin(self) -> None:
+        """Note that a call begins."""
+        self._trying = self._open_until_ms is not None
+
+    def abandon(self) -> None:
+        """Note that a call that began has no outcome."""
+        self._trying = False
+
+    def succeeded(self, script: str) -> None:
+        self.script = script
+        self.calls += 1
+        self._failed = 0
+        if self._trying:
+            self._trying = False
+            self._open_until_ms = None
+
+    def failed(self, script: str, failure: Failed, now_ms: int, at_ms: int) -> bool:
+        """Count a failure that blames the script. `now_ms`: by the clock of `room`; `at_ms`: by the host's clock.
+
+        Return whether the failure opened the breaker."""
+        self.script = script
+        self.calls += 1
+        self.failures += 1
+        self._failed += 1
+        self.last_errors.append(HookError(at_ms, failure.kind, failure.text[:_ERROR_CHARACTERS]))
+        closed = self._open_until_ms is None
+        if self._trying or (closed and self._failed >= FAILURES_IN_A_ROW):
+            self._trying = False
+            self._failed = 0
+            self._open_until_ms = now_ms + OPEN_MS
+            return True
+        return False
+
 
 QUICK_US = 1_000
 """A script whose calls take longer, on average, is a suspect."""
@@ -149,3 +235,80 @@ class Turns:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+
+_LOADED_BYTES_A_MS = 10_000
+
+
+class Known:
+    """The scripts and settings of one process, by the numbers that the host gave them. The process forgets nothing by
+    itself, so both sides know the same after each message."""
+
+    def __init__(self) -> None:
+        self._scripts: OrderedDict[tuple[str, bytes], _Script] = OrderedDict()
+        self._entries: OrderedDict[str, _Entries] = OrderedDict()
+        self._number = 0
+
+    def messages(self, calls: Sequence[Waiting], timeout_ms: int) -> tuple[list[str], int]:
+        """Return the messages that run calls of one script, with one version of the settings; and the milliseconds that
+        the process may take for new scripts and settings."""
+        call = calls[0].call
+        sent: list[str] = []
+        entries = self._entries_of(call.entries, sent)
+        script = self._script_of(call, sent)
+        loaded_bytes = 0
+        if script.entries != entries.number:  # its Lua state takes the entries over
+            script.entries = entries.number
+            loaded_bytes = entries.size_bytes
+        loaded_bytes += sum(map(len, sent))
+        items = [one.call.item for one in calls]
+        function = "" if call.compiles else call.key.hook
+        sent.append(text_of(["run", script.number, entries.number, function, timeout_ms, items]))
+        return sent, loaded_bytes // _LOADED_BYTES_A_MS
+
+    def _script_of(self, call: HookCall, sent: list[str]) -> _Script:
+        identity = (call.script.ns, call.script.digest)
+        script = self._scripts.get(identity)
+        if script is not None:
+            self._scripts.move_to_end(identity)
+            return script
+        if len(self._scripts) == SCRIPTS:
+            _, oldest = self._scripts.popitem(last=False)
+            sent.append(text_of(["forget_script", oldest.number]))
+        self._number += 1
+        script = self._scripts[identity] = _Script(self._number)
+        sent.append(text_of(["script", script.number, call.script.name, call.script.source]))
+        return script
+
+    def _entries_of(self, given: Entries, sent: list[str]) -> _Entries:
+        known = self._entries.get(given.ns)
+        if known is not None and known.given is given:
+            self._entries.move_to_end(given.ns)
+            return known
+        if known is not None:
+            sent.append(text_of(["forget_entries", self._entries.pop(given.ns).number]))
+        elif len(self._entries) == NAMESPACES:
+            _, oldest = self._entries.popitem(last=False)
+            sent.append(text_of(["forget_entries", oldest.number]))
+        self._number += 1
+        text = text_of(["entries", self._number, dict(given.values)])
+        sent.append(text)
+        made = self._entries[given.ns] = _Entries(given, self._number, len(text))
+        return made
+
+
+class _Script:
+    __slots__ = ("entries", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entries = 0
+
+
+class _Entries:
+    __slots__ = ("given", "number", "size_bytes")
+
+    def __init__(self, given: Entries, number: int, size_bytes: int) -> None:
+        self.given = given
+        self.number = number
+        self.size_bytes = size_bytes

@@ -8,10 +8,21 @@ from typing import Any, NamedTuple, Protocol
 
 from foqs.errors import FoqsError, Invalid, Unavailable
 from foqs.fairness.keys import TopicKey
-from foqs.hooks.breaker import Breaker
-from foqs.hooks.failed_attempt import Decided, FailedAttempt
-from foqs.hooks.protocol import Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
-from foqs.hooks.results import FailureResult
+from foqs.hooks.call_queues import Breaker
+from foqs.hooks.protocol import (
+    Decided,
+    Entries,
+    Failed,
+    FailedAttempt,
+    FailureResult,
+    Hook,
+    HookCall,
+    HookKey,
+    Kind,
+    Outcome,
+    Script,
+    source_error,
+)
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.policies.settings import SCRIPT
 from foqs.policies.topic_policy import HookRule

@@ -8,7 +8,7 @@ from typing import Any
 
 from foqs.engine.release import MOST_WORKERS
 from foqs.engine.tenant_stats import MostReady, TenantCounts, most_ready
-from foqs.hooks.breaker import MOST_ERRORS
+from foqs.hooks.call_queues import MOST_ERRORS
 from foqs.idl import idl
 
 Counts = tuple[int, int, int]

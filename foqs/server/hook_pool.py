@@ -16,11 +16,9 @@ import structlog
 from foqs.bounds import Limits, LogThrottle
 from foqs.config.schema import HooksSection
 from foqs.event_loop import until
-from foqs.hooks.breaker import Breaker
-from foqs.hooks.call_queues import Portion, Waiting
+from foqs.hooks.call_queues import Breaker, Known, Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
 from foqs.hooks.frames import IN_FLIGHT_CALLS
-from foqs.hooks.known import Known
 from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
 from foqs.server.hook_child import HookChild, lupa_folder
 

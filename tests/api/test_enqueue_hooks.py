@@ -10,8 +10,7 @@ import pytest
 
 from foqs.config.schema import QuotaKeys
 from foqs.errors import Invalid, Unavailable, from_code
-from foqs.hooks.protocol import Failed, Hook, HookKey, Kind
-from foqs.hooks.results import EnqueueResult
+from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookKey, Kind
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from foqs.errors import Conflict, Invalid, NotFound, Unavailable
-from foqs.hooks.breaker import OPEN_MS, Breaker
-from foqs.hooks.protocol import Failed, Hook, HookKey, Kind
-from foqs.hooks.results import Action, EnqueueResult, FailureResult
+from foqs.hooks.call_queues import OPEN_MS, Breaker
+from foqs.hooks.protocol import Action, EnqueueResult, Failed, FailureResult, Hook, HookKey, Kind
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.rows import FailureCause

@@ -12,8 +12,7 @@ from foqs.engine import item_ops
 from foqs.engine.explain import of_item
 from foqs.engine.release import Releasing
 from foqs.engine.state import Callbacks
-from foqs.hooks.failed_attempt import Decided, FailedAttempt
-from foqs.hooks.results import Action, FailureResult
+from foqs.hooks.protocol import Action, Decided, FailedAttempt, FailureResult
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.rows import FailureCause

@@ -11,8 +11,7 @@ from foqs.engine import asked_scripts, item_ops
 from foqs.engine.asked_scripts import WAIT_MS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotServed, StaleLease, Unavailable
-from foqs.hooks.failed_attempt import Decided, FailedAttempt
-from foqs.hooks.results import Action, FailureResult
+from foqs.hooks.protocol import Action, Decided, FailedAttempt, FailureResult
 from foqs.policies.settings import Settings
 from foqs.rows import AT_MOST_ONCE, FailureCause
 from tests.engine.laboratory import KEY, Laboratory

@@ -12,8 +12,7 @@ from typing import Any
 from foqs.bounds import Limits
 from foqs.clock import monotonic_ms
 from foqs.config.schema import HooksSection
-from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Outcome, Script
-from foqs.hooks.results import EnqueueResult
+from foqs.hooks.protocol import Answered, EnqueueResult, Entries, Failed, Hook, HookCall, HookKey, Outcome, Script
 from foqs.server.hook_pool import HookPool
 
 GOOD = """

@@ -10,11 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foqs.bounds import Limits
-from foqs.hooks.breaker import OPEN_MS
-from foqs.hooks.call_queues import PROBATION_CALLS, QUICK_US, Portion, Waiting
+from foqs.hooks.call_queues import OPEN_MS, PROBATION_CALLS, QUICK_US, Known, Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
 from foqs.hooks.frames import FLUSH_CALLS, NAMESPACES, SCRIPTS
-from foqs.hooks.known import Known
 from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script
 from tests.hooks.rig import GOOD, ITEM, call_of
 

@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from foqs.hooks.breaker import OPEN_MS
+from foqs.hooks.call_queues import OPEN_MS
 from foqs.hooks.frames import FLUSH_CALLS
-from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script
-from foqs.hooks.results import Action, FailureResult
+from foqs.hooks.protocol import (
+    Action,
+    Answered,
+    Entries,
+    Failed,
+    FailureResult,
+    Hook,
+    HookCall,
+    HookKey,
+    Kind,
+    Outcome,
+    Script,
+)
 from tests.hooks.rig import ECHO, GOOD, ITEM, SLOW, STUCK, call_of, hooks, keys_of, kinds_of, numbered, on_enqueue
 from tests.support.waiting import wait_until_on_loop
 

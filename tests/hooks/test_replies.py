@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from foqs.bounds import Limits
+from foqs.hooks.dispatcher import outcome_of
 from foqs.hooks.frames import FLUSH_CALLS, REPLY_BYTES, framed, text_of
-from foqs.hooks.protocol import Answered, Failed, Hook, Kind
-from foqs.hooks.replies import outcome_of
-from foqs.hooks.results import EnqueueResult, FailureResult
+from foqs.hooks.protocol import Answered, EnqueueResult, Failed, FailureResult, Hook, Kind
 from tests.hooks.rig import GOOD, call_of
 
 LIMITS = Limits()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.bounds import Limits
-from foqs.hooks.results import (
+from foqs.hooks.protocol import (
     Action,
     EnqueueResult,
     FailureResult,

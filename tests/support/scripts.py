@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foqs.hooks.breaker import Breaker
-from foqs.hooks.protocol import Answered, Failed, HookCall, HookKey, Kind, Outcome
-from foqs.hooks.results import EnqueueResult, FailureResult
+from foqs.hooks.call_queues import Breaker
+from foqs.hooks.protocol import Answered, EnqueueResult, Failed, FailureResult, HookCall, HookKey, Kind, Outcome
 
 Function = Callable[[Mapping[str, Any]], EnqueueResult | FailureResult | Failed]
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from foqs.config.schema import ZookeeperSection
-from foqs.shardmgr.change import Assign, PutShard
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Facts, ShardFact
+from foqs.shardmgr.operate import Assign, PutShard
 from foqs.zk.protocol import ZkConflict
 from foqs_lab.crash.rig import HostProcess, Shard, toml
 from foqs_lab.registry import Registry

@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from foqs.config.schema import ZookeeperSection
-from foqs.shardmgr.change import Action
-from foqs.shardmgr.facts import Facts
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, Session
+from foqs.shardmgr.operate import Action
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import Done, FactStore, ZkError, carry_out
 from foqs_lab.servers.process import wait_until

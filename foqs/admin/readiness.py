@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from foqs.shardmgr.facts import Facts, HostFact, ShardUse
+from foqs.shardmgr.facts import Facts, HostFact, Session, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.session import Session
 
 _MOST = 100
 

@@ -31,11 +31,9 @@ from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
-from foqs.shardmgr.breaker import BreakerState
 from foqs.shardmgr.controller import moving
-from foqs.shardmgr.facts import ShardUse
-from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Session, ShardUse
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _TURN_S = 0.001
 _TOPICS = 64  # between two looks at the clock

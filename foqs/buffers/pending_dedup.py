@@ -14,7 +14,7 @@ from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup, Duplicate, hash_slot_of
 from foqs.rows import DedupRow, Holding, NewItem
-from foqs.shardmgr.slots import has
+from foqs.shardmgr.routing import has
 
 OTHER_CONTENT = "the dedup_key was enqueued with another topic or payload before"
 

@@ -15,8 +15,8 @@ from foqs.cli.operators import MOST_S, TIMEOUT_S, ClusterOptions, audit, cluster
 from foqs.cli.shards import MEMBERS, app, refuse_bad
 from foqs.errors import FoqsError, Unavailable
 from foqs.shardmgr import operate
-from foqs.shardmgr.change import Change
 from foqs.shardmgr.facts import ShardFact, ShardUse
+from foqs.shardmgr.operate import Change
 from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:

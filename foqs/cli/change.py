@@ -20,8 +20,8 @@ from foqs.cli.streams import write_line
 from foqs.cli.unknown import say_unknown
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
-from foqs.shardmgr.change import count as counted
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import count as counted
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import Client

@@ -11,9 +11,8 @@ from typing import Self, TypeVar
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
 from foqs.policies.settings import Settings, adopt
-from foqs.shardmgr.change import Action, Change, Missing, made, shown
-from foqs.shardmgr.facts import Facts, Slots
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, Session, Slots
+from foqs.shardmgr.operate import Action, Change, Missing, made, shown
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
 

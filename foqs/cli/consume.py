@@ -19,7 +19,7 @@ from foqs.cli.written import write_items
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
 from foqs.policies.remedy import throttle_command, topic_command
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import Client, Items, Lease

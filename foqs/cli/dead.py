@@ -21,8 +21,8 @@ from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, preview, show
 from foqs.cli.unknown import say_unknown
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
-from foqs.shardmgr.change import count as counted
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import count as counted
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -82,7 +82,7 @@ def _show(checks: Sequence[Check]) -> None:
     from rich.text import Text
 
     from foqs.doctor.check import Group, Verdict
-    from foqs.shardmgr.change import name
+    from foqs.shardmgr.operate import name
 
     console = Console(markup=False, highlight=False, emoji=False)
     counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in reversed(Verdict)}

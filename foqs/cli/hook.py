@@ -19,7 +19,7 @@ from foqs.cli.settings import read
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
 from foqs.rows import FailureCause
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import Tried

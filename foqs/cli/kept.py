@@ -35,7 +35,7 @@ async def adopt_kept(cluster: Cluster, fact: ShardFact) -> None:
 
     Raises Conflict for settings that were made apart from the cluster's, Invalid for unreadable ones, StoreError.
     """
-    from foqs.shardmgr.slots import claimed
+    from foqs.shardmgr.routing import claimed
     from foqs.store.kept import read_kept
 
     kept = read_kept(fact.url, fact.id)

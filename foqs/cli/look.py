@@ -19,7 +19,7 @@ from foqs.cli.tables import duration, plain_table, preview, show
 from foqs.cli.unknown import say_unknown
 from foqs.errors import Invalid
 from foqs.ids import parse_id
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,8 @@ from foqs.cli.progress import counting
 from foqs.cli.unknown import say_unknown
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.ids import Duplicate
-from foqs.shardmgr.change import count as counted
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import count as counted
+from foqs.shardmgr.operate import name
 from foqs.travel import bare
 
 if TYPE_CHECKING:

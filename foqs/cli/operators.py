@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from foqs.cli.cluster import Cluster
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
-    from foqs.shardmgr.change import Change
     from foqs.shardmgr.facts import Facts
+    from foqs.shardmgr.operate import Change
 
 MOST_S = 1_000_000
 """The longest wait of a command."""
@@ -148,7 +148,7 @@ async def _perform(
 
 
 def show_moves(change: Change) -> None:
-    from foqs.shardmgr.change import name
+    from foqs.shardmgr.operate import name
 
     for shard, source, target in change.moves:
         print(f"shard {shard}: {'nowhere' if source is None else name(source)} -> {name(target)}")

@@ -15,7 +15,7 @@ from foqs.cli.look import JsonOption
 from foqs.cli.streams import json_text
 from foqs.cli.tables import plain_table, show
 from foqs.cli.unknown import say_unknown
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from foqs.cli.errors import piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.operators import ClusterOptions, cluster_of, quietly
 from foqs.cli.tables import plain_table
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 from foqs.shardmgr.status import Status, status_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from foqs.cli.look import JsonOption
 from foqs.cli.streams import write_line
 from foqs.cli.tables import duration, plain_table, show
 from foqs.policies.remedy import throttle_command
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

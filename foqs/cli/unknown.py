@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from foqs.errors import FoqsError
-from foqs.shardmgr.change import name
+from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import Client

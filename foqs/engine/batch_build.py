@@ -14,8 +14,7 @@ from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, ReadyRow
-from foqs.shardmgr.breaker import BreakerState
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED = BreakerState.CLOSED
 _LOOK_ROWS = 32

@@ -15,8 +15,7 @@ from foqs.item import Given, Item
 from foqs.prefetch import lane as merge
 from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.rows import Key
-from foqs.shardmgr.breaker import BreakerState
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
 _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED

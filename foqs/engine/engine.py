@@ -38,8 +38,7 @@ from foqs.ids import shard_of
 from foqs.leases.deadlines import NEVER_MS
 from foqs.policies.settings import Settings
 from foqs.rows import NewItem, Opened
-from foqs.shardmgr.breaker import BreakerSettings
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerSettings, ShardState
 
 _HOUSEKEEPING_MS = 1_000
 

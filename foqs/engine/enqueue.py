@@ -11,8 +11,7 @@ from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey
 from foqs.rows import NewItem
-from foqs.shardmgr.breaker import BreakerState
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
 _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED

@@ -26,8 +26,7 @@ from foqs.item import Change, Item, Phase, Place, To, Waits
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
-from foqs.shardmgr.breaker import Breaker, BreakerSettings, BreakerState
-from foqs.shardmgr.lifecycle import ShardState, moved
+from foqs.shardmgr.lifecycle import Breaker, BreakerSettings, BreakerState, ShardState, moved
 
 # Members of enums, bound once for the hot path.
 _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED

@@ -16,7 +16,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.item import Cause
-from foqs.shardmgr.breaker import BreakerState
+from foqs.shardmgr.lifecycle import BreakerState
 
 _AGAIN_MS = 100
 """Requests that arrive later wait this long at least, so that a round serves many of them."""

@@ -13,7 +13,7 @@ from foqs.engine.enqueue import RETRY_MS
 from foqs.engine.shard import Shard
 from foqs.errors import Unavailable
 from foqs.rows import Batch, Holding
-from foqs.shardmgr.slots import without
+from foqs.shardmgr.routing import without
 
 
 def due(shard: Shard) -> bool:

@@ -17,8 +17,7 @@ from foqs.peers.ready_subscriber import Done
 from foqs.peers.shard_owners import LoneOwners
 from foqs.peers.slot_owners import Found, SlotOwner
 from foqs.shardmgr.facts import Slots
-from foqs.shardmgr.routing import Route, Routing, make_routing
-from foqs.shardmgr.slots import bits_of, missing, slots_of
+from foqs.shardmgr.routing import Route, Routing, bits_of, make_routing, missing, slots_of
 
 
 class LoneForwarder:

@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from foqs.shardmgr.controller import Controller, ControllerSettings, Write, takers
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, SlotMove, Slots, other_protocol
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, SlotMove, Slots, other_protocol
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.membership import Held, Membership
-from foqs.shardmgr.reach import Lasting, Reach, cut_off
-from foqs.shardmgr.session import Session
-from foqs.shardmgr.slots import arrived, planned
+from foqs.shardmgr.membership import Held, Lasting, Membership, Reach, cut_off
+from foqs.shardmgr.routing import arrived, planned
 
 
 class Shards(Protocol):

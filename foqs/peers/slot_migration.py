@@ -25,8 +25,7 @@ from foqs.peers.ready_subscriber import Ask
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.routing import Routing
-from foqs.shardmgr.slots import bits_of, by_shard, lacking, together
+from foqs.shardmgr.routing import Routing, bits_of, by_shard, lacking, together
 
 AGAIN_MS = 200
 """After a question that failed, or a record that was not written."""

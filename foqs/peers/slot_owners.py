@@ -11,7 +11,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.limits.bucket import TTL_MS
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.slots import slots_in
+from foqs.shardmgr.routing import slots_in
 
 _MOST_CONFIRMING = 1_000
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.reach import server_of
+from foqs.shardmgr.membership import server_of
 
 _BEAT_MS = 100
 _QUIET_MS = 400

@@ -16,7 +16,7 @@ compare-and-set out.
   another `balance_every_ms`. Then it balances without the shards under way.
 - A shard whose database does not answer its host stays: another host could do no better. It keeps its weight, and the
   load that it had (see `foqs.peers.shard_load`); a load that was never known counts as a mean one. The shard moves only
-  when another host has reached that database server for one session time-out (`foqs.shardmgr.reach`). A host that
+  when another host has reached that database server for one session time-out (`foqs.shardmgr.membership`). A host that
   cannot reach a server that other hosts reach gets no more shards.
 """
 
@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from foqs.shardmgr.assignment import Situation, balance, empty_hosts, place_orphans, rescue
 from foqs.shardmgr.facts import Facts, ShardUse
-from foqs.shardmgr.reach import Lasting, away, cut_off, stranded
+from foqs.shardmgr.membership import Lasting, away, cut_off, stranded
 
 IDLE_LOAD = 0.1
 """Load of a shard without traffic, in mean loads: it has a connection and memory, and its traffic may return."""

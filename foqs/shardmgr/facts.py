@@ -2,6 +2,8 @@
 
 Each znode has one record, as JSON. A record that cannot be read is `Invalid`; its
 reader adds the name of the node.
+
+The state of a host's session with ZooKeeper.
 """
 
 from __future__ import annotations
@@ -18,6 +20,14 @@ from foqs.ids import HASH_SLOTS, MAX_SHARD
 
 if TYPE_CHECKING:
     from foqs.policies.settings import Settings
+
+
+class Session(Enum):
+    """SUSPENDED: no server answers, but ephemeral records still exist. EXPIRED: ephemeral records are gone."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
 
 
 class ShardUse(Enum):
@@ -44,7 +54,7 @@ class HostFact:
     process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
     server does not answer this host. `hanging`: shards whose database has not answered a call for `breaker.hang_ms`
     yet. `read_only`: those of the `unreachable` shards whose database answers and takes no writes. `reached`: shards
-    reported by other hosts whose server answers this host (see `foqs.shardmgr.reach`). `protocol`: the
+    reported by other hosts whose server answers this host (see `foqs.shardmgr.membership`). `protocol`: the
     protocol version of the host; 0 in a record without one.
 
     An id at one address is one host, because two processes cannot listen there: a restarted process replaces the record

@@ -3,20 +3,191 @@ refusal out.
 
 Every function raises Invalid, with one line for the operator, if it refuses the command. The command calls it again if
 another operator changed the facts first, so every change is decided on current facts.
+
+A change of a cluster's facts as a command decides it, and its signs in newer facts.
+
+What a command still waits for: functions of the facts that return the unfinished parts, empty at the end.
+
+They raise Invalid if another operator made the end impossible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance
-from foqs.shardmgr.change import Assign, Change, MarkHost, Missing, PutShard, RemoveShard, count, name, nothing
 from foqs.shardmgr.controller import situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
-from foqs.shardmgr.unfinished import arrived, emptied, left_on, serving, stopped, unserved, without_slots
+
+Missing = Callable[[Facts], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PutShard:
+    """Write a shard's record. `before`: the record that it replaces, None for a new shard."""
+
+    fact: ShardFact
+    before: ShardFact | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveShard:
+    before: ShardFact
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    hosts: Mapping[int, str]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkHost:
+    host: str
+    drained: bool
+
+
+Action = PutShard | RemoveShard | Assign | MarkHost
+
+
+def nothing(_facts: Facts) -> list[str]:
+    """Return no unfinished part: the change has its effect at once."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A command's change. The command prints `says` before it and `then` at its end. `action` is None if the facts need
+    no change. `missing` returns the unfinished parts, and raises Invalid if they can no longer finish. `what`, `before`
+    and `after` are for the audit and contain no URL. `moves`: shard, source (None: no host), target."""
+
+    what: str
+    says: str
+    then: str
+    action: Action | None
+    before: Mapping[str, object] = field(default_factory=dict)
+    after: Mapping[str, object] = field(default_factory=dict)
+    missing: Missing = nothing
+    moves: tuple[tuple[int, str | None, str], ...] = ()
+
+
+def shown(action: Action, facts: Facts) -> bool:
+    """Return whether `facts` are newer than the facts that `action` was decided on, in the records that it changes."""
+    match action:
+        case PutShard(fact, before):
+            return facts.shards.get(fact.id) != before
+        case RemoveShard(before):
+            return facts.shards.get(before.id) != before
+        case Assign(_, version):
+            return facts.assignment.version != version
+        case MarkHost(host, drained):
+            return (host in facts.drained) == drained
+
+
+def made(action: Action, facts: Facts) -> bool:
+    """Return whether `facts` show exactly the result of `action`: for a change whose answer was lost."""
+    match action:
+        case PutShard(fact, _):
+            return facts.shards.get(fact.id) == fact
+        case RemoveShard(before):
+            return before.id not in facts.shards
+        case Assign(hosts, version):
+            return facts.assignment.version > version and facts.assignment.hosts == hosts
+        case MarkHost(host, drained):
+            return (host in facts.drained) == drained
+
+
+def name(host: str) -> str:
+    """Return a host's id in a form that a terminal can show: an id can be any text."""
+    return host if host.isprintable() else repr(host)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
+    if not takers(facts):
+        return f"shard {shard} is {done}; no living host may serve it", nothing
+
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is ShardUse.DISABLED:
+            raise Invalid(f"another operator has {'removed' if record is None else 'disabled'} shard {shard}")
+        return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
+
+    return f"shard {shard} is {done} and served", missing
+
+
+def stopped(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is not None and record.use is not ShardUse.DISABLED:
+            raise Invalid(f"another operator has made shard {shard} {record.use.value}")
+        return unserved(facts, shard)
+
+    return missing
+
+
+def without_slots(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is not ShardUse.DRAINING:
+            now = "removed" if record is None else f"made {record.use.value}"
+            raise Invalid(f"another operator has {now} shard {shard}")
+        left = facts.slots.shards.count(shard)
+        others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
+        return [f"shard {shard} still has {count(left, 'slot')} of deduplication keys"] if left and others else []
+
+    return missing
+
+
+def unserved(facts: Facts, shard: int) -> list[str]:
+    """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
+    it."""
+    if (owner := facts.owners.get(shard)) is not None:
+        return [f"shard {shard} is still served by {name(owner.host)}"]
+    assigned = facts.assignment.hosts.get(shard)
+    if assigned is not None and assigned in facts.hosts:
+        return [f"shard {shard} is still assigned to {name(assigned)}"]
+    return []
+
+
+def emptied(host: str) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        if host not in facts.drained:
+            raise Invalid(f"another operator has undrained host {name(host)}")
+        return left_on(facts, host)
+
+    return missing
+
+
+def left_on(facts: Facts, host: str) -> list[str]:
+    if served := sum(owner.host == host for owner in facts.owners.values()):
+        return [f"host {name(host)} still serves {count(served, 'shard')}"]
+    assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
+    return [f"host {name(host)} is still assigned {count(assigned, 'shard')}"] if assigned else []
+
+
+def arrived(targets: Mapping[int, str]) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        left = []
+        for shard, host in targets.items():
+            assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
+            if assigned != host:
+                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
+                raise Invalid(f"shard {shard} was {now} during the move")
+            if owner is None:
+                left.append(f"no host serves shard {shard} yet")
+            elif owner.host != host:
+                left.append(f"shard {shard} is still served by {name(owner.host)}")
+        return left
+
+    return missing
+
 
 # ------------------------------------------------------------------------------------------------------ shards
 

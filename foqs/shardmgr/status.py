@@ -10,7 +10,7 @@ from types import MappingProxyType
 from foqs.shardmgr.assignment import balance, imbalance
 from foqs.shardmgr.controller import moving, situation_of, takers
 from foqs.shardmgr.facts import Facts, ShardUse
-from foqs.shardmgr.reach import away, read_only
+from foqs.shardmgr.membership import away, read_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, Slots
 from foqs.travel import bare
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check

@@ -12,9 +12,8 @@ from typing import Protocol
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import SettingsStore
-from foqs.shardmgr.change import Action, Assign, MarkHost, PutShard, RemoveShard
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, Slots
+from foqs.shardmgr.operate import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.travel import TravellingError
 
 

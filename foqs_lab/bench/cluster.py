@@ -19,7 +19,7 @@ from rich.table import Table
 from foqs.client import Client
 from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
-from foqs.shardmgr.change import Assign
+from foqs.shardmgr.operate import Assign
 from foqs_lab.bench.load import run_together
 from foqs_lab.cluster import LocalCluster, local_cluster
 from foqs_lab.crash.rig import make_shards

@@ -7,9 +7,8 @@ import threading
 from contextlib import suppress
 
 from foqs.errors import FoqsError
-from foqs.shardmgr.change import Assign, Change, MarkHost
 from foqs.shardmgr.facts import Facts
-from foqs.shardmgr.operate import drain_host, move_shard, undrain_host
+from foqs.shardmgr.operate import Assign, Change, MarkHost, drain_host, move_shard, undrain_host
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from foqs_lab.chaos.arena import Arena
 

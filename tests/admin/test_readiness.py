@@ -3,9 +3,8 @@
 import pytest
 
 from foqs.admin.readiness import assigned, notes, unjoined, unready
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, ShardFact, ShardUse
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, Session, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.session import Session
 
 SERVING, OPENING = ShardState.SERVING, ShardState.OPENING
 

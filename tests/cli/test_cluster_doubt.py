@@ -13,10 +13,8 @@ from foqs.cli import cluster as module
 from foqs.cli.cluster import Cluster
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
-from foqs.shardmgr.change import Change
-from foqs.shardmgr.facts import Facts, ShardFact
-from foqs.shardmgr.operate import add_shard
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, Session, ShardFact
+from foqs.shardmgr.operate import Change, add_shard
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 
 FACT = ShardFact(7, "sqlite:///seven")

@@ -10,8 +10,8 @@ import pytest
 
 from foqs.cli.cluster import Cluster, NotDone
 from foqs.errors import Invalid, Unavailable
-from foqs.shardmgr.change import Assign, Change, MarkHost
 from foqs.shardmgr.facts import Facts
+from foqs.shardmgr.operate import Assign, Change, MarkHost
 from tests.cli.players import Player
 from tests.zk.rig import ZookeeperRig
 

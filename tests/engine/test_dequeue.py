@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import dequeue
 from foqs.item import Item, Phase, Place
-from foqs.shardmgr.breaker import BreakerState
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 from tests.engine.laboratory import Laboratory
 from tests.support.lanes import lone_lane
 

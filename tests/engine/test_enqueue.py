@@ -13,8 +13,7 @@ from foqs.config.schema import HostSection
 from foqs.engine import enqueue
 from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
-from foqs.shardmgr.breaker import BreakerState
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 from tests.engine.laboratory import KEY, Laboratory
 
 NOW_MS = 1_000_000

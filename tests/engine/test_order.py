@@ -14,8 +14,7 @@ from foqs.ids import hash_slot_bounds, shard_of
 from foqs.peers.slot_migration import SlotMigration
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import Slots
-from foqs.shardmgr.routing import Routing
-from foqs.shardmgr.slots import bits_of, has
+from foqs.shardmgr.routing import Routing, bits_of, has
 from foqs.store.protocol import RowRejected
 from tests.engine.laboratory import KEY, Laboratory
 

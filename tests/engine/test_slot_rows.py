@@ -10,7 +10,7 @@ from foqs.engine import slot_rows
 from foqs.errors import Unavailable
 from foqs.ids import HASH_SLOTS, Duplicate, digest_of, hash_slot_bounds, hash_slot_of
 from foqs.rows import DedupRow, Holding
-from foqs.shardmgr.slots import bits_of, has
+from foqs.shardmgr.routing import bits_of, has
 from tests.engine.laboratory import Laboratory
 
 SLOT = hash_slot_of(digest_of("ns", "a"))

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.shardmgr.controller import Write
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, Slots
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held
-from foqs.shardmgr.session import Session
 from tests.shardmgr.clusters import SETTINGS, cluster, host
 
 HANDOVER_MS = 5_000

@@ -9,7 +9,7 @@ from foqs.errors import FoqsError, NotSent
 from foqs.ids import HASH_SLOTS
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwner
-from foqs.shardmgr.slots import has
+from foqs.shardmgr.routing import has
 from tests.engine.laboratory import Laboratory
 
 pytestmark = pytest.mark.memory

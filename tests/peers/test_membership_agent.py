@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from foqs.shardmgr.facts import HostFact, OwnerFact, ShardUse
+from foqs.shardmgr.facts import HostFact, OwnerFact, Session, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import AGAIN_MS, Held
-from foqs.shardmgr.session import Session
 from tests.peers.agents import AgentRig, facts_of
 from tests.shardmgr.clusters import host, without
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from foqs.ids import HASH_SLOTS
-from foqs.shardmgr.facts import SlotMove, Slots
-from foqs.shardmgr.membership import AGAIN_MS
-from foqs.shardmgr.reach import NOTICE_MS
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Session, SlotMove, Slots
+from foqs.shardmgr.membership import AGAIN_MS, NOTICE_MS
 from tests.peers.agents import CLOCK_MS, AgentRig, facts_of
 from tests.shardmgr.clusters import SETTINGS, cluster
 

@@ -7,7 +7,7 @@ from foqs.peers import slot_owners
 from foqs.peers.slot_owners import SlotOwners
 from foqs.rows import Holding
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.slots import bits_of
+from foqs.shardmgr.routing import bits_of
 from tests.engine.laboratory import Laboratory
 from tests.sim.memory_store import MemoryStore
 

@@ -12,8 +12,7 @@ from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, shard_of
 from foqs.peers import slot_migration
 from foqs.shardmgr.facts import SlotMove, Slots
-from foqs.shardmgr.routing import make_routing
-from foqs.shardmgr.slots import arrived, has
+from foqs.shardmgr.routing import arrived, has, make_routing
 from tests.api.wire import Refused, Wire, spec
 from tests.peers.nodes import Cluster, Member
 

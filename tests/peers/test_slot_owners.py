@@ -8,7 +8,7 @@ import pytest
 from foqs.limits.bucket import TTL_MS
 from foqs.peers.slot_owners import SlotOwner, SlotOwners
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.slots import bits_of
+from foqs.shardmgr.routing import bits_of
 
 pytestmark = pytest.mark.memory
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.shardmgr.breaker import Breaker, BreakerSettings, BreakerState
+from foqs.shardmgr.lifecycle import Breaker, BreakerSettings, BreakerState
 
 SETTINGS = BreakerSettings(trips=10, min_trips=4, error_rate=0.5, mean_latency_ms=100.0, pause_ms=10, max_pause_ms=40)
 

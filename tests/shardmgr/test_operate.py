@@ -9,15 +9,21 @@ from dataclasses import asdict, replace
 import pytest
 
 from foqs.errors import Invalid
-from foqs.shardmgr.change import Assign, Change, MarkHost, PutShard, RemoveShard, made, shown
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, Slots
 from foqs.shardmgr.operate import (
+    Assign,
+    Change,
+    MarkHost,
+    PutShard,
+    RemoveShard,
     add_shard,
     drain_host,
     ensure_shard,
+    made,
     move_shard,
     rebalance,
     remove_shard,
+    shown,
     undrain_host,
     use_shard,
 )

@@ -9,7 +9,7 @@ import pytest
 from foqs.shardmgr.assignment import imbalance
 from foqs.shardmgr.controller import Controller, situation_of
 from foqs.shardmgr.facts import Facts, ShardFact, decode_host, encode_host
-from foqs.shardmgr.reach import (
+from foqs.shardmgr.membership import (
     HUNG_MS,
     NOTICE_MS,
     PROBE_MS,

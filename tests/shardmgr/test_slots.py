@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, next_digest
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse, SlotMove, Slots
-from foqs.shardmgr.slots import (
+from foqs.shardmgr.routing import (
     MOVES_AT_ONCE,
     arrived,
     bits_of,

@@ -15,8 +15,7 @@ from foqs.peers import slot_migration
 from foqs.rows import DedupRow
 from foqs.rpc.peer import Done
 from foqs.shardmgr.facts import SlotMove, Slots
-from foqs.shardmgr.routing import Route, Routing
-from foqs.shardmgr.slots import arrived, shared_out
+from foqs.shardmgr.routing import Route, Routing, arrived, shared_out
 
 if TYPE_CHECKING:
     from tests.sim.member import Member

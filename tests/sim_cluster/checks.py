@@ -10,7 +10,7 @@ from foqs.shardmgr.assignment import balance
 from foqs.shardmgr.controller import situation_of
 from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.reach import stranded
+from foqs.shardmgr.membership import stranded
 from foqs.shardmgr.routing import Routing, routing_of
 
 if TYPE_CHECKING:

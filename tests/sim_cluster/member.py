@@ -12,10 +12,9 @@ from foqs.engine.shard_driver import ShardDriver
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.rows import Opened
 from foqs.server.fact_writer import LoggedFactWriter
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState, moved
 from foqs.shardmgr.membership import Held
-from foqs.shardmgr.session import Session
 from foqs.zk.protocol import Done
 from tests.sim_cluster.checks import broken
 from tests.zk.memory import MemoryFactStore

@@ -12,8 +12,7 @@ from foqs.shardmgr.assignment import Decision, Situation, balance
 from foqs.shardmgr.controller import Controller, Step
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.membership import Held, Membership
-from foqs.shardmgr.reach import Reach
+from foqs.shardmgr.membership import Held, Membership, Reach
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.sim_cluster import checks
 from tests.sim_cluster.checks import Row

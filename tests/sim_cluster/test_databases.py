@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from foqs.shardmgr.reach import PROBE_MS
+from foqs.shardmgr.membership import PROBE_MS
 from tests.sim_cluster.simulation import Simulation
 
 SEEDS = range(20)

@@ -19,7 +19,7 @@ from foqs.ids import HASH_SLOTS, shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch
 from foqs.shardmgr.facts import Slots
-from foqs.shardmgr.slots import has
+from foqs.shardmgr.routing import has
 from tests.sim.ledger import spec_number
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import broken

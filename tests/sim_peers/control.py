@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import SlotMove, Slots
-from foqs.shardmgr.routing import Route, Routing
-from foqs.shardmgr.slots import arrived
+from foqs.shardmgr.routing import Route, Routing, arrived
 from tests.sim_peers.host import Host
 from tests.sim_peers.profile import HOSTS
 

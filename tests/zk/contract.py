@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from foqs.ids import HASH_SLOTS, Mark, Marks
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, ShardUse, SlotMove, Slots
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse, SlotMove, Slots
 from foqs.zk.protocol import Done, FactStore, ZkConflict, ZkError, ZkUnavailable
 from tests.zk.mark_contract import MarkContract
 from tests.zk.settings_contract import SettingsFactContract

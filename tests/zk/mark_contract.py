@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from foqs.ids import Mark
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Session
 from foqs.zk.protocol import ZkUnavailable
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import Any
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, ShardFact, Slots
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, Session, ShardFact, Slots
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown, refusal_of
 from tests.zk.ensemble import KINDS, Ensemble
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from foqs.errors import Unavailable
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Session
 from tests.policies.settings_contract import Keeper, SettingsContract
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from foqs.shardmgr.facts import Facts, OwnerFact, ShardFact
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Facts, OwnerFact, Session, ShardFact
 from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable
 from tests.conftest import sasl_zookeeper
 from tests.zk.contract import Client, host

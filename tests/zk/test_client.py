@@ -10,8 +10,7 @@ from contextlib import ExitStack
 import pytest
 from kazoo.client import KazooClient
 
-from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, ShardFact, encode_shard
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, Session, ShardFact, encode_shard
 from foqs.zk.handler import LoopHandler
 from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 from tests.zk.contract import CONNECTED, EXPIRED, SUSPENDED, Client, FactStoreContract, Rig, host

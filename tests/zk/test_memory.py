@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foqs.shardmgr.facts import HostFact, OwnerFact, ShardFact
-from foqs.shardmgr.session import Session
+from foqs.shardmgr.facts import HostFact, OwnerFact, Session, ShardFact
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnknown
 from tests.zk.clock import Clock
 from tests.zk.contract import Client, FactStoreContract, Rig, host

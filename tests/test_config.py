@@ -10,8 +10,7 @@ import pytest
 
 from foqs.bounds import Quota
 from foqs.config.fields import keys, masked_pair, masked_url
-from foqs.config.live import change
-from foqs.config.load import Config, NotValid, load
+from foqs.config.load import Config, NotValid, change, load
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
 

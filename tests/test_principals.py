@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from foqs.config.access import Namespaces, Right, parse, read
 from foqs.errors import Invalid
-from foqs.principals import Namespaces, Right, parse, read
 
 TOKEN = "a-long-random-token"
 DIGEST = sha256(TOKEN.encode()).hexdigest()

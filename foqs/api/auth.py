@@ -18,12 +18,12 @@ import structlog
 
 from foqs.api.audit import Audit
 from foqs.bounds import RateLimit
+from foqs.config.access import Principal, Principals, Right, read
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection
 from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
-from foqs.principals import Principal, Principals, Right, read
 from foqs.rpc.call import Call
 from foqs.rpc.peer import Done
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from foqs.config.fields import Key, Section
-    from foqs.config.load import Loaded
-    from foqs.config.sources import Where
+    from foqs.config.load import Loaded, Where
 
 FileOption = Annotated[
     Path | None,

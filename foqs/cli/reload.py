@@ -8,8 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from foqs.cli import logs, signals
-from foqs.config.live import change
-from foqs.config.load import Config, NotValid
+from foqs.config.load import Config, NotValid, change
 from foqs.errors import Invalid
 from foqs.event_loop import on_daemon_thread
 

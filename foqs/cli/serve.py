@@ -125,7 +125,7 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
 def _warn(config: Config) -> None:
     import structlog
 
-    from foqs.config.exposure import exposed
+    from foqs.config.access import exposed
 
     log = structlog.get_logger("foqs.host")
     for words in exposed(config).values():

@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from foqs.config.exposure import exposed
+from foqs.config.access import exposed
 from foqs.config.fields import secret_mark, section_of
-from foqs.config.load import Config, NotValid, load_with_sources
-from foqs.config.sources import Source, Where
+from foqs.config.load import Config, NotValid, Source, Where, load_with_sources
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.errors import Invalid
 

@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 
 from foqs.checks import host_port
 from foqs.client import Client, Tls
-from foqs.config.exposure import is_loopback
+from foqs.config.access import is_loopback
 from foqs.config.load import Config
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from foqs import principals
+from foqs.config import access
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, TlsSection
 from foqs.doctor.check import Check, Group, Verdict
@@ -88,7 +88,7 @@ def _credentials(section: AuthSection) -> list[Check]:
     checks = []
     if (file := section.principals_file) is not None:
         try:
-            count = len(principals.read(file).by_name)
+            count = len(access.read(file).by_name)
         except Invalid as error:
             checks.append(_check(Verdict.WRONG, "auth.principals_file", error.message, "correct the file"))
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from foqs.config.access import Namespaces
 from foqs.errors import NotServed, Overloaded
 from foqs.idl import idl
-from foqs.principals import Namespaces
 from tests.api.wire import Wire
 from tests.support.one_host import FORWARDED, OneHost, put, refused, routing_of
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from foqs.config.access import Namespaces
 from foqs.errors import NotFound, NotServed, StaleLease
 from foqs.idl import idl
 from foqs.policies.failures import fingerprint
-from foqs.principals import Namespaces
 from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from foqs.config.access import Namespaces
 from foqs.errors import Invalid, NotFound, NotSent, NotServed, Overloaded, Unavailable
 from foqs.idl import idl
-from foqs.principals import Namespaces
 from tests.api.wire import State, spec
 from tests.support.one_host import ADDRESS, FORWARDED, OneHost, put, refused, routing_of, take
 

@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 from foqs.cli.config import _as_json, _as_toml, explain
 from foqs.cli.errors import report_errors
 from foqs.config.fields import Live, Secret, Section, keys
-from foqs.config.load import Config, Loaded, load
-from foqs.config.sources import Source
+from foqs.config.load import Config, Loaded, Source, load
 from tests.api.hosts import ROOT, foqs
 
 SECRET = "hunter2-the-secret"

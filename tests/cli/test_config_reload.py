@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from foqs.config.fields import keys
-from foqs.config.live import change
-from foqs.config.load import Config, load
+from foqs.config.load import Config, change, load
 from foqs.server.node import Node
 from foqs.store.sql import SqlStore
 from tests.api.hosts import PATIENT, HostProcess, dev, foqs, until

@@ -58,7 +58,7 @@ def test_the_set_up_works_as_written(tmp_path: Path) -> None:
 
 def test_the_methods_rights_are_those_of_the_guard() -> None:
     from foqs.api.auth import NEEDS
-    from foqs.principals import Right
+    from foqs.config.access import Right
 
     rows = dict(re.findall(r"^\| `?(produce|consume|admin|any|being known|being a host)`? \| (.*?) \|$", TEXT, re.M))
     named = {"any": "sees", "being known": "anybody", "being a host": "host"}

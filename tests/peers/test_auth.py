@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from foqs.api import auth as api_auth
 from foqs.api import lookups
 from foqs.api.auth import NEEDS, proof_of
+from foqs.config.access import Principals
 from foqs.errors import Code
 from foqs.idl import idl
-from foqs.principals import Principals
 from tests.api.hosts import until
 from tests.api.wire import Refused, Wire
 from tests.peers.every_request import BETWEEN_HOSTS, REQUESTS

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.config.live import change
-from foqs.config.load import Config, load
+from foqs.config.load import Config, change, load
 from foqs.errors import PROTOCOL_VERSION, OtherProtocol
 from foqs.policies.settings import Change, Changed, Settings
 from foqs.server.cluster_node import ClusterNode

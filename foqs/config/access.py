@@ -1,6 +1,8 @@
 """Principals: their credentials, and their rights by namespace.
 
 A principals file is TOML. Its values are never secret: of a token it holds the SHA-256, and tokens are long and random.
+
+Checks a host that other machines can reach for TLS and for access control.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
+from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from foqs.errors import Invalid
+
+if TYPE_CHECKING:
+    from foqs.config.load import Config
 
 
 class Right(Enum):
@@ -177,3 +183,26 @@ def parse(text: str) -> Principals:
             if certificates.setdefault(certificate, principal) is not principal:
                 raise Invalid(f"principals.{name}.certificate: {certificate} is another principal's too")
     return Principals(principals, tokens, certificates)
+
+
+def is_loopback(host: str) -> bool:
+    """True for a loopback address, and for the name localhost."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def exposed(config: Config) -> dict[str, str]:
+    """Return the dangers of this configuration by the key that is missing. Empty on a loopback address."""
+    if is_loopback(config.server.host):
+        return {}
+    found = {}
+    if config.tls is None:
+        found["tls"] = "there is no [tls]: the network can read and change all traffic, tokens too"
+    certified = config.tls is not None and config.tls.client_certificates == "required"
+    if (config.auth is None or config.auth.principals_file is None) and not certified:
+        found["auth"] = (
+            "there is no auth.principals_file: every client that reaches the port may read, take and delete items"
+        )
+    return found

@@ -21,8 +21,8 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder
 from foqs.rpc.call import Call
 from foqs.travel import bare
-from foqs.wire.columns import AckColumns, ids_and_leases
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import encode_struct
+from foqs.wire.usual_requests import AckColumns, ids_and_leases
 
 _OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
 """Errors of acks whose leases are over."""

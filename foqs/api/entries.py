@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from foqs.engine.item_ops import Op
 from foqs.errors import FoqsError, Invalid
 from foqs.travel import bare
-from foqs.wire.columns import AckColumns
+from foqs.wire.usual_requests import AckColumns
 
 T = TypeVar("T")
 

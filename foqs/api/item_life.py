@@ -28,7 +28,7 @@ from foqs.peers.lone_host import LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_publisher import ReadyPublisher
 from foqs.rpc.call import Call
-from foqs.wire.columns import AckColumns, ids_and_leases
+from foqs.wire.usual_requests import AckColumns, ids_and_leases
 
 _FAR_SHARE = 1 / 8
 """Of the dequeues of several topics with a bound on all: those that ask other hosts first, for topics that have nothing

@@ -16,7 +16,7 @@ from foqs.item import Item
 from foqs.peers.elsewhere import Elsewhere
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
-from foqs.wire.structs import lean
+from foqs.wire.protocol import lean
 
 _Item = lean(idl.Item)
 _EnqueueOutcome = lean(idl.EnqueueOutcome)

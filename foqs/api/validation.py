@@ -21,7 +21,7 @@ from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.travel import bare
-from foqs.wire.columns import SpecColumns
+from foqs.wire.usual_requests import SpecColumns
 
 _MOST_HUNG = 1_000_000
 

@@ -24,9 +24,8 @@ from foqs.client.returned import call_to_end
 from foqs.client.wrong_peer import WrongPeer
 from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
-from foqs.wire.errors import GoAway, Malformed
-from foqs.wire.protocol import SMALL_BYTES
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import SMALL_BYTES, GoAway, Malformed
 
 log = SafeLog()
 

@@ -16,7 +16,7 @@ from foqs.client.tasks import First, Split, one_of
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.second_answer import Policy
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
 
 
 class LeaseMethods:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foqs.client.items import Item
 from foqs.client.reply_bytes import dequeue_response, enqueue_response, items_response
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
 
 ENQUEUE = RemoteMethod("Enqueue", usual=enqueue_response)
 DEQUEUE = RemoteMethod("Dequeue", Item, usual=dequeue_response)

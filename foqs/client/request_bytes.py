@@ -14,8 +14,7 @@ from typing import Any
 
 from foqs.client.items import Delivery
 from foqs.idl import idl
-from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, encode_struct, field_head
 
 _NAMES_KEPT = 1_024
 _STOP = b"\0"

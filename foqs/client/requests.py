@@ -18,7 +18,7 @@ from foqs.client.tasks import Answers, First, ItemTask, Look, Split, requests_of
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import LOOK, ONCE, Policy
 from foqs.travel import bare
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
 
 _REQUEST_OVERHEAD_BYTES = 8_192
 _MANY = 100

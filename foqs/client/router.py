@@ -18,7 +18,7 @@ from foqs.client.routes import OTHERS, OwnerOf, Part, Routes, Spread, by_owner, 
 from foqs.client.tls import Securing
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.wire.errors import Malformed
+from foqs.wire.protocol import Malformed
 
 log = SafeLog()
 

@@ -19,9 +19,8 @@ from foqs.errors import FoqsError, NotServed, OutcomeUnknown, RequestTooLarge, i
 from foqs.ids import Duplicate
 from foqs.second_answer import LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.travel import bare
-from foqs.wire.errors import Unencodable
-from foqs.wire.remote_method import RemoteMethod
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import Unencodable, encode_struct
 
 T = TypeVar("T")
 _LIMITS = Limits()

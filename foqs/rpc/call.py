@@ -9,9 +9,8 @@ from foqs.counters import Namespaces
 from foqs.errors import FoqsError, Unavailable
 from foqs.rpc.counters import RpcCounters
 from foqs.rpc.request_log import RequestLog
-from foqs.wire.methods import ServedMethod
 from foqs.wire.protocol import FRAME_HEAD_BYTES
-from foqs.wire.reply_encoder import ReplyEncoder, TooLarge
+from foqs.wire.server_codec import ReplyEncoder, ServedMethod, TooLarge
 
 
 class CallConnection(Protocol):
@@ -33,7 +32,7 @@ class CallConnection(Protocol):
 class Call:
     """Handed to a handler, which calls `reply` or `fail` once, at once or later, on the event loop.
 
-    `request` is the idl struct of the method, made lean (see foqs.wire.structs): its own strings and its
+    `request` is the idl struct of the method, made lean (see foqs.wire.protocol): its own strings and its
     context are checked, strings inside its items are `bytes` where they are not UTF-8. `peer` is "host:port"
     of the caller, `certified` the names in its verified certificate. `request_bytes` is the length of the frame; the
     budget holds it until the answer, or the loss. `begun_s` is the arrival time of the frame, by the clock of

@@ -26,9 +26,8 @@ from foqs.rpc.refusals import is_oneway, not_served, too_large
 from foqs.rpc.small_frames import FREE_BYTES
 from foqs.rpc.tls import TlsTransport, names_of, unread_bytes
 from foqs.travel import bare
-from foqs.wire.errors import Malformed
-from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
-from foqs.wire.request_decoder import UnknownCall
+from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, Malformed, read_frame_size
+from foqs.wire.server_codec import UnknownCall
 
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
 _BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in

@@ -18,8 +18,7 @@ from foqs.rpc.call import Call
 from foqs.rpc.counters import counters_of
 from foqs.rpc.frames import Frames
 from foqs.rpc.request_log import RequestLog
-from foqs.wire.reply_encoder import ReplyEncoder
-from foqs.wire.request_decoder import RequestDecoder
+from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
 
 log = structlog.get_logger("foqs.rpc")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from foqs.bounds import Budget, Limits
 from foqs.errors import FoqsError, LostReply, NotSent
+from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, read_frame_size
-from foqs.wire.remote_method import RemoteMethod
 
 Done = Callable[[Any, FoqsError | None], None]
 """(response, None) or (None, error), once."""

@@ -21,10 +21,9 @@ from foqs.rpc.hub import Report
 from foqs.rpc.peer import Done, Peer, PeerCall, PeerConnection, PeerShared
 from foqs.rpc.tls import TlsTransport
 from foqs.travel import bare
-from foqs.wire.errors import Malformed
-from foqs.wire.remote_method import RemoteMethod
-from foqs.wire.scan import scan_reply
-from foqs.wire.validate import text_fault
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import Malformed
+from foqs.wire.scan import scan_reply, text_fault
 
 _RETRY_MS = 100
 _SCRATCH_BYTES = 64 * 1024

@@ -14,8 +14,7 @@ from foqs.wire.protocol import (
     UNKNOWN_METHOD,
     VERSION_1,
 )
-from foqs.wire.reply_encoder import ReplyEncoder
-from foqs.wire.request_decoder import UnknownCall
+from foqs.wire.server_codec import ReplyEncoder, UnknownCall
 
 _ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
 _NAME_BYTES = 255  # of an unknown method that the answer repeats

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from foqs.client import methods
 from foqs.errors import Overloaded
 from foqs.idl import idl
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
 
 _HEAD_BYTES = 4
 _IDLE_S = 30.0

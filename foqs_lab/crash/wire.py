@@ -14,7 +14,7 @@ from foqs.client.connection import Address, Connection
 from foqs.client.items import Item, ItemSpec, Leased, Nack
 from foqs.errors import FoqsError, LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, item_error
 from foqs.idl import idl
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
 from foqs_lab.crash.history import Answer
 
 _GRACE_MS = 3_000

@@ -14,7 +14,7 @@ from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookKey, Kind
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
-from foqs.wire.columns import SpecColumns
+from foqs.wire.usual_requests import SpecColumns
 from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, routing_of, take
 

@@ -11,7 +11,7 @@ from foqs.api.entries import sift, sifted_acks
 from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, StaleLease
 from foqs.idl import idl
-from foqs.wire.request_decoder import RequestDecoder
+from foqs.wire.server_codec import RequestDecoder
 from tests.api.wire import spec
 from tests.rpc.serving import message
 from tests.support.one_host import Call, OneHost, kinds, messages, put, routing_of, take

@@ -13,7 +13,7 @@ from foqs.idl import idl
 from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import encode_struct
 from tests.support.lanes import lone_lane
 from tests.support.one_host import Call
 

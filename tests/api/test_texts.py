@@ -12,9 +12,8 @@ import pytest
 
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
-from foqs.wire.protocol import BINARY, BOOL, I32, I64, LIST, MAP, STRING, STRUCT
-from foqs.wire.struct_writer import encode_struct
-from foqs.wire.validate import text_fault
+from foqs.wire.protocol import BINARY, BOOL, I32, I64, LIST, MAP, STRING, STRUCT, encode_struct
+from foqs.wire.scan import text_fault
 from tests.peers.every_request import BETWEEN_HOSTS, REQUESTS
 from tests.support.one_host import OneHost, routing_of
 

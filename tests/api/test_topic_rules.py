@@ -15,7 +15,7 @@ from foqs.idl import idl
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
-from foqs.wire.columns import SpecColumns
+from foqs.wire.usual_requests import SpecColumns
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, kinds, messages, put, routing_of, take
 

@@ -12,7 +12,7 @@ from foqs.errors import Invalid, Overloaded, Unavailable
 from foqs.idl import idl
 from foqs.ids import content_of, digest_of
 from foqs.rows import NewItem
-from foqs.wire.columns import SpecColumns
+from foqs.wire.usual_requests import SpecColumns
 from tests.api.wire import spec
 
 pytestmark = pytest.mark.memory

@@ -17,7 +17,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TMemoryBuffer
 
 from foqs.idl import idl
-from foqs.wire.reply_encoder import ReplyEncoder
+from foqs.wire.server_codec import ReplyEncoder
 from tests.support.ports import held_port
 from tests.support.waiting import wait_until as eventually  # noqa: F401 - for the tests
 

@@ -11,8 +11,8 @@ from foqs.client.items import Item
 from foqs.client.reply_bytes import dequeue_response, enqueue_response, items_response
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.wire.errors import Malformed
-from foqs.wire.remote_method import RemoteMethod
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import Malformed
 from tests.client.peer import encode_reply, failed
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)

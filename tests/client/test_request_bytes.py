@@ -11,9 +11,7 @@ from foqs.client import methods
 from foqs.client.items import Delivery, ItemSpec
 from foqs.client.request_bytes import ack_request, context, context_head, dequeue_request, enqueue_request
 from foqs.idl import idl
-from foqs.wire.errors import Unencodable
-from foqs.wire.protocol import CALL, message_head
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import CALL, Unencodable, encode_struct, message_head
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -12,7 +12,7 @@ from foqs.errors import Invalid, OutcomeUnknown
 from foqs.idl import idl, request_id_of, trace_of
 from foqs.rpc.failure_log import log_failure
 from foqs.rpc.request_log import RequestLog
-from foqs.wire.validate import check_context
+from foqs.wire.scan import check_context
 from tests.rpc.serving import Served, framed, message
 
 

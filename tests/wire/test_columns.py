@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from foqs.bounds import Limits
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.wire.columns import ACK_BYTES, AckColumns, ids_and_leases
-from foqs.wire.errors import Malformed
-from foqs.wire.request_decoder import RequestDecoder
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import Malformed, encode_struct
+from foqs.wire.server_codec import RequestDecoder
+from foqs.wire.usual_requests import ACK_BYTES, AckColumns, ids_and_leases
 from tests.rpc.serving import i32, message
 from tests.support.examples import examples
 

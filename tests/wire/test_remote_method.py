@@ -12,12 +12,19 @@ from foqs.bounds import Limits
 from foqs.client.items import Item
 from foqs.errors import Code, Invalid, NotFound, NotSent, OutcomeUnknown, Overloaded, RequestTooLarge
 from foqs.idl import idl
-from foqs.wire.errors import GoAway, Malformed, Unencodable
-from foqs.wire.protocol import EXCEPTION, STRING, field_head, message_head, pack_i32
-from foqs.wire.remote_method import RemoteMethod
-from foqs.wire.reply_encoder import ReplyEncoder
-from foqs.wire.request_decoder import RequestDecoder
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import (
+    EXCEPTION,
+    STRING,
+    GoAway,
+    Malformed,
+    Unencodable,
+    encode_struct,
+    field_head,
+    message_head,
+    pack_i32,
+)
+from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
 
 GET_ITEM = RemoteMethod("GetItem", Item)
 DECODER = RequestDecoder(idl.Foqs, idl.Foqs.thrift_services, Limits())
@@ -128,5 +135,5 @@ def test_the_client_loads_no_part_of_a_host() -> None:
     code = "import sys, foqs.client; print([name for name in sys.modules if name.startswith(('foqs.', 'asyncio'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(ast.literal_eval(done.stdout))
-    assert "foqs.wire.remote_method" in loaded
-    assert not loaded & {"asyncio", "foqs.rpc", "foqs.wire.scan", "foqs.wire.request_decoder", "foqs.wire.methods"}
+    assert "foqs.wire.client_codec" in loaded
+    assert not loaded & {"asyncio", "foqs.rpc", "foqs.wire.scan", "foqs.wire.server_codec"}

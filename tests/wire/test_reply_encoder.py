@@ -3,9 +3,8 @@
 import pytest
 
 from foqs.idl import idl
-from foqs.wire.methods import served_method
-from foqs.wire.reply_encoder import ReplyEncoder, TooLarge
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import encode_struct
+from foqs.wire.server_codec import ReplyEncoder, TooLarge, served_method
 
 ENQUEUE = served_method(idl.Foqs, "Enqueue")
 RESPONSE = idl.EnqueueResponse([idl.EnqueueOutcome(id=number) for number in range(20)])

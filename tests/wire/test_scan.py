@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from foqs.bounds import Limits
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.wire.columns import AckColumns, SpecColumns
-from foqs.wire.errors import Malformed
-from foqs.wire.protocol import MIN_BYTES
-from foqs.wire.request_decoder import RequestDecoder, UnknownCall
+from foqs.wire.protocol import MIN_BYTES, Malformed
 from foqs.wire.scan import MAX_DEPTH, scan
+from foqs.wire.server_codec import RequestDecoder, UnknownCall
+from foqs.wire.usual_requests import AckColumns, SpecColumns
 from tests.rpc.serving import enqueue_of, i32, message
 from tests.support.examples import examples
 

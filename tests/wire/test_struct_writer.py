@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
-from foqs.wire.errors import Unencodable
-from foqs.wire.struct_writer import encode_struct
+from foqs.wire.protocol import Unencodable, encode_struct
 
 
 @pytest.mark.parametrize(

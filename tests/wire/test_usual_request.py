@@ -13,10 +13,9 @@ from foqs.client.items import ItemSpec
 from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.idl import idl
-from foqs.wire.columns import AckColumns, SpecColumns
-from foqs.wire.errors import Malformed
-from foqs.wire.request_decoder import RequestDecoder
-from foqs.wire.usual_request import READERS
+from foqs.wire.protocol import Malformed
+from foqs.wire.server_codec import RequestDecoder
+from foqs.wire.usual_requests import READERS, AckColumns, SpecColumns
 from tests.rpc.serving import i32, message
 from tests.support.examples import examples
 from tests.wire.test_scan import ITEM, acks, blobs, contexts, enqueue_of, i32s, i64s, method_of, plain, specs, texts

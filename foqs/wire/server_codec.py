@@ -1,7 +1,9 @@
-"""Frames into requests.
+"""The facts that the codec of a server needs of each method, derived once from the IDL.
+
+Frames into requests.
 
 Three ways lead through here, with the same result. Enqueues, dequeues and acks of the usual shape are read by
-`foqs.wire.usual_request`, without the codec.
+`foqs.wire.usual_requests`, without the codec.
 
 The short way is for the rest of what nearly every frame is: a request of fields in the contract, whose lists
 hold structs without containers. The fields of the request are read here, one by one, with every count checked;
@@ -18,41 +20,112 @@ check, before anything of the unexpected field was consumed.
 The codec reads through a buffered transport: over thriftpy2's Cython memory buffer the end of the data is
 ignored, and a short frame gets to see bytes of another request. A marker fed behind each frame shows where
 reading ended. A transport on which a frame was refused is not used again.
+
+Answers into frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from secrets import token_bytes
 from struct import error as StructError
 from struct import unpack
 from typing import Any
 
 from thriftpy2.protocol import TCyBinaryProtocol
-from thriftpy2.transport import TCyBufferedTransport, TTransportException
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TTransportException
 
 from foqs.bounds import Limits
-from foqs.errors import Invalid
-from foqs.wire.errors import Malformed
-from foqs.wire.methods import Field, ServedMethod, served_method
+from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
 from foqs.wire.protocol import (
     BOOL,
     CALL,
+    EXCEPTION,
+    GOAWAY,
     I32,
     I64,
+    INTERNAL_ERROR,
     LIST,
+    REPLY,
     STRING,
     STRUCT,
     VERSION_1,
     VERSION_MASK,
+    Malformed,
     field_head,
+    lean,
+    message_head,
+    pack_i32,
+    pack_u32,
     read_i32,
     read_list_head,
     read_message_head,
     read_u32,
+    request_error,
 )
-from foqs.wire.scan import MAX_DEPTH, scan
-from foqs.wire.validate import check_context, check_strings
+from foqs.wire.scan import MAX_DEPTH, check_context, check_strings, scan
+from foqs.wire.usual_requests import READERS, ReadRequest
+
+_SCALARS = (STRING, BOOL, I32, I64)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a request that the decoder reads itself. `struct` is the lean class of the struct in it, or of its
+    elements."""
+
+    name: str
+    ttype: int
+    element: int = 0
+    struct: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedMethod:
+    """One method of the service."""
+
+    name: str
+    request: Any  # lean class
+    args: Any  # lean class of the struct around the request
+    result: Any  # class of a handler's response
+    fields: dict[bytes, Field]  # by the three bytes that begin the field
+    strings: tuple[str, ...]  # names of the request's own string fields
+    reply_head: bytes  # from the version to the name
+    usual: ReadRequest | None  # reads usual requests
+
+
+def served_method(service: Any, name: str) -> ServedMethod:
+    """Raises ValueError when the service has no such method."""
+    if name not in service.thrift_services:
+        raise ValueError(f"the IDL has no method {name}")
+    args = lean(getattr(service, f"{name}_args"))
+    request = args.thrift_spec[1][2]
+    specs = request.thrift_spec.items()
+    known = {field_head(spec[0], number): _field(spec) for number, spec in specs}
+    fields = {head: field for head, field in known.items() if field is not None}
+    strings = tuple(spec[1] for _, spec in specs if spec[0] == STRING)
+    result = getattr(service, f"{name}_result").thrift_spec[0][2]
+    reply_head = message_head(REPLY, name.encode())
+    return ServedMethod(name, request, args, result, fields, strings, reply_head, READERS.get(name))
+
+
+def _field(spec: tuple[Any, ...]) -> Field | None:
+    """Return None for a field that the decoder leaves to the scan and the codec: a frame with such a field takes the
+    long way. Unusual acks do, because the scan refuses fields of no type that the codec steps over."""
+    ttype, name, inner = spec[0], spec[1], spec[2]
+    if ttype in _SCALARS:
+        return Field(name, ttype)
+    if ttype == STRUCT:
+        return Field(name, STRUCT, struct=inner)
+    if ttype == LIST and inner == I64:
+        return Field(name, LIST, I64)
+    if ttype == LIST and isinstance(inner, tuple) and inner[0] == STRUCT and not issubclass(inner[1], idl.AckItem):
+        return Field(name, LIST, STRUCT, inner[1])
+    return None
+
 
 # thriftpy2 has no types for its Cython half.
 _Protocol: Any = TCyBinaryProtocol
@@ -230,3 +303,68 @@ class _Feed:
             return frame[position : position + max_bytes]
         marker, self._marker = self._marker[:max_bytes], self._marker[max_bytes:]
         return marker
+
+
+_KEPT_REPLY_BYTES = 1024 * 1024
+_SUCCESS = field_head(STRUCT, 0)
+_ERROR = field_head(STRUCT, 1)
+_AROUND_BYTES = 4 + len(_SUCCESS) + 1  # sequence number, head and STOP
+
+
+class TooLarge(Exception):
+    """The answer would be longer than a frame may be."""
+
+
+class ReplyEncoder:
+    """Encodes one answer at a time, on one thread. Every answer is given whole, with the frame's length
+    before it.
+    """
+
+    __slots__ = ("_buffer", "_frame_bytes", "_protocol")
+
+    def __init__(self, frame_bytes: int) -> None:
+        self._frame_bytes = frame_bytes
+        self._renew()
+
+    def success(self, called: ServedMethod, seqid: int, response: Any) -> bytes:
+        """`response` is the struct that the method answers with, or its bytes. Raises TooLarge; TypeError when it is
+        neither; and the errors of thriftpy2."""
+        if type(response) is bytes:
+            size = len(called.reply_head) + _AROUND_BYTES + len(response)
+            if size > self._frame_bytes:
+                raise TooLarge
+            return b"".join((pack_u32(size), called.reply_head, pack_i32(seqid), _SUCCESS, response, b"\0"))
+        if not isinstance(response, called.result):
+            given = type(response).__name__
+            raise TypeError(f"{called.name} answers with {called.result.__name__}, not {given}")
+        return self._frame(called.reply_head + pack_i32(seqid) + _SUCCESS, response, b"\0")
+
+    def error(self, called: ServedMethod, seqid: int, error: FoqsError, request: Any) -> bytes:
+        """Return the declared exception, a RequestError, as the reply to `request` (None: it could not be decoded)."""
+        return self._frame(called.reply_head + pack_i32(seqid) + _ERROR, request_error(error, request), b"\0")
+
+    def refusal(self, name: bytes, seqid: int, kind: int, message: str) -> bytes:
+        """The TApplicationException for a call that reaches no method."""
+        head = message_head(EXCEPTION, name) + pack_i32(seqid)
+        return self._frame(head, TApplicationException(kind, message), b"")
+
+    def goaway(self) -> bytes:
+        """The last message of a connection, which no call asked for (see `GOAWAY`)."""
+        return self.refusal(GOAWAY, 0, INTERNAL_ERROR, "the host closes this connection: nothing was begun")
+
+    def _renew(self) -> None:
+        self._buffer = TCyMemoryBuffer(b"", _BUFFER_BYTES)
+        self._protocol = _Protocol(self._buffer)
+
+    def _frame(self, head: bytes, struct: Any, tail: bytes) -> bytes:
+        buffer = self._buffer
+        self._protocol.write_struct(struct)
+        body = buffer.getvalue()
+        if len(body) <= _KEPT_REPLY_BYTES:
+            buffer.clean()
+        else:
+            self._renew()
+        size = len(head) + len(body) + len(tail)
+        if size > self._frame_bytes:
+            raise TooLarge
+        return b"".join((pack_u32(size), head, body, tail))

@@ -13,7 +13,6 @@ from thriftpy2.transport import TCyBufferedTransport, TMemoryBuffer
 
 from foqs.errors import RequestTooLarge, item_error
 from foqs.idl import idl
-from foqs.wire.errors import GoAway, Malformed, application_error
 from foqs.wire.protocol import (
     CALL,
     EXCEPTION,
@@ -21,13 +20,16 @@ from foqs.wire.protocol import (
     REPLY,
     STRUCT,
     VERSION_1,
+    GoAway,
+    Malformed,
+    application_error,
+    encode_struct,
     field_head,
+    lean,
     message_head,
     read_i32,
     read_message_head,
 )
-from foqs.wire.struct_writer import encode_struct
-from foqs.wire.structs import lean
 
 # thriftpy2 has no types for its Cython half.
 _Protocol: Any = TCyBinaryProtocol

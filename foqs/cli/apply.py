@@ -126,7 +126,7 @@ def _missing(section: ZookeeperSection, connect_s: float) -> str:
 
 
 def _lacks(shard: ShardFact) -> str:
-    from foqs.store.schema import check_tables
+    from foqs.store.maintenance import check_tables
 
     try:
         wrong = check_tables(shard.url)

@@ -12,7 +12,7 @@ from foqs.shardmgr.facts import ShardFact
 if TYPE_CHECKING:
     from foqs.cli.cluster import Cluster
     from foqs.policies.settings import Settings
-    from foqs.store.kept import Kept
+    from foqs.store.maintenance import Kept
 
 
 def copies_of(kept: Kept) -> list[Settings]:
@@ -24,7 +24,7 @@ def copies_of(kept: Kept) -> list[Settings]:
 
 def remove_copies(url: str, shard: int, namespaces: Collection[str] | None = None) -> None:
     """Remove the copies of `namespaces` (None: of all) from a shard's database. Raises StoreError."""
-    from foqs.store.kept import discard_settings, read_kept
+    from foqs.store.maintenance import discard_settings, read_kept
 
     names = list(namespaces) if namespaces is not None else [row.ns.decode() for row in read_kept(url, shard).settings]
     discard_settings(url, shard, names)
@@ -36,7 +36,7 @@ async def adopt_kept(cluster: Cluster, fact: ShardFact) -> None:
     Raises Conflict for settings that were made apart from the cluster's, Invalid for unreadable ones, StoreError.
     """
     from foqs.shardmgr.routing import claimed
-    from foqs.store.kept import read_kept
+    from foqs.store.maintenance import read_kept
 
     kept = read_kept(fact.url, fact.id)
     before = cluster.facts.settings

@@ -48,7 +48,7 @@ def dev(
 
         from foqs.cli.process import dev_shards, held_folder, run
         from foqs.config.load import load
-        from foqs.store.schema import create_schema
+        from foqs.store.maintenance import create_schema
 
         sections = dev_shards(data_dir, shards)
         with held_folder(data_dir):

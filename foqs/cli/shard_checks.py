@@ -13,8 +13,8 @@ from foqs.policies.settings import Settings, newest, parse_document
 from foqs.rows import SettingRow
 from foqs.store.checkup import check_shard
 from foqs.store.link import place_of
+from foqs.store.maintenance import restore_of
 from foqs.store.protocol import StoreDown, StoreError, explained
-from foqs.store.schema import restore_of
 
 _SERVERS_AT_ONCE = 16
 _COMPLETE = b""

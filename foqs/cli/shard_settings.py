@@ -21,7 +21,7 @@ from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
     from foqs.policies.settings import Settings
-    from foqs.store.kept import Kept
+    from foqs.store.maintenance import Kept
 
 CLUSTER = "the cluster"
 
@@ -96,7 +96,7 @@ def _places(cluster: ClusterOptions, shard: int | None) -> list[tuple[int, str]]
 
 
 def _read(number: int, url: str) -> Kept:
-    from foqs.store.kept import read_kept
+    from foqs.store.maintenance import read_kept
 
     try:
         return read_kept(url, number)
@@ -138,7 +138,7 @@ def _compare(cluster: ClusterOptions, places: list[tuple[int, str]], ns: str | N
 
 def _copies(places: list[tuple[int, str]]) -> Iterator[tuple[int, Settings]]:
     """Yield the copies of each shard whose database answers, and report each other one."""
-    from foqs.store.kept import read_kept
+    from foqs.store.maintenance import read_kept
 
     for number, url in places:
         try:

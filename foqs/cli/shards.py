@@ -40,7 +40,7 @@ def create(cluster: ClusterOptions) -> None:
 
     Tables that exist stay unchanged.
     """
-    from foqs.store.schema import create_schema
+    from foqs.store.maintenance import create_schema
 
     for shard, url in shard_urls(cluster):
         try:
@@ -74,7 +74,7 @@ def migrate(
 
 
 def _migrated(url: str, shard: int) -> str:
-    from foqs.store.schema import migrate_schema
+    from foqs.store.maintenance import migrate_schema
     from foqs.store.tables import SCHEMA_VERSION
 
     before = migrate_schema(url, shard)
@@ -84,7 +84,7 @@ def _migrated(url: str, shard: int) -> str:
 
 
 def _planned(url: str, shard: int) -> str:
-    from foqs.store.schema import plan_migration
+    from foqs.store.maintenance import plan_migration
     from foqs.store.tables import SCHEMA_VERSION
 
     plan = plan_migration(url, shard)
@@ -173,7 +173,7 @@ def renew(shard: ShardArgument, cluster: ClusterOptions, yes: YesOption = False)
     that takes the place of its original: with another identity, hosts do not notice that it is older. No host may
     serve the copy.
     """
-    from foqs.store.schema import renew_identity
+    from foqs.store.maintenance import renew_identity
 
     url = dict(shard_urls(cluster)).get(shard)
     if url is None:
@@ -265,7 +265,7 @@ def add(
 def refuse_bad(url: str, shard: int, *, create: bool) -> None:
     """Raise Invalid unless the database suits the shard; with `create`, StoreError if its schema cannot be created."""
     if create:
-        from foqs.store.schema import create_schema
+        from foqs.store.maintenance import create_schema
 
         create_schema(url, shard)
     from foqs.cli.shard_checks import examined
@@ -334,7 +334,7 @@ def remove(
 
 def refuse_items(url: str, shard: int, expected: int) -> None:
     """Raise Invalid unless the shard's database holds exactly `expected` items."""
-    from foqs.store.count import count_items
+    from foqs.store.maintenance import count_items
 
     try:
         found = count_items(url, shard)

@@ -30,8 +30,8 @@ from foqs.shardmgr.controller import ControllerSettings
 from foqs.shardmgr.facts import Facts, HostFact, ShardFact, ShardUse, other_protocol
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
-from foqs.store.kept import read_kept
 from foqs.store.link import reachable
+from foqs.store.maintenance import read_kept
 from foqs.store.protocol import ShardStore, StoreError, explained
 from foqs.zk.protocol import FactStore
 

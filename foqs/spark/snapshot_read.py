@@ -19,7 +19,7 @@ from foqs.rows import AT_MOST_ONCE
 from foqs.spark import snapshot_columns as columns
 from foqs.spark.snapshot_shards import Piece, snapshot
 from foqs.spark.snapshot_wanted import STATES, Wanted
-from foqs.store import packed
+from foqs.store import reads as packed
 from foqs.store.dialect import MYSQL, SQLITE, Dialect
 from foqs.store.link import Link
 
@@ -107,7 +107,7 @@ class _Pages:
         if packs:
             # A page is one packet: about half of it for the blobs, half for the numbers.
             ((packet,),) = link.fetch("SELECT @@max_allowed_packet")
-            statement, self._bound = packed.set_up(packet * 9 // 10)
+            statement, self._bound = packed.packed_set_up(packet * 9 // 10)
             link.execute(statement)
             self._page_bytes = min(_PAGE_BYTES, self._bound)
             self._rows = min(page_rows, max(1, self._bound // (columns.NUMBER_CHARACTERS * len(self._numbers))))

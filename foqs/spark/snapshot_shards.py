@@ -16,11 +16,11 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid, Unavailable
 from foqs.spark.snapshot_options import SnapshotOptions
 from foqs.spark.snapshot_wanted import ranges
-from foqs.store import queries
+from foqs.store import reads
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Database, Link, place_of
+from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
-from foqs.store.shard_row import read_shard_row, refuse_foreign
 from foqs.zk.shards import read_shards
 
 _IO_TIMEOUT_S = 60.0
@@ -91,7 +91,7 @@ def clock_ms(options: SnapshotOptions) -> int:
 
 def _time_ms(url: str) -> int:
     with snapshot(None, url) as (_, database, link):
-        ((now_ms,),) = link.fetch(queries.clock(SQLITE if database.is_file else MYSQL))
+        ((now_ms,),) = link.fetch(reads.clock_sql(SQLITE if database.is_file else MYSQL))
         return int(now_ms)
 
 

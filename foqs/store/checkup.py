@@ -1,33 +1,137 @@
-"""A look at a shard's database that changes nothing and takes no lock: what a host would meet there."""
+"""A look at a shard's database that changes nothing and takes no lock: what a host would meet there.
+
+Rows that belong together: each item has a row in `ready` or `timer`, and one in `expiry` if it has a TTL.
+
+A host keeps these rules. A restore of some tables, or a program that wrote by itself, breaks them: such items are never
+delivered, or never removed. The rows are read in pages, each with one statement, which sees the database at one time.
+So the owner of the shard goes on, and its changes between two pages are no fault.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from foqs.rows import SettingRow
-from foqs.store import queries, server
-from foqs.store.dialect import dialect_of
-from foqs.store.errors import Kind, Seam
-from foqs.store.lanes import REMEDY, orphans, words
+from foqs.store import reads, server
+from foqs.store.dialect import Dialect, dialect_of
+from foqs.store.errors import Kind, Seam, account_of, grant
 from foqs.store.link import Database, Link
-from foqs.store.opening import read_opened
-from foqs.store.ownership import lock_of, start_without_lock
-from foqs.store.partners import partner_findings
+from foqs.store.maintenance import check_schema, table_findings, unreadable_row
+from foqs.store.opening import ORPHAN_REMEDY, orphan_words, orphans, read_opened
+from foqs.store.ownership import lock_of, read_shard_row, refuse_foreign, start_without_lock
 from foqs.store.protocol import ShardRefused
-from foqs.store.rights import account_of, grant
-from foqs.store.schema import check_schema, table_findings, unreadable_row
+from foqs.store.reads import index_tail, with_rows
+from foqs.store.schema_diff import missing, read_shapes
 from foqs.store.server import Finding
-from foqs.store.shape import missing, read_shapes
-from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.tables import metadata
+from foqs.store.tables import EXPIRY_OF_ITEM, metadata
 
-_CREATE = "make the schema: foqs shards create"
+_PAGE_ROWS = 5_000
+_SHOWN = 5
+
+
+class _Rule(NamedTuple):
+    """The rows of `table` (alias `a`) that `joins` and `wrong` find break the rule.
+
+    `key` is the primary key, `said` continues a number of rows, `mend` is SQL or a text.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    joins: str
+    wrong: str
+    said: str
+    mend: str
+
+
+_SAME_LANE = "i.id = a.id AND i.lane = a.lane"
+_SAME_PLACE = f"{_SAME_LANE} AND i.priority = a.priority AND i.deliver_after = a.deliver_after"
+_ALONE = "while no host serves the shard, run: "
+
+
+def _orphans(table: str, key: tuple[str, ...], same: str, dialect: Dialect) -> _Rule:
+    joins = f"LEFT JOIN {dialect.forced('item', 'i')} ON {same}"
+    delete = f"DELETE FROM {table} WHERE NOT EXISTS (SELECT 1 FROM item i WHERE {same.replace('a.', f'{table}.')})"
+    said = f"of table {table} have no item, or one with other values"
+    return _Rule(table, key, joins, "i.id IS NULL", said, f"{_ALONE}{delete}")
+
+
+def _rules(dialect: Dialect) -> Iterator[_Rule]:
+    # The first remedies remove rows that are in the way of later ones.
+    ready_timer = with_rows(dialect).replace("= i.", "= a.")
+    # While a host serves the shard, the items above `indexed_to` may have no row yet.
+    indexed = "(SELECT COALESCE(MAX(s.indexed_to), 0) FROM shard s WHERE s.one = 1)"
+    yield _orphans("ready", ("lane", "priority", "deliver_after", "id"), _SAME_PLACE, dialect)
+    yield _orphans("timer", ("due", "id"), _SAME_LANE, dialect)
+    yield _orphans("expiry", ("at_ms", "id"), "i.id = a.id AND i.expires_at = a.at_ms", dialect)
+    yield _orphans("failure", ("lane", "fingerprint", "id"), _SAME_LANE, dialect)
+    item = ("item", ("id",))
+    yield _Rule(
+        *item, ready_timer, f"r.id IS NULL AND t.id IS NULL AND ({indexed} = 0 OR a.id <= {indexed})",
+        "of table item have no row in ready or timer: they are never delivered", f"{_ALONE}{index_tail(dialect, 0)}",
+    )  # fmt: skip
+    yield _Rule(
+        *item, ready_timer, "r.id IS NOT NULL AND t.id IS NOT NULL",
+        "of table item have a row in ready and one in timer",
+        f"{_ALONE}DELETE FROM ready WHERE id IN (SELECT id FROM timer)",
+    )  # fmt: skip
+    yield _Rule(
+        *item, f"LEFT JOIN {dialect.forced('lane', 'l')} ON l.lane = a.lane", "l.lane IS NULL",
+        "of table item refer to lanes that table lane lacks", ORPHAN_REMEDY,
+    )  # fmt: skip
+    yield _Rule(
+        *item, f"LEFT JOIN {dialect.forced('expiry', 'e', EXPIRY_OF_ITEM)} ON e.id = a.id AND e.at_ms = a.expires_at",
+        "a.expires_at <> 0 AND e.id IS NULL", "of table item have a TTL and no row in expiry: it never ends",
+        f"{_ALONE}INSERT INTO expiry (at_ms, id) SELECT i.expires_at, i.id FROM item i LEFT JOIN expiry e "
+        "ON e.id = i.id AND e.at_ms = i.expires_at WHERE i.expires_at <> 0 AND e.id IS NULL",
+    )  # fmt: skip
+
+
+def partner_findings(link: Link, dialect: Dialect, *, page_rows: int = _PAGE_ROWS) -> list[Finding]:
+    """Return the rules that rows break.
+
+    Reads each row of the shard, `page_rows` with a statement. Raises the driver's errors.
+    """
+    found = []
+    for rule in _rules(dialect):
+        count, first = 0, list[int]()
+        for ids in _broken(link, dialect, rule, page_rows):
+            count += len(ids)
+            first += ids[: _SHOWN - len(first)]
+        if count:
+            more = ", ..." if count > len(first) else ""
+            listed = f"item{'s' if count > 1 else ''} {', '.join(map(str, first))}{more}"
+            found.append(Finding(f"{count} row{'s' if count > 1 else ''} {rule.said} ({listed})", rule.mend))
+    return found
+
+
+def _broken(link: Link, dialect: Dialect, rule: _Rule, page_rows: int) -> Iterator[list[int]]:
+    """Yield the ids of rows that break the rule, page by page."""
+    columns = tuple(f"a.{column}" for column in rule.key)
+    source, order = dialect.forced(rule.table, "a"), ", ".join(columns)
+    after: Sequence[int] | None = None
+    while True:
+        bound = "" if after is None else f" WHERE {dialect.behind(columns, tuple(after))}"
+        last = link.fetch(f"SELECT {order} FROM {source}{bound} ORDER BY {order} LIMIT 1 OFFSET {page_rows - 1:d}")
+        end = tuple(int(value) for value in last[0]) if last else None
+        within = [dialect.up_to(columns, end)] if end is not None else []
+        within += [dialect.behind(columns, tuple(after))] if after is not None else []
+        within.append(f"({rule.wrong})")
+        where = " AND ".join([f"({one})" for one in within])
+        yield [
+            int(row[0]) for row in link.fetch(f"SELECT a.id FROM {source} {rule.joins} WHERE {where} ORDER BY {order}")
+        ]
+        if end is None:
+            return
+        after = end
+
+
+_MAKE_SCHEMA = "make the schema: foqs shards create"
 _READ_TIMEOUT_S = 120.0
-_LANES = {"ready": queries.READY_LANES, "failure": queries.DEAD_LANES}
+_LANES = {"ready": reads.READY_LANES, "failure": reads.DEAD_LANES}
 _KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
 
 
@@ -64,7 +168,7 @@ def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], flo
         with database.seam(), closing(Link(database)) as link:
             _look(made, database, link, shard, now_ms)
     except ShardRefused as refused:  # the account cannot connect or read at all
-        made.findings.append(Finding(str(refused), refused.mend or f"correct the shard's url, or {_CREATE}"))
+        made.findings.append(Finding(str(refused), refused.mend or f"correct the shard's url, or {_MAKE_SCHEMA}"))
     return made
 
 
@@ -150,7 +254,7 @@ def _look(made: Checkup, database: Database, link: Link, shard: int, now_ms: Cal
     has_shard_table = not unreadable_row(link.connection, shapes)
     row = read_shard_row(link.connection, database.seam_errors) if has_shard_table else None
     if len(absent) == len(metadata.tables):
-        made.findings.append(Finding("the database has no foqs schema", _CREATE))
+        made.findings.append(Finding("the database has no foqs schema", _MAKE_SCHEMA))
     else:
         made.findings += table_findings(link.connection, shapes, row)
     if not database.is_file:
@@ -177,16 +281,16 @@ def _look_at_row(made: Checkup, database: Database, link: Link, shard: int, row:
 def _look_at_lanes(made: Checkup, link: Link, tables: list[str]) -> None:
     # `timer` has no index by lane: `check_shard` reads it.
     referred = {table: [lane for (lane,) in link.fetch(_LANES[table])] for table in tables}
-    lanes = {row[0] for row in link.fetch(queries.LANE_NUMBERS)}  # last: an owner may add one with its first items
+    lanes = {row[0] for row in link.fetch(reads.LANE_NUMBERS)}  # last: an owner may add one with its first items
     for table in tables:
         if unknown := orphans(lanes, referred[table]):
-            made.findings.append(Finding(words(unknown, table), REMEDY))
+            made.findings.append(Finding(orphan_words(unknown, table), ORPHAN_REMEDY))
 
 
 def _clock(link: Link, version: server.Version, now_ms: Callable[[], float]) -> tuple[int, int]:
     """The server read its clock between the two readings of ours."""
     before = now_ms()
-    ((theirs,),) = link.fetch(queries.clock(dialect_of(version.product)))
+    ((theirs,),) = link.fetch(reads.clock_sql(dialect_of(version.product)))
     return int(theirs - now_ms()), int(theirs - before)
 
 

@@ -24,13 +24,11 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from foqs.checks import host_port, shard_url_fault
-from foqs.store import session
+from foqs.store import server
 from foqs.store.dialect import MYSQL, SQLITE
-from foqs.store.errors import Seam
-from foqs.store.packets import BadReply
-from foqs.store.prepared import Inserts, close_command, prepare_commands, read_prepared
+from foqs.store.errors import Place, Seam
+from foqs.store.packets import BadReply, Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
-from foqs.store.rights import Place
 from foqs.store.server import facts, is_read_only
 
 PACKET_BYTES = 4 << 20
@@ -156,14 +154,14 @@ class Database:
             dbapi_connection._read_timeout = io_timeout_s
         with closing(dbapi_connection.cursor()) as cursor:
             if self.is_file:
-                for statement in session.SQLITE_LOOK_ONLY if self._look_only else session.SQLITE:
+                for statement in server.SQLITE_LOOK_ONLY_PRAGMAS if self._look_only else server.SQLITE_PRAGMAS:
                     cursor.execute(statement)
             else:
                 self._set_variables(cursor)
 
     def _set_variables(self, cursor: Any) -> None:
         try:
-            _run(cursor, session.set_up(self._left.keys()))
+            _run(cursor, server.session_set_up(self._left.keys()))
             # Another server may have the name by now, where these have other values.
             found = _shown(cursor, self._left) if self._left else {}
             if all(found.get(name) == value for name, value in self._left.items()):
@@ -193,11 +191,11 @@ def _set_one_by_one(cursor: Any, errors: Seam) -> dict[str, str | None]:
 
     Raises ShardRefused for a variable that keeps another value, and the driver's errors.
     """
-    for statement in session.FIRST:
+    for statement in server.SESSION_FIRST:
         _run(cursor, statement)
     there = _shown(cursor)
-    left = {name: there.get(name) for name in session.lacking(there)}
-    for one in session.VARIABLES:
+    left = {name: there.get(name) for name in server.lacking(there)}
+    for one in server.SESSION_VARIABLES:
         if one.name in left:
             continue
         try:
@@ -205,7 +203,7 @@ def _set_one_by_one(cursor: Any, errors: Seam) -> dict[str, str | None]:
         except errors.error as error:
             if not errors.is_of_variable(error):
                 raise
-            if not session.has_value(one, there[one.name]):
+            if not server.has_value(one, there[one.name]):
                 why = f"the server's {one.name} is {there[one.name]!r}, and foqs may not set it: {one.why}"
                 mend = f"an administrator runs: SET GLOBAL {one.assignment}, and in the server's configuration"
                 raise ShardRefused(why, mend=mend) from error

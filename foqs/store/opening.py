@@ -1,19 +1,93 @@
-"""What a new owner of a shard reads: lanes, counts of ready, delayed and leased items, and settings."""
+"""What a new owner of a shard reads: lanes, counts of ready, delayed and leased items, and settings.
+
+Rows of `lane`, and rows that refer to a lane without one: a database that was restored in part.
+
+Such items have no topic. A shard that has any is not opened: nothing of it is handed out under a wrong name, nothing is
+removed, and the other shards of the host go on.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+from foqs.fairness.keys import unpack_throttles
 from foqs.ids import HASH_SLOTS
 from foqs.rows import Backlog, Holding, LaneRow, Opened, RowPages, SettingRow
-from foqs.store import queries, settings
+from foqs.store import reads, settings
 from foqs.store.dialect import Dialect
-from foqs.store.lanes import refuse_dead_orphans, refuse_names, refuse_orphans
 from foqs.store.link import Link
 from foqs.store.ownership import ShardRow, Start
 from foqs.store.protocol import ShardRefused
+
+ORPHAN_REMEDY = (
+    "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer and failure, and "
+    "the rows of their items in expiry"
+)
+_SHOWN = 5
+_SHOWN_BYTES = 40
+_THROTTLES = 4
+
+
+def orphans(lanes: Iterable[int], referred: Iterable[int]) -> list[int]:
+    """Numbers in `referred` that are not in `lanes`, in order."""
+    return sorted(set(referred) - set(lanes))
+
+
+def orphan_words(missing: list[int], tables: str) -> str:
+    shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+    one = len(missing) == 1
+    return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
+
+
+def refuse_orphans(missing: Mapping[int, int]) -> None:
+    """`missing` counts the rows of `ready` and `timer` by the lane that they refer to in vain. Raises ShardRefused."""
+    if missing:
+        raise ShardRefused(
+            f"{sum(missing.values())} {orphan_words(sorted(missing), 'ready or timer')}", mend=ORPHAN_REMEDY
+        )
+
+
+def refuse_dead_orphans(missing: Collection[int]) -> None:
+    """`missing` are the lanes that rows of `failure` refer to in vain. Raises ShardRefused."""
+    if missing:
+        raise ShardRefused(orphan_words(sorted(missing), "failure"), mend=ORPHAN_REMEDY)
+
+
+def refuse_names(page: Sequence[Sequence[Any]], known: set[bytes]) -> None:
+    """`page` has rows of `lane`: number, three names, and with tenancy the throttle set and the weight.
+
+    `known` are throttle sets that were read before. Raises ShardRefused for a name that is not UTF-8.
+    """
+    try:
+        for column in (1, 2, 3):
+            b"\0".join([row[column] for row in page]).decode()
+        if page and len(page[0]) > _THROTTLES:
+            new = {row[_THROTTLES] for row in page} - known
+            for one in new:
+                unpack_throttles(one)
+            known |= new
+    except (UnicodeDecodeError, TypeError):
+        for lane, *names in page:
+            for name in names[:_THROTTLES]:
+                _refuse_name(lane, name)
+
+
+def _refuse_name(lane: int, name: bytes | str) -> None:
+    if isinstance(name, str):  # SQLite stores any type
+        why = f"lane {lane} in table lane has a name that is text and not bytes: {name[:_SHOWN_BYTES]!r}"
+        columns = ", ".join(
+            [f"{column} = CAST({column} AS BLOB)" for column in ("ns", "topic", "fairness", "throttles")]
+        )
+        raise ShardRefused(why, mend=f"UPDATE lane SET {columns}")
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        why = f"lane {lane} in table lane has a name that is not UTF-8: {name[:_SHOWN_BYTES]!r}"
+        raise ShardRefused(why, mend="restore table lane from a backup") from None
+
 
 _RESTORE = "restore the row of table shard from a backup"
 _PAGE_LANES = 2_000
@@ -27,12 +101,12 @@ def read_opened(
 
     Raises ShardRefused for items without a lane and for names and values that no foqs writes, and the driver's errors.
     """
-    (now,), read_ns = link.fetch(queries.clock(dialect)), time.monotonic_ns()
-    timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(queries.TIMERS)}
+    (now,), read_ns = link.fetch(reads.clock_sql(dialect)), time.monotonic_ns()
+    timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(reads.TIMERS_SQL)}
     lanes, backlog = _read_lanes(link, dialect, timers)
     stored = link.fetch(settings.ALL)
     _refuse_settings([bytes(ns) for ns, _ in stored])
-    dead = [lane for (lane,) in link.fetch(queries.DEAD_LANES)]
+    dead = [lane for (lane,) in link.fetch(reads.DEAD_LANES)]
     refuse_dead_orphans(set(dead).difference(_numbers(link, dead)))
     if len(row.slots) > HASH_SLOTS // 8:
         raise ShardRefused(f"shard.slots has {len(row.slots)} bytes, not {HASH_SLOTS // 8}", mend=_RESTORE)
@@ -64,10 +138,10 @@ def _read_lanes(
     throttles: set[bytes] = set()
     timed, above, last = set(timers), 0, False
     while not last:
-        page = link.fetch(queries.lanes(above, _PAGE_LANES))
+        page = link.fetch(reads.lanes(above, _PAGE_LANES))
         last = len(page) < _PAGE_LANES
         end = None if last else page[-1][0]
-        counts = link.fetch(queries.backlog(dialect, above, end))
+        counts = link.fetch(reads.backlog_sql(dialect, above, end))
         refuse_names(page, throttles)
         known = {row[0] for row in page}
         timed -= known

@@ -1,25 +1,90 @@
 """The right to write a shard: the lock that a living owner holds, and the epoch that fences one that lost it.
 
 The lock only says whether the owner lives. What keeps an old owner from writing is the epoch in the `shard` row.
+
+The row of `shard`: the number of the shard that a database holds, and its schema version.
+
+One owner for each identity of a shard: a copy that is served next to its original gives all its ids a second time.
+
+On MySQL and MariaDB a lock of the server shows a copy in another database of that server. A locked file shows any copy
+that another host of this machine serves. (Nothing shows a copy on another server and another machine.)
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import tempfile
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
+from sqlalchemy import select
+from sqlalchemy.engine import Connection
+
 from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
-from foqs.store import queries
+from foqs.store import migrate, reads
 from foqs.store.dialect import Dialect
 from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
+from foqs.store.tables import SCHEMA_VERSION, shard
+
+NO_SCHEMA = "the database has no foqs schema: create it with `foqs shards create`"
+
+
+class StoredShard(NamedTuple):
+    """The columns of `shard` that databases of all schema versions have. SQLite keeps an empty `owner` as text."""
+
+    version: int
+    number: int
+    owner: bytes | str
+    epoch: int
+
+
+ROW_COLUMNS = frozenset(StoredShard._fields)
+_ROW = select(*(shard.c[name] for name in StoredShard._fields)).where(shard.c.one == 1)
+
+
+def read_shard_row(connection: Connection, errors: Seam) -> StoredShard | None:
+    """Return the row of `shard`, None if there is none.
+
+    Raises ShardRefused when there is no such table, and the driver's errors.
+    """
+    try:
+        row = connection.execute(_ROW).one_or_none()
+    except errors.error as error:
+        if errors.is_missing_table(error):
+            raise ShardRefused(NO_SCHEMA) from error
+        raise
+    return None if row is None else StoredShard(int(row.version), int(row.number), row.owner, int(row.epoch))
+
+
+def refuse_foreign(row: StoredShard | None, shard_number: int | None) -> None:
+    """Raise ShardRefused for no row, another schema version, and another shard's tables."""
+    if row is None:
+        raise ShardRefused("the shard's row is missing: create the schema")
+    refuse_other_version(row.version)
+    refuse_other_shard(row.number, shard_number)
+
+
+def refuse_other_shard(number: int, shard_number: int | None) -> None:
+    """Raise ShardRefused for the tables of a shard with another number."""
+    if shard_number is not None and number != shard_number:
+        raise ShardRefused(f"the database holds shard {number}, not shard {shard_number}")
+
+
+def refuse_other_version(version: int) -> None:
+    """Raise ShardRefused for a database of another schema version. Its `mend` has the remedy."""
+    if version != SCHEMA_VERSION:
+        why = f"the schema of the database is version {version}, and this foqs needs version {SCHEMA_VERSION}"
+        raise ShardRefused(why, mend=migrate.remedy(version))
+
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -219,7 +284,7 @@ def start_of(
 
 def identity_of(link: Link) -> bytes:
     """Return the identity in the shard's row, empty if it has none yet. Raises the driver's errors."""
-    return bytes(link.fetch(queries.IDENTITY)[0][0])
+    return bytes(link.fetch(reads.IDENTITY_SQL)[0][0])
 
 
 def take_epoch(
@@ -259,8 +324,8 @@ def _end_leases(link: Link) -> int:
     The scan of ended leases then decides as it does about any lease. It begins at the first time that there is.
     """
     ended = 0
-    while (last_ms := link.fetch(queries.last_lease(_LEASES_AT_ONCE))[0][0]) is not None:
-        ended += sum(link.run([queries.end_leases(int(last_ms))]))
+    while (last_ms := link.fetch(reads.last_lease_sql(_LEASES_AT_ONCE))[0][0]) is not None:
+        ended += sum(link.run([reads.end_leases_sql(int(last_ms))]))
     return ended
 
 
@@ -281,16 +346,16 @@ def start_without_lock(link: Link, shard: int) -> tuple[ShardRow, Start]:
 
 
 def _index_tail(link: Link, dialect: Dialect) -> None:
-    above = int(link.fetch(queries.INDEXED_TO)[0][0])
+    above = int(link.fetch(reads.INDEXED_TO)[0][0])
     if above:
-        link.execute(queries.index_tail(dialect, above))
+        link.execute(reads.index_tail(dialect, above))
 
 
 def give_up_epoch(link: Link, dialect: Dialect, epoch: int) -> None:
     """Close the shard in order for the owner of `epoch`, if it still is: every item has its row then, and the next
     owner knows. Raises the driver's errors, with a transaction left open."""
     link.execute(dialect.begin)
-    if _epoch(link.fetch(queries.SHARD + dialect.for_update)) == epoch:
+    if _epoch(link.fetch(reads.SHARD_SQL + dialect.for_update)) == epoch:
         _index_tail(link, dialect)
         link.execute("UPDATE shard SET owner = '', indexed_to = 0 WHERE one = 1")
     link.execute("COMMIT")
@@ -306,14 +371,14 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
     """
     if not lock.take(link):
         holder = lock.holder(link)
-        if _epoch(link.fetch(queries.SHARD)) != epoch:
+        if _epoch(link.fetch(reads.SHARD_SQL)) != epoch:
             raise Fenced("another owner has the shard")
         seized = holder in own_connections and lock.seize(link, holder)
         # With a holder of 0 it may have become free between the two queries: our old connection was just ending.
         if not seized and (holder or not lock.take(link)):
             raise StoreDown("another connection holds the shard's lock")
     link.execute(dialect.begin)
-    rows = link.fetch(queries.SHARD + dialect.for_update)
+    rows = link.fetch(reads.SHARD_SQL + dialect.for_update)
     if _epoch(rows) != epoch:
         link.rollback()
         raise Fenced("another owner has the shard")
@@ -342,9 +407,127 @@ def _epoch(rows: Sequence[Any]) -> int:
 
 
 def _highest_number(link: Link, shard: int) -> int:
-    highest = link.fetch(queries.MAX_ID)[0][0]
+    highest = link.fetch(reads.MAX_ID)[0][0]
     return number_of(highest) if highest is not None and shard_of(highest) == shard else 0
 
 
 def _cut(owner: str) -> bytes:
     return owner.encode()[:255]
+
+
+_CLAIM_WAIT_S = 10.0
+_CLAIM_AGAIN_S = 0.02
+_READ_BYTES = 8192
+_IN_NO_SIGHT = "a database that this account cannot see"
+
+
+class Identity:
+    """The claim of one store. `claim` may be called again on a new connection."""
+
+    def __init__(self, database: Database, shard: int) -> None:
+        self._database = database
+        self._shard = shard
+        self._file: int | None = None
+        self._path: Path | None = None
+
+    def claim(self, link: Link, identity: str, server: bytes) -> None:
+        """Claim the identity for the owner with the shard's lock on `link`. `server` is the server's own identity.
+
+        Raises ShardRefused if a copy is served, and the driver's errors.
+        """
+        if not identity:
+            return  # schema version 1 has none
+        if self._database.file is None:
+            self._lock_on_server(link, identity)
+        if self._file is None:
+            self._lock_on_machine(identity, self._places(server))
+
+    def release(self) -> None:
+        """Give the claim back. That of the server ends with the connection."""
+        if self._file is not None:
+            assert self._path is not None
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(self._file), self._path.stat()):
+                    self._path.unlink()
+            os.close(self._file)
+            self._file = None
+
+    # ------------------------------------------------------------------------------------- on the server
+
+    def _lock_on_server(self, link: Link, identity: str) -> None:
+        deadline = time.monotonic() + _CLAIM_WAIT_S
+        own = self._database.url.database or ""
+        while not link.fetch(f"SELECT GET_LOCK('{_lock_name(identity)}', 0)")[0][0]:
+            holder = link.fetch(f"SELECT IS_USED_LOCK('{_lock_name(identity)}')")[0][0]
+            if holder is not None:
+                schema = self._schema_of(link, identity, int(holder))
+                if schema != own or time.monotonic() > deadline:
+                    raise self._refused(identity, f"the database {schema}" if schema else _IN_NO_SIGHT)
+                self._end(link, int(holder))
+            time.sleep(_CLAIM_AGAIN_S)
+
+    def _end(self, link: Link, connection: int) -> None:
+        """End an earlier connection to our own database, which lost the shard's lock."""
+        errors = self._database.seam_errors
+        try:
+            link.execute(f"KILL {connection:d}")
+        except errors.error as error:
+            if not errors.is_missing_connection(error):
+                raise
+
+    def _schema_of(self, link: Link, identity: str, connection: int) -> str:
+        """Return the database of a connection; ours for one that has ended, nothing for one of another account."""
+        rows = link.fetch(f"SELECT db FROM information_schema.processlist WHERE id = {connection:d}")
+        if not rows:
+            still = link.fetch(f"SELECT IS_USED_LOCK('{_lock_name(identity)}')")[0][0]
+            return "" if still == connection else self._database.url.database or ""
+        name = rows[0][0]
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name or "")
+
+    # ------------------------------------------------------------------------------------- on this machine
+
+    def _places(self, server: bytes) -> list[str]:
+        """Return the names of our database. Two hosts may reach one database by different URLs."""
+        url, file = self._database.url, self._database.file
+        if file is not None:
+            return [str(file.resolve())]
+        return [f"{url.host or 'localhost'}:{url.port or 3306}/{url.database}", f"{server.hex()}/{url.database}"]
+
+    def _lock_on_machine(self, identity: str, places: list[str]) -> None:
+        path = Path(tempfile.gettempdir()) / f"foqs-{os.getuid()}-{identity}.lock"
+        try:
+            while (other := self._lock_file(path, places)) is not None:
+                if other and not set(other) & set(places):
+                    raise self._refused(identity, other[0])
+                # The owner before us, which is hung or lost its database: the epoch keeps it from writing.
+                path.unlink(missing_ok=True)
+        except OSError:
+            return  # without such files nothing on this machine can be found, and nothing is wrong
+
+    def _lock_file(self, path: Path, places: list[str]) -> list[str] | None:
+        """Lock the file and write our places into it, or return those of the host that has it."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(file).st_uid != os.getuid():
+            os.close(file)
+            raise PermissionError(errno.EPERM, "the file of another user", str(path))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with os.fdopen(file, "rb") as opened:
+                return opened.read(_READ_BYTES).decode(errors="replace").splitlines()
+        os.ftruncate(file, 0)
+        os.pwrite(file, "\n".join(places).encode(), 0)
+        self._file, self._path = file, path
+        return None
+
+    def _refused(self, identity: str, where: str) -> ShardRefused:
+        mend = (
+            "stop the host that serves the other one, or give this database an identity of its own: "
+            f"foqs shards renew {self._shard}"
+        )
+        why = f"shard {self._shard} is a copy: its identity {identity} is served in {where} already"
+        return ShardRefused(why, mend=mend)
+
+
+def _lock_name(identity: str) -> str:
+    return f"foqs-shard-{identity}"

@@ -7,10 +7,8 @@ from struct import error as StructError
 
 from foqs.rows import Batch
 from foqs.store.link import Link
-from foqs.store.packets import query
-from foqs.store.plans import FENCE_ROWS, Plan, Planner
-from foqs.store.prepared import Inserts
-from foqs.store.statements import Fence, Statement, insert_timed, narrow_rows, writes
+from foqs.store.packets import Inserts, query
+from foqs.store.statements import FENCE_ROWS, Fence, Plan, Planner, Statement, insert_timed, narrow_rows, writes
 from foqs.store.transaction import Transaction
 
 _COMMAND_BYTES = 12 << 20

@@ -40,15 +40,22 @@ from foqs.rows import (
     Scan,
     TimerRow,
 )
-from foqs.store import packed, queries, server, settings
-from foqs.store.dead_reads import DeadReads
+from foqs.store import reads, server, settings
 from foqs.store.dialect import MYSQL, SQLITE, dialect_of
-from foqs.store.identity import Identity
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.opening import read_opened
-from foqs.store.ownership import Lock, give_up_epoch, identity_of, lock_of, take_again, take_epoch
+from foqs.store.ownership import (
+    Identity,
+    Lock,
+    give_up_epoch,
+    identity_of,
+    lock_of,
+    read_shard_row,
+    refuse_foreign,
+    take_again,
+    take_epoch,
+)
 from foqs.store.pipelines import transaction_of
-from foqs.store.plans import ANOTHER_OWNER, COMMIT, Plan, planner_of
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -61,9 +68,8 @@ from foqs.store.protocol import (
     StoreError,
     explained,
 )
-from foqs.store.reads import Reads
-from foqs.store.shard_row import read_shard_row, refuse_foreign
-from foqs.store.statements import Fence
+from foqs.store.reads import DeadReads, Reads
+from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, Fence, Plan, planner_of
 from foqs.store.transaction import Loss, State, Transaction, end_of
 
 log = structlog.get_logger("foqs.store")
@@ -176,7 +182,7 @@ class SqlStore:
         if self._binary_inserts and self._dialect.prepared_inserts:
             link.prepare_inserts()
         if self._database.reads_in_python:
-            raise_bound, self._reads.packed_bytes = packed.set_up(facts.max_packet_bytes)
+            raise_bound, self._reads.packed_bytes = reads.packed_set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
         return link, facts, row
 
@@ -238,7 +244,7 @@ class SqlStore:
         return committed
 
     def confirm(self) -> Confirmation:
-        rows = self._ask(lambda link: link.fetch(queries.confirm(self._dialect)))
+        rows = self._ask(lambda link: link.fetch(reads.confirm_sql(self._dialect)))
         if rows and (server.refuses_writes(rows[0][3]) or self._connected().is_elsewhere):
             raise self._lost(self._errors.read_only())  # where the name leads now, another owner may be
         if not rows or (rows[0][0], rows[0][1]) != (self._epoch, self._seq):
@@ -267,7 +273,7 @@ class SqlStore:
             counts.extend(link.run(plan.texts))  # up to the one that fails
             missed = plan.missed(counts)
             if not plan.with_commit:
-                link.execute(COMMIT)
+                link.execute(COMMIT_TEXT)
         except Fenced as fenced:
             raise self._fence(str(fenced)) from None
         except self._errors.error as error:

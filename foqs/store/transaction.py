@@ -28,11 +28,11 @@ from collections.abc import Sequence
 from enum import Enum
 
 from foqs.store.packets import BadReply, Err, Replies, query
-from foqs.store.plans import COMMIT, FENCE, Plan
+from foqs.store.statements import COMMIT_TEXT, FENCE, Plan
 
 NULL_REFUSED = 1048
 """The error of a fence that does not hold."""
-_COMMIT_PACKET = query(COMMIT)
+_COMMIT_PACKET = query(COMMIT_TEXT)
 
 
 class State(Enum):

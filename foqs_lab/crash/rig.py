@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs_lab.servers import SqlEndpoint
 from foqs_lab.servers.private import Restartable
 from foqs_lab.servers.process import ServerProcess, free_port, wait_until

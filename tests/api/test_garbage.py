@@ -13,7 +13,7 @@ from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection, ShardSection
 from foqs.idl import idl
 from foqs.server.node import Node
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from tests.api.refusals import METHODS, requests
 from tests.api.wire import Refused, Wire

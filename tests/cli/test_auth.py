@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, Forbidden, Unauthenticated
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess, foqs, until
 from tests.support.certificates import Authority
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, ItemSpec
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs_lab.servers import ZookeeperServer
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import PATIENT, HostProcess, foqs, until

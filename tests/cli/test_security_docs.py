@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from tests.api.hosts import ROOT, HostProcess, environment
 
 TEXT = (ROOT / "docs/security.md").read_text()

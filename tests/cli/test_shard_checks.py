@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 
 from foqs.cli.shard_checks import examine
 from foqs.policies.settings import Settings
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs_lab.relay import Relay
 from tests.api.hosts import foqs
 from tests.conftest import Server

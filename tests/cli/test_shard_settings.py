@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from foqs.policies.settings import Settings
-from foqs.store.kept import read_kept
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema, read_kept
 from foqs.store.sql import SqlStore
 from tests.api.hosts import foqs
 

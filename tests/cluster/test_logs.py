@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foqs.idl import idl
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.servers import ZookeeperServer
 from tests.api.hosts import until

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 from foqs.doctor.check import Check, Verdict
 from foqs.doctor.databases import Outcome, Wanted, examine, verdicts
 from foqs.store.checkup import Checkup, check_up
-from foqs.store.schema import check_schema, create_schema
+from foqs.store.maintenance import check_schema, create_schema
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION, metadata

@@ -16,7 +16,7 @@ from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Route, Routing, make_routing
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from tests.api.wire import Wire
 from tests.support.waiting import wait_until

@@ -19,8 +19,8 @@ from foqs.server.database_clock import Reading, Survey
 from foqs.server.marks import FileMarks
 from foqs.store import server
 from foqs.store.link import Link, read_clock
+from foqs.store.maintenance import create_schema
 from foqs.store.reads import Reads
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.api.wire import State
 from tests.conftest import NewShardUrl

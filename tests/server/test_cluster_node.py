@@ -15,7 +15,7 @@ from foqs.errors import PROTOCOL_VERSION, OtherProtocol
 from foqs.policies.settings import Change, Changed, Settings
 from foqs.server.cluster_node import ClusterNode
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from tests.support.waiting import wait_until_on_loop as until
 

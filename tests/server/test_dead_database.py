@@ -17,7 +17,7 @@ from foqs.config.load import load
 from foqs.event_loop import until
 from foqs.idl import idl
 from foqs.server.node import Node
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind

@@ -17,7 +17,7 @@ from foqs.server.neighbours import Neighbours
 from foqs.server.node import Node
 from foqs.server.shard_worker import ShardWorker
 from foqs.shardmgr.routing import Routing
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
 from foqs_lab.relay import Relay

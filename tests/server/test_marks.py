@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from foqs.ids import MARK_STEP, Mark, Marks, Stamp
 from foqs.server.marks import FileMarks, Marker, mark_file, read_mark, read_marks, write_mark
-from foqs.store.schema import create_schema, restore_of
+from foqs.store.maintenance import create_schema, restore_of
 from tests.api.wire import Delivery
 from tests.conftest import NewShardUrl
 from tests.peers.nodes import Cluster, Member, cluster_in

@@ -23,7 +23,7 @@ from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.idl import idl
 from foqs.server.node import Node
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from tests.api.wire import Wire
 

@@ -11,7 +11,7 @@ from foqs.config.load import load
 from foqs.errors import FoqsError, NotSent
 from foqs.event_loop import until
 from foqs.server.node import Node
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 
 PACKAGE = "foqs.server"

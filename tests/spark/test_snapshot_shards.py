@@ -10,7 +10,7 @@ import pytest
 from foqs.client import Client, Delivery, Item, ItemSpec
 from foqs.ids import make_id
 from foqs.rows import Batch, NewItem
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.crash.rig import toml

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
 from foqs.store.link import Database
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.tables import metadata
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind

@@ -12,8 +12,8 @@ from sqlalchemy.engine import make_url
 from foqs.ids import make_id
 from foqs.rows import AT_LEAST_ONCE, NewItem
 from foqs.store.link import Database
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import ShardStore
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.store.proxy import Break, Proxy
 

@@ -10,8 +10,8 @@ from foqs.engine import shard_open
 from foqs.rows import Batch, LaneRow
 from foqs.store.checkup import check_shard
 from foqs.store.link import Database, Link
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import StoreError
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.engine.laboratory import Laboratory
 from tests.store.asking import run

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs.store import identity
+from foqs.store import ownership
+from foqs.store.maintenance import create_schema, renew_identity
 from foqs.store.protocol import ShardRefused, explained
-from foqs.store.schema import create_schema, renew_identity
 from foqs.store.sql import SqlStore
 from tests.conftest import NewShardUrl
 from tests.store.contract import insert
@@ -98,7 +98,7 @@ def test_the_server_tells_of_a_copy_that_another_machine_serves(
 ) -> None:
     """Without the files of this machine. (Nothing tells of a copied SQLite file on another machine.)"""
     store, _ = opened(urls[0])
-    monkeypatch.setattr(identity.tempfile, "gettempdir", lambda: str(tmp_path / "another"))
+    monkeypatch.setattr(ownership.tempfile, "gettempdir", lambda: str(tmp_path / "another"))
     (tmp_path / "another").mkdir()
     if shard_kind != "sqlite":
         with pytest.raises(ShardRefused, match=f"served in the database {urls[0].rpartition('/')[2].split('?')[0]}"):
@@ -110,7 +110,7 @@ def test_the_server_tells_of_a_copy_that_another_machine_serves(
 def test_a_folder_that_cannot_be_made_stops_nothing(
     urls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    monkeypatch.setattr(ownership.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
     store, _ = opened(urls[0])
     insert(store, new_item())
     store.close()

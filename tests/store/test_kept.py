@@ -6,9 +6,8 @@ import pytest
 
 from foqs.policies.settings import Settings
 from foqs.rows import Batch, Holding, SettingRow
-from foqs.store.kept import discard_settings, read_kept
+from foqs.store.maintenance import create_schema, discard_settings, read_kept
 from foqs.store.protocol import ShardRefused
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 
 SHOP, MAIL = (Settings(ns).changed({"a": "1"}, ()) for ns in ("shop", "ä"))

@@ -8,9 +8,9 @@ import pytest
 
 from foqs.rows import Batch, LaneRow
 from foqs.store.checkup import check_up
-from foqs.store.lanes import words
+from foqs.store.maintenance import create_schema
+from foqs.store.opening import orphan_words
 from foqs.store.protocol import ShardRefused, explained
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.store.asking import run
 from tests.store.contract import LANE, insert
@@ -59,12 +59,12 @@ def test_a_shard_whose_lanes_came_back_opens(broken_url: str) -> None:
 
 def test_the_checkup_names_unknown_lanes(broken_url: str) -> None:
     found = [one.found for one in check_up(broken_url, 1, timeout_s=20, now_ms=lambda: 0.0).findings]
-    assert words([2], "ready") in found
+    assert orphan_words([2], "ready") in found
 
 
 def test_words_name_a_few_lanes() -> None:
-    assert words([4], "ready") == "rows in ready refer to lane 4, which table lane lacks"
-    assert words([*range(1, 8)], "timer").endswith("refer to 7 lanes 1, 2, 3, 4, 5, ..., which table lane lacks")
+    assert orphan_words([4], "ready") == "rows in ready refer to lane 4, which table lane lacks"
+    assert orphan_words([*range(1, 8)], "timer").endswith("refer to 7 lanes 1, 2, 3, 4, 5, ..., which table lane lacks")
 
 
 def test_a_name_that_is_text_is_refused_with_what_mends_it(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from foqs.rows import Batch
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import CommitUnknown, StoreDown
-from foqs.store.schema import create_schema
 from tests.conftest import SHARD_KINDS
 from tests.store.contract import LANE
 from tests.store.cutting_relay import CuttingRelay, Side

@@ -13,9 +13,9 @@ from foqs.cli import shards as commands
 from foqs.store import migrate
 from foqs.store.checkup import check_up
 from foqs.store.link import Database
+from foqs.store.maintenance import check_schema, check_tables, create_schema, migrate_schema, plan_migration
 from foqs.store.migrate import Step
 from foqs.store.protocol import ShardRefused, StoreBusy
-from foqs.store.schema import check_schema, check_tables, create_schema, migrate_schema, plan_migration
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
@@ -119,7 +119,7 @@ def test_an_interrupted_migration_continues(old_url: str, monkeypatch: pytest.Mo
 
 
 def test_a_served_shard_is_not_migrated(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foqs.store.schema._SERVED_S", 0.1)
+    monkeypatch.setattr("foqs.store.maintenance._SERVED_S", 0.1)
     run(old_url, f"UPDATE shard SET version = {SCHEMA_VERSION}")
     owner = SqlStore(old_url, shard=NUMBER)
     owner.open("owner", take_over=False)

@@ -11,8 +11,8 @@ import pytest
 from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, LaneRow, RowPages
 from foqs.store import opening
 from foqs.store.link import Link
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import ShardRefused
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from tests.store.asking import run
 from tests.store.contract import insert

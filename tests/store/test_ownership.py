@@ -17,8 +17,8 @@ import pytest
 from foqs.ids import Mark
 from foqs.rows import Batch
 from foqs.store.link import Link
+from foqs.store.maintenance import restore_of
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, StoreDown
-from foqs.store.schema import restore_of
 from foqs.store.sql import SqlStore
 from foqs.store.statements import Fence, writes
 from tests.store.asking import ask, connect, row_lock_waits, run

@@ -9,11 +9,10 @@ from contextlib import closing
 import pytest
 
 from foqs.rows import Batch, FailureCause, FailureRow, LaneRow
-from foqs.store.checkup import check_shard
+from foqs.store.checkup import check_shard, partner_findings
 from foqs.store.dialect import dialect_of
 from foqs.store.link import Database, Link
-from foqs.store.partners import partner_findings
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.server import version
 from foqs.store.sql import SqlStore
 from tests.store.asking import run

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.rows import NewItem
-from foqs.store.packets import BadReply, Err
-from foqs.store.prepared import COM_STMT_CLOSE, SIZES, Inserts, close_command, prepare_commands, read_prepared
+from foqs.store.packets import (
+    COM_STMT_CLOSE,
+    SIZES,
+    BadReply,
+    Err,
+    Inserts,
+    close_command,
+    prepare_commands,
+    read_prepared,
+)
 from foqs.store.statements import narrow_rows
 from tests.store.replies import err, packet
 from tests.store.shards import new_item

@@ -10,7 +10,7 @@ import pytest
 
 from foqs.ids import make_id
 from foqs.rows import Batch, LaneRow, NewItem
-from foqs.store import packed, queries
+from foqs.store import reads
 from foqs.store.dialect import MARIADB, SQLITE
 from foqs.store.sql import SqlStore
 from foqs.store.statements import READY_KEY, writes
@@ -130,7 +130,7 @@ def test_rows_read_of_a_thousand_lanes(shard: ServerShard) -> None:
         assert [row.lane for row in store.page_of_lanes(lanes, 10)] == some
         assert rows_read(store, lambda: store.page_of_lanes(lanes, 10)) <= (times + 1) * 10 + 25
     assert store._link is not None
-    plan = store._link.fetch(f"EXPLAIN FORMAT=TRADITIONAL {queries.page_of_lanes(store._dialect, lanes, 1_001)}")
+    plan = store._link.fetch(f"EXPLAIN FORMAT=TRADITIONAL {reads.page_of_lanes_sql(store._dialect, lanes, 1_001)}")
     assert "filesort" not in str(plan), plan
     store.close()
 
@@ -224,17 +224,17 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
             batch.deliver_after_new = [(item_id, 1) for item_id in ids]
             texts = [each.text for each in writes(batch, store._dialect, 1 << 20)]
             texts += [
-                queries.bodies(store._dialect, ids),
-                queries.look(store._dialect, ids),
-                queries.page(store._dialect, 1, None, 100),
-                queries.page(store._dialect, 1, (0, NOW_MS, 5), 100),
-                queries.page_of_lanes(store._dialect, [1, 2], 100),
-                queries.due(store._dialect, NOW_MS, NOW_MS, 100)[0],
-                queries.due(store._dialect, NOW_MS, NOW_MS, 100, ids[0])[0],
-                queries.expiring(store._dialect, NOW_MS, NOW_MS, None, 100)[0],
-                queries.sizes(store._dialect, ids),
-                queries.failures(store._dialect, ids),
-                select_of(queries.index_tail(store._dialect, ids[0])),
+                reads.bodies_sql(store._dialect, ids),
+                reads.look_sql(store._dialect, ids),
+                reads.page_sql(store._dialect, 1, None, 100),
+                reads.page_sql(store._dialect, 1, (0, NOW_MS, 5), 100),
+                reads.page_of_lanes_sql(store._dialect, [1, 2], 100),
+                reads.due_sql(store._dialect, NOW_MS, NOW_MS, 100)[0],
+                reads.due_sql(store._dialect, NOW_MS, NOW_MS, 100, ids[0])[0],
+                reads.expiring_sql(store._dialect, NOW_MS, NOW_MS, None, 100)[0],
+                reads.sizes_sql(store._dialect, ids),
+                reads.failures_sql(store._dialect, ids),
+                select_of(reads.index_tail(store._dialect, ids[0])),
             ]
             for text in texts:
                 plan = link.fetch(f"EXPLAIN FORMAT=TRADITIONAL {text}")
@@ -294,18 +294,18 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
     link = store._link
     assert link is not None
     texts = [
-        queries.page(SQLITE, 1, None, 10),
-        queries.page(SQLITE, 1, (1, 2, 3), 10),
-        queries.page_of_lanes(SQLITE, [1, 2], 10),
-        queries.page_of_lanes(SQLITE, list(range(1_000)), 1_001),
-        queries.bodies(SQLITE, [1, 2]),
-        queries.look(SQLITE, [1, 2]),
-        *queries.due(SQLITE, 1, 2, 3),
-        *queries.expiring(SQLITE, 1, 2, None, 3),
-        *queries.expiring(SQLITE, 1, 2, (1, 5), 3),
-        queries.sizes(SQLITE, [1, 2]),
-        queries.failures(SQLITE, [1, 2]),
-        select_of(queries.index_tail(SQLITE, 5)),
+        reads.page_sql(SQLITE, 1, None, 10),
+        reads.page_sql(SQLITE, 1, (1, 2, 3), 10),
+        reads.page_of_lanes_sql(SQLITE, [1, 2], 10),
+        reads.page_of_lanes_sql(SQLITE, list(range(1_000)), 1_001),
+        reads.bodies_sql(SQLITE, [1, 2]),
+        reads.look_sql(SQLITE, [1, 2]),
+        *reads.due_sql(SQLITE, 1, 2, 3),
+        *reads.expiring_sql(SQLITE, 1, 2, None, 3),
+        *reads.expiring_sql(SQLITE, 1, 2, (1, 5), 3),
+        reads.sizes_sql(SQLITE, [1, 2]),
+        reads.failures_sql(SQLITE, [1, 2]),
+        select_of(reads.index_tail(SQLITE, 5)),
         SQLITE.delete_keys("ready", READY_KEY, [(1, 2, 3, 4), (5, 6, 7, 8)]),
         SQLITE.delete_values("timer", "id", [1, 2]),
     ]
@@ -350,7 +350,7 @@ def test_both_drivers_and_both_ways_to_read(shard_url: str, driver: str) -> None
 def test_bodies_beyond_the_bound_of_packed_rows(shard: ServerShard) -> None:
     store = shard.store()
     store.open("owner", take_over=False)
-    large = random.Random(1).randbytes(packed.MAX_BYTES // 3)
+    large = random.Random(1).randbytes(reads.PACKED_BYTES // 3)
     items = [new_item(n, payload=large + bytes([n])) for n in range(1, 5)]
     for item in items:
         insert(store, item)

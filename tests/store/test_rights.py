@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
+from foqs.store.errors import Place, remedy_of
+from foqs.store.maintenance import check_schema, create_schema
 from foqs.store.protocol import ShardRefused, explained
-from foqs.store.rights import Place, remedy_of
-from foqs.store.schema import check_schema, create_schema
 from tests.conftest import Server
 
 SERVERS = [

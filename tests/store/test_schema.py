@@ -14,17 +14,17 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from foqs.store.checkup import check_shard
-from foqs.store.count import count_items
-from foqs.store.kept import read_kept
-from foqs.store.protocol import ShardRefused, StoreDown
-from foqs.store.schema import (
+from foqs.store.maintenance import (
     check_schema,
     check_tables,
+    count_items,
     create_schema,
     migrate_schema,
     plan_migration,
+    read_kept,
     renew_identity,
 )
+from foqs.store.protocol import ShardRefused, StoreDown
 from foqs.store.server import Finding, Version, refuse_old
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION

@@ -14,13 +14,12 @@ from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError
 
 from foqs.rows import Batch
-from foqs.store import session
+from foqs.store import server as session
 from foqs.store.checkup import check_up
-from foqs.store.count import count_items
 from foqs.store.link import Database, Link
+from foqs.store.maintenance import check_schema, count_items, create_schema
 from foqs.store.protocol import RowRejected, ShardRefused, StoreDown
-from foqs.store.schema import check_schema, create_schema
-from foqs.store.session import LOCK_WAIT_S, VARIABLES, Variable, has_value, set_up
+from foqs.store.server import LOCK_WAIT_S, SESSION_VARIABLES, Variable, has_value, session_set_up
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind
 from tests.conftest import NewServer, Server, start_or_skip
@@ -132,7 +131,11 @@ def variables(connection: Connection) -> dict[str, str]:
 def wrong(found: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the list that have another value."""
     product = "MariaDB" if "max_statement_time" in found else "MySQL"
-    shown = [one for one in VARIABLES if one.name in found and one.value != "DEFAULT" and one.product in ("", product)]
+    shown = [
+        one
+        for one in SESSION_VARIABLES
+        if one.name in found and one.value != "DEFAULT" and one.product in ("", product)
+    ]
     return {one.name: found[one.name] for one in shown if not has_value(one, found[one.name])}
 
 
@@ -198,7 +201,7 @@ LEFT = {
     "set with statements of their own: SET NAMES, SET TRANSACTION": """
         character_set_client character_set_connection character_set_results collation_connection
         transaction_isolation transaction_read_only tx_isolation tx_read_only""",
-    "set where it is used (store/packed.py)": "group_concat_max_len",
+    "set where it is used (store/reads.py)": "group_concat_max_len",
     "of other engines than InnoDB, and of LOCK TABLES": """
         aria_repair_threads aria_sort_buffer_size aria_stats_method bulk_insert_buffer_size deadlock_search_depth_long
         deadlock_search_depth_short deadlock_timeout_long deadlock_timeout_short innodb_table_locks keep_files_on_create
@@ -263,7 +266,7 @@ LEFT = {
 def test_every_variable_of_a_session_was_decided(plain_url: str) -> None:
     """A variable that an account without rights can set is in one of both lists."""
     left = {name for names in LEFT.values() for name in names.split()}
-    listed = {one.name for one in VARIABLES}
+    listed = {one.name for one in SESSION_VARIABLES}
     assert not left & listed
     with Database(plain_url).connect() as connection:
         found = variables(connection)
@@ -295,14 +298,18 @@ def plain_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.server
 def test_a_variable_that_a_server_does_not_have_is_left_out(plain_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    later = (*VARIABLES[:3], Variable("foqs_no_such", "1", "a later version removed it"), *VARIABLES[3:])
-    monkeypatch.setattr(session, "VARIABLES", later)
+    later = (
+        *SESSION_VARIABLES[:3],
+        Variable("foqs_no_such", "1", "a later version removed it"),
+        *SESSION_VARIABLES[3:],
+    )
+    monkeypatch.setattr(session, "SESSION_VARIABLES", later)
     database = Database(plain_url)
     asked: list[str] = []
     for _ in range(2):
         with closing(Link(database)) as link:
             assert wrong(variables(link.connection)) == {}
-        asked.append(set_up(database._left))
+        asked.append(session_set_up(database._left))
     assert "foqs_no_such" not in asked[0]
     assert "max_statement_time" in asked[0] or "max_execution_time" in asked[0]
 
@@ -315,7 +322,7 @@ def test_a_variable_that_the_account_may_not_set(plain_url: str, monkeypatch: py
         value = variables(connection)["binlog_format"]
     for wanted, refused in ((value, False), ("STATEMENT" if value == "ROW" else "ROW", True)):
         one = Variable("binlog_format", f"'{wanted}'", "writes would be replicated in another way")
-        monkeypatch.setattr(session, "VARIABLES", (*VARIABLES, one))
+        monkeypatch.setattr(session, "SESSION_VARIABLES", (*SESSION_VARIABLES, one))
         store = SqlStore(plain_url, shard=NUMBER)
         if not refused:
             store.open("owner", take_over=False)
@@ -334,7 +341,7 @@ def test_a_name_that_leads_to_a_server_with_other_values(
     """What one server does not have, or has right, is looked at again for each connection."""
     (before,) = mariadb.query("SELECT @@GLOBAL.binlog_format")[0]
     one = Variable("binlog_format", f"'{before}'", "writes would be replicated in another way")
-    monkeypatch.setattr(session, "VARIABLES", (*VARIABLES, one))
+    monkeypatch.setattr(session, "SESSION_VARIABLES", (*SESSION_VARIABLES, one))
     database = Database(plain_url)
     Link(database).close()
     assert database._left["binlog_format"] == before

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import mysql
 
-from foqs.store.schema import check_schema, create_schema
+from foqs.store.maintenance import check_schema, create_schema
 from foqs.store.server import Finding
 from foqs.store.tables import metadata
 from tests.store.asking import run

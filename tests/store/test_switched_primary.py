@@ -12,12 +12,11 @@ import pytest
 from foqs.policies.settings import Settings
 from foqs.rows import Batch
 from foqs.store.checkup import check_up
-from foqs.store.kept import discard_settings
 from foqs.store.link import reachable
+from foqs.store.maintenance import create_schema, discard_settings, migrate_schema
 from foqs.store.migrate import exclusive
 from foqs.store.packets import query
 from foqs.store.protocol import StoreDown, StoreError, StoreReadOnly
-from foqs.store.schema import create_schema, migrate_schema
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind
 from tests.conftest import NewServer

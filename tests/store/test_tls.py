@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import URL, make_url
 
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import StoreError
-from foqs.store.schema import create_schema
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind, ServerSettings
 from tests.conftest import NewServer

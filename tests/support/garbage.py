@@ -13,7 +13,7 @@ from typing import Any
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection, ShardSection
 from foqs.server.node import Node
-from foqs.store.schema import create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 
 

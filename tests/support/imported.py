@@ -4,7 +4,7 @@ from importlib import import_module
 
 import foqs.cli.process
 import foqs.doctor
-import foqs.store.schema
+import foqs.store.maintenance
 import foqs.zk.client  # noqa: F401
 from foqs.cli.main import VERBS
 

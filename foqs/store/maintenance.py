@@ -1,9 +1,16 @@
-"""The commands that make, migrate and verify a shard's schema."""
+"""The commands that make, migrate and verify a shard's schema.
+
+How many items a shard's database holds, for an operator: a shard that no host serves has no owner to ask.
+
+What a shard's database keeps of a lone host or a cluster: copies of settings, and slots of deduplication keys.
+
+A command and a starting host read it without being the shard's owner.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -11,15 +18,15 @@ from uuid import uuid4
 from sqlalchemy.engine import Connection
 
 from foqs.ids import MAX_SHARD
-from foqs.store import migrate, remedies, server
-from foqs.store.errors import Kind, Seam
+from foqs.rows import Holding, SettingRow
+from foqs.store import migrate, schema_diff, server, settings
+from foqs.store.dialect import MYSQL, SQLITE
+from foqs.store.errors import Kind, Seam, account_of, grant
 from foqs.store.link import Database, Link
-from foqs.store.ownership import lock_of
+from foqs.store.ownership import NO_SCHEMA, ROW_COLUMNS, lock_of, read_shard_row, refuse_foreign, refuse_other_shard
 from foqs.store.protocol import ShardRefused
-from foqs.store.rights import account_of, grant
-from foqs.store.server import Finding
-from foqs.store.shape import TableShape, differences, missing, read_shapes
-from foqs.store.shard_row import NO_SCHEMA, ROW_COLUMNS, read_shard_row, refuse_foreign, refuse_other_shard
+from foqs.store.schema_diff import TableShape, differences, missing, read_shapes
+from foqs.store.server import Finding, is_read_only
 from foqs.store.tables import SCHEMA_VERSION, metadata, shard
 
 _DDL_TIMEOUT_S = 30.0
@@ -77,7 +84,7 @@ def _make_tables(connection: Connection, shapes: Mapping[str, TableShape]) -> No
     """Make the tables that `shapes` lacks. Raises the driver's errors."""
     for table in metadata.sorted_tables:
         if table.name not in shapes:
-            for statement in remedies.create_table(connection.dialect, table):
+            for statement in schema_diff.create_table(connection.dialect, table):
                 connection.exec_driver_sql(statement)
 
 
@@ -280,3 +287,58 @@ def check_tables(url: str) -> list[str]:
                 if row is not None and row.version != SCHEMA_VERSION:
                     return [f"{finding.found}: {finding.mend}" for finding in _wrong_row(row, None)]
             return [one.found for one in missing(metadata.sorted_tables, shapes)]
+
+
+_COUNT_TIMEOUT_S = 600.0
+"""The index of a hundred million items is read once."""
+
+
+def count_items(url: str, shard: int) -> int:
+    """Items in any state. Raises StoreError: the database does not answer, or is not this shard's."""
+    database = Database(url, io_timeout_s=_COUNT_TIMEOUT_S, look_only=True)
+    with database.seam():
+        database.refuse_missing()
+        link = Link(database)
+        try:
+            refuse_foreign(read_shard_row(link.connection, database.seam_errors), shard)
+            return int(link.fetch("SELECT COUNT(*) FROM item")[0][0])
+        finally:
+            link.close()
+
+
+class Kept(NamedTuple):
+    settings: list[SettingRow]
+    slots: Holding
+
+
+def read_kept(url: str, shard: int, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> Kept:
+    """Raises StoreError: the database does not answer, has no schema, or is not this shard's."""
+    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
+    with _shard_link(database, shard) as link:
+        stored = link.fetch(settings.ALL)
+        stamp, bits = link.fetch("SELECT slots_stamp, slots FROM shard WHERE one = 1")[0]
+        return Kept([SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored], Holding(int(stamp), bytes(bits)))
+
+
+def discard_settings(url: str, shard: int, namespaces: Collection[str]) -> None:
+    """Remove the copies of the settings of `namespaces`, and the row that says that the shard has all copies.
+
+    Raises StoreError, as `read_kept`."""
+    database = Database(url)
+    with _shard_link(database, shard) as link:
+        if is_read_only(link.connection):
+            raise database.seam_errors.read_only()
+        names = ", ".join(f"x'{ns.encode().hex()}'" for ns in ("", *namespaces))
+        link.execute((SQLITE if database.is_file else MYSQL).begin)
+        link.execute(f"DELETE FROM setting WHERE ns IN ({names})")
+        link.execute("COMMIT")
+
+
+@contextmanager
+def _shard_link(database: Database, shard: int) -> Iterator[Link]:
+    """Yield a connection to the shard's database."""
+    with database.seam():
+        database.refuse_missing()
+        with closing(Link(database)) as link:
+            refuse_foreign(read_shard_row(link.connection, database.seam_errors), shard)
+            yield link

@@ -1,4 +1,8 @@
-"""Tables as a database has them, compared with those of `foqs.store.schema`: columns, keys, indexes, and engine.
+"""SQL that mends a table which differs from `foqs.store.maintenance`: for an administrator to run, in one line each.
+
+SQLite changes neither types nor keys of a table: there the table is made again and its rows are copied.
+
+Tables as a database has them, compared with those of `foqs.store.maintenance`: columns, keys, indexes, and engine.
 
 Types are compared by what they store, not by how a server spells them: MariaDB shows `int(11)` for MySQL's `int`, and
 SQLite's declared types count by their affinity.
@@ -13,12 +17,101 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Column, Index, Table, text
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
-from foqs.store import remedies
 from foqs.store.server import Finding
 
-_CREATE = "make the schema: foqs shards create"
+# SQLAlchemy takes a hex literal for an expression. Neither SQLite nor MySQL adds a column with one at once.
+_LITERAL_IN_BRACKETS = re.compile(r"DEFAULT \((x'[0-9a-f]*')\)")
+
+
+def add_column(dialect: Dialect, column: Column[Any]) -> str:
+    spelled = _column_sql(dialect, column)
+    if dialect.name == "sqlite" and column.primary_key:
+        return f"restore the table {column.table.name} from a backup: its key is gone"
+    if dialect.name == "sqlite" and not column.nullable and column.server_default is None:
+        spelled += " DEFAULT x''" if "BLOB" in spelled.upper() else " DEFAULT 0"
+    return f"ALTER TABLE {column.table.name} ADD COLUMN {spelled}"
+
+
+def change_column(dialect: Dialect, column: Column[Any]) -> str:
+    if dialect.name == "sqlite":
+        return _made_again(dialect, column.table)
+    return f"ALTER TABLE {column.table.name} MODIFY COLUMN {_column_sql(dialect, column)}"
+
+
+def drop_column(table: str, column: str) -> str:
+    return f"ALTER TABLE {table} DROP COLUMN {column}"
+
+
+def change_key(dialect: Dialect, table: Table, *, there: bool) -> str:
+    if dialect.name == "sqlite":
+        return _made_again(dialect, table)
+    key = ", ".join(column.name for column in table.primary_key)
+    return f"ALTER TABLE {table.name} {'DROP PRIMARY KEY, ' if there else ''}ADD PRIMARY KEY ({key})"
+
+
+def add_index(index: Index) -> str:
+    return flat(str(CreateIndex(index)))
+
+
+def change_index(dialect: Dialect, index: Index) -> str:
+    """Two statements: one ALTER TABLE that drops and adds the same columns leaves an invisible index as it is."""
+    assert index.table is not None
+    return f"{drop_index(dialect, index.table.name, str(index.name))}; {add_index(index)}"
+
+
+def drop_index(dialect: Dialect, table: str, index: str) -> str:
+    return f"DROP INDEX {index}" if dialect.name == "sqlite" else f"DROP INDEX {index} ON {table}"
+
+
+def create_table(dialect: Dialect, table: Table) -> list[str]:
+    """The statements that make a missing table and its indexes.
+
+    On MySQL and MariaDB one statement makes all of it: it needs no right but CREATE, and the indexes are there as soon
+    as the table is.
+    """
+    made = _compiled(dialect, CreateTable(table, if_not_exists=True)).strip()
+    if dialect.name == "sqlite":
+        return [made, *sorted(add_index(index) for index in table.indexes)]
+    indexes = [
+        f"\t{'UNIQUE ' if index.unique else ''}INDEX {index.name} ({', '.join(c.name for c in index.columns)})"
+        for index in sorted(table.indexes, key=lambda index: str(index.name))
+    ]
+    body, bracket, options = made.rpartition("\n)")
+    return ["".join([body, *(f", \n{line}" for line in indexes), bracket, options])]
+
+
+def _made_again(dialect: Dialect, table: Table) -> str:
+    columns, name = ", ".join(column.name for column in table.columns), table.name
+    made = flat(_compiled(dialect, CreateTable(table)))
+    steps = [
+        "BEGIN IMMEDIATE",
+        f"ALTER TABLE {name} RENAME TO {name}_before",
+        made,
+        f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {name}_before",
+        f"DROP TABLE {name}_before",
+        *sorted(add_index(index) for index in table.indexes),
+        "COMMIT",
+    ]
+    return "; ".join(steps)
+
+
+def _column_sql(dialect: Dialect, column: Column[Any]) -> str:
+    return flat(_compiled(dialect, CreateColumn(column)))
+
+
+def _compiled(dialect: Dialect, element: CreateColumn | CreateTable) -> str:
+    return _LITERAL_IN_BRACKETS.sub(r"DEFAULT \1", str(element.compile(dialect=dialect)))
+
+
+def flat(sql: str) -> str:
+    """Return the statement in one line."""
+    return re.sub(r"\s+", " ", sql).replace("( ", "(").replace(" )", ")").strip()
+
+
+_MAKE_SCHEMA = "make the schema: foqs shards create"
 _ROWID = " as rowid"
 _WIDTH = re.compile(r"(int)\(\d+\)")
 
@@ -63,7 +156,7 @@ def missing(tables: Sequence[Table], shapes: Mapping[str, TableShape]) -> list[F
     for table in tables:
         shape = shapes.get(table.name)
         if shape is None:
-            found.append(Finding(f"table {table.name} is missing", _CREATE))
+            found.append(Finding(f"table {table.name} is missing", _MAKE_SCHEMA))
         elif lacking := [column.name for column in table.columns if column.name not in shape.columns]:
             found.append(Finding(f"table {table.name} lacks {', '.join(lacking)}", "foqs shards check"))
     return found
@@ -77,7 +170,7 @@ def differences(connection: Connection, tables: Sequence[Table], shapes: Mapping
         if shape is not None:
             found += _differs(connection, table, shape)
         else:
-            found.append(Finding(f"table {table.name} is missing", _CREATE))
+            found.append(Finding(f"table {table.name} is missing", _MAKE_SCHEMA))
     return found
 
 
@@ -88,18 +181,18 @@ def _differs(connection: Connection, table: Table, shape: TableShape) -> Iterato
     for column in table.columns:
         there = shape.columns.get(column.name)
         if there is None:
-            yield Finding(f"table {name} lacks the column {column.name}", remedies.add_column(dialect, column))
+            yield Finding(f"table {name} lacks the column {column.name}", add_column(dialect, column))
         elif wrong := _wrong_column(connection, column, there):
-            yield Finding(f"column {name}.{column.name} {wrong}", remedies.change_column(dialect, column))
+            yield Finding(f"column {name}.{column.name} {wrong}", change_column(dialect, column))
     for extra, there in shape.columns.items():
         if extra not in table.columns and not there.filled:
             why = f"column {name}.{extra} is not in foqs's schema and has no default: every insert fails"
-            yield Finding(why, remedies.drop_column(name, extra))
+            yield Finding(why, drop_column(name, extra))
     key = tuple(column.name for column in table.primary_key)
     if shape.key != key and set(key) <= shape.columns.keys():
         is_now = f"({', '.join(shape.key)})" if shape.key else "missing"
         words = f"the primary key of {name} is {is_now}, not ({', '.join(key)})"
-        yield Finding(words, remedies.change_key(dialect, table, there=bool(shape.key)))
+        yield Finding(words, change_key(dialect, table, there=bool(shape.key)))
     yield from _wrong_indexes(connection, table, shape)
 
 
@@ -119,15 +212,15 @@ def _wrong_indexes(connection: Connection, table: Table, shape: TableShape) -> I
     for name, index in sorted(wanted.items()):
         there = shape.indexes.get(name)
         if there is None:
-            mend = remedies.add_index(index)
+            mend = add_index(index)
             yield Finding(f"table {table.name} lacks the index {name} on ({_listed(index)})", mend)
         elif there != IndexShape(tuple(column.name for column in index.columns), bool(index.unique)):
-            mend = remedies.change_index(connection.dialect, index)
+            mend = change_index(connection.dialect, index)
             yield Finding(f"the index {name} of {table.name} is {_shown(there)}, not {_kind(index)}", mend)
     for name, there in shape.indexes.items():
         if name not in wanted and there.unique:
             why = f"the unique index {name} of {table.name} is not in foqs's schema: it may refuse items"
-            yield Finding(why, remedies.drop_index(connection.dialect, table.name, name))
+            yield Finding(why, drop_index(connection.dialect, table.name, name))
 
 
 def _listed(index: Index) -> str:

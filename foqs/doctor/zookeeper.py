@@ -10,7 +10,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict, apart, numbers, said
 from foqs.errors import FoqsError
 from foqs.shardmgr.facts import HostFact, ShardFact
-from foqs.zk.checkup import RootCheckup, ServerCheckup, check_root, check_server
+from foqs.zk.inspect import RootCheckup, ServerCheckup, check_root, check_server
 
 OLDEST = (3, 5)
 """The oldest version with the same client protocol as the tested ones."""

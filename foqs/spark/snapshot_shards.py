@@ -21,7 +21,7 @@ from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Database, Link, place_of
 from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
-from foqs.zk.shards import read_shards
+from foqs.zk.inspect import read_shards
 
 _IO_TIMEOUT_S = 60.0
 _MYSQL_BEGIN = (

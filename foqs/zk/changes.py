@@ -24,10 +24,9 @@ from foqs.shardmgr.facts import (
     encode_shard,
     encode_slots,
 )
-from foqs.zk.errors import first_failure, mapped
-from foqs.zk.link import Link
-from foqs.zk.paths import ELECTION, FOLDERS, Paths, node_name
+from foqs.zk.link import Link, first_failure, mapped
 from foqs.zk.protocol import ZkConflict, ZkRefused
+from foqs.zk.records import ELECTION, FOLDERS, Paths, node_name
 
 # ZooKeeper closes the connection at a request of 1 MiB (jute.maxbuffer), and again at each repetition.
 MAX_RECORD_BYTES = 1_000_000

@@ -16,7 +16,7 @@ from foqs.doctor.examine import examine as examine_all
 from foqs.doctor.zookeeper import examine, of_server
 from foqs.rpc.tls import server_context
 from foqs.shardmgr.facts import ShardFact, encode_shard
-from foqs.zk.checkup import RootCheckup, ServerCheckup
+from foqs.zk.inspect import RootCheckup, ServerCheckup
 from foqs_lab.relay import Relay
 from tests.conftest import sasl_zookeeper
 from tests.support.certificates import Authority

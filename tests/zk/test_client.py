@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, Session, ShardFact, encode_shard
-from foqs.zk.handler import LoopHandler
+from foqs.zk.link import LoopHandler
 from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 from tests.zk.contract import CONNECTED, EXPIRED, SUSPENDED, Client, FactStoreContract, Rig, host
 from tests.zk.rig import ZookeeperRig

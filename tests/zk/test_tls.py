@@ -9,7 +9,7 @@ import pytest
 
 from foqs.errors import Invalid, Unavailable
 from foqs.shardmgr.facts import ShardFact
-from foqs.zk.shards import read_shards
+from foqs.zk.inspect import read_shards
 from tests.support.certificates import Authority
 from tests.zk.contract import Client, host
 from tests.zk.rig import ZookeeperRig

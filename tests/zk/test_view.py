@@ -2,7 +2,7 @@
 
 from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import Slots, encode_assignment, encode_slots
-from foqs.zk.view import View
+from foqs.zk.records import View
 
 
 def test_a_record_that_was_written_again_is_another_one() -> None:

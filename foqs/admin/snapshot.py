@@ -30,7 +30,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
-from foqs.rpc.counters import CLOSED, REFUSED, RpcCounters
+from foqs.rpc.call import CLOSED, REFUSED, RpcCounters
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState

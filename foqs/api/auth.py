@@ -25,7 +25,7 @@ from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauth
 from foqs.idl import idl
 from foqs.peers.ready_subscriber import Ask
 from foqs.rpc.call import Call
-from foqs.rpc.peer import Done
+from foqs.rpc.peer_caller import Done
 
 log = structlog.get_logger("foqs.host")
 

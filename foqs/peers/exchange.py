@@ -43,7 +43,7 @@ class Incoming(Protocol):
 
 
 class ForwardLog(Protocol):
-    """The lines of the log about forwarded requests; see `foqs.rpc.request_log.RequestLog`."""
+    """The lines of the log about forwarded requests; see `foqs.rpc.call.RequestLog`."""
 
     def reply_lost(self, method: str, context: Any, address: str, error: FoqsError) -> None: ...
 

@@ -9,6 +9,8 @@ before it is admitted: bytes that were read cannot be put back.
 
 `_settle()` sums up all that a connection holds and brings the budget and the socket's reading in line with it, at
 the end of every event. So each take has exactly one give.
+
+Answers to whole frames that reach no handler.
 """
 
 from __future__ import annotations
@@ -18,16 +20,55 @@ from ssl import SSLError
 from typing import Any
 
 from foqs.errors import FoqsError, Invalid, OtherProtocol, Unauthenticated
-from foqs.rpc.address import address_of
 from foqs.rpc.arrival import Arrival
-from foqs.rpc.call import Call
-from foqs.rpc.hub import ConnectionHub
-from foqs.rpc.refusals import is_oneway, not_served, too_large
-from foqs.rpc.small_frames import FREE_BYTES
+from foqs.rpc.call import Call, RpcCounters
+from foqs.rpc.frames import FREE_BYTES
+from foqs.rpc.hub import ConnectionHub, address_of
 from foqs.rpc.tls import TlsTransport, names_of, unread_bytes
 from foqs.travel import bare
-from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, Malformed, read_frame_size
-from foqs.wire.server_codec import UnknownCall
+from foqs.wire.protocol import (
+    CALL,
+    END_WAIT,
+    FRAME_HEAD_BYTES,
+    INVALID_MESSAGE_TYPE,
+    ONEWAY,
+    SMALL_BYTES,
+    UNKNOWN_METHOD,
+    VERSION_1,
+    Malformed,
+    read_frame_size,
+)
+from foqs.wire.server_codec import ReplyEncoder, UnknownCall
+
+_ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
+_NAME_BYTES = 255  # of an unknown method that the answer repeats
+
+
+def is_oneway(data: bytes | bytearray) -> bool:
+    """Return True if `data` begins with the frame of a oneway message."""
+    return data[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + 4] == _ONEWAY_WORD
+
+
+def not_served(message: UnknownCall, counters: RpcCounters, encoder: ReplyEncoder) -> bytes | None:
+    """The answer to a message that is no call of a served method. None for a oneway message, which gets no answer by
+    definition and is dropped, as no method of the service is one."""
+    if message.message_type == ONEWAY:
+        counters.refused["oneway"] += message.name != END_WAIT
+        return None
+    kind, why = UNKNOWN_METHOD, "unknown method"
+    if message.message_type != CALL:
+        kind, why = INVALID_MESSAGE_TYPE, "message type"
+    counters.refused[why] += 1
+    return encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why)
+
+
+def too_large(size_bytes: int) -> Unauthenticated:
+    """The error of a large frame before the first authenticated request of its connection."""
+    return Unauthenticated(
+        f"a request of {size_bytes} bytes came before any authenticated request on this connection, where at most "
+        f"{SMALL_BYTES} bytes are read: send a small request with the token first, such as GetServerInfo"
+    )
+
 
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
 _BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in

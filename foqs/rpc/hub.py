@@ -1,4 +1,7 @@
-"""The part of a server that its connections use: codec, limits, byte budget, counters and bounds."""
+"""The part of a server that its connections use: codec, limits, byte budget, counters and bounds.
+
+The address of a peer, and the bounds on connections per address.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,59 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from foqs.bounds import Budget, Limits, LogThrottle
+from foqs.checks import host_port
 from foqs.counters import Namespaces
 from foqs.idl import idl
-from foqs.rpc.address import Places
-from foqs.rpc.admission import Admission
-from foqs.rpc.call import Call
-from foqs.rpc.counters import counters_of
+from foqs.rpc.arrival import Admission
+from foqs.rpc.call import Call, RequestLog, counters_of
 from foqs.rpc.frames import Frames
-from foqs.rpc.request_log import RequestLog
 from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
+
+
+def address_of(transport: Any) -> tuple[str, str]:
+    """Return (address, "address:port") of the peer; both empty when it has disconnected."""
+    found = transport.get_extra_info("peername")
+    if not found:
+        return "", ""
+    host, port = found[:2]
+    return host, host_port(host, port)
+
+
+class Places:
+    """Bounds on connections: in all, and from one address (None: the same number)."""
+
+    __slots__ = ("_taken", "_taken_by", "at_most", "each_at_most")
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._taken_by: dict[str, int] = {}
+        self.bound(0)
+
+    def bound(self, at_most: int, each_at_most: int | None = None) -> None:
+        """Set the bounds for new connections; open ones stay."""
+        self.at_most = at_most
+        self.each_at_most = at_most if each_at_most is None else each_at_most
+
+    def take(self, address: str) -> tuple[str, int] | None:
+        """Take a place. Return None, or (configuration key, its value) of the bound that is reached."""
+        taken = self._taken_by.get(address, 0)
+        if self._taken >= self.at_most:
+            return "max_connections", self.at_most
+        if taken >= self.each_at_most:
+            return "max_connections_per_address", self.each_at_most
+        self._taken += 1
+        self._taken_by[address] = taken + 1
+        return None
+
+    def give(self, address: str) -> None:
+        """Give back a place of `address`."""
+        self._taken -= 1
+        left = self._taken_by[address] - 1
+        if left:
+            self._taken_by[address] = left
+        else:
+            del self._taken_by[address]
+
 
 log = structlog.get_logger("foqs.rpc")
 

@@ -22,12 +22,11 @@ import structlog
 
 from foqs.bounds import Budget, Limits, LogThrottle
 from foqs.counters import Namespaces
-from foqs.rpc.admission import Admission
+from foqs.rpc.arrival import Admission
+from foqs.rpc.call import RequestLog, log_failure
 from foqs.rpc.connection import ServedConnection
-from foqs.rpc.failure_log import log_failure
 from foqs.rpc.frames import Frame
 from foqs.rpc.hub import ConnectionHub, Handler, Report, Trusts
-from foqs.rpc.request_log import RequestLog
 from foqs.rpc.tls import TlsTransport
 
 log = structlog.get_logger("foqs.rpc")

@@ -18,8 +18,8 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
 from foqs.peers.slot_owners import SlotOwners
 from foqs.policies.settings import SettingsStore
+from foqs.rpc.call import RequestLog
 from foqs.rpc.peer_caller import PeerCaller
-from foqs.rpc.request_log import RequestLog
 from foqs.rpc.tls import peer_context
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing

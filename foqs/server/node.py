@@ -27,7 +27,7 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.peers.share_exchange import ShareExchange
 from foqs.peers.slot_coordinator import SlotCoordinator
 from foqs.peers.token_lender import TokenLender
-from foqs.rpc.request_log import RequestLog
+from foqs.rpc.call import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context
 from foqs.server.cluster_settings import ClusterSettings

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from foqs.rpc.frames import PATIENCE_S, Frame, Frames
-from foqs.rpc.small_frames import FREE_BYTES
+from foqs.rpc.frames import FREE_BYTES, PATIENCE_S, Frame, Frames
 from foqs.wire.protocol import SMALL_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from foqs.bounds import Limits
 from foqs.errors import Invalid, OutcomeUnknown
 from foqs.idl import idl, request_id_of, trace_of
-from foqs.rpc.failure_log import log_failure
-from foqs.rpc.request_log import RequestLog
+from foqs.rpc.call import RequestLog, log_failure
 from foqs.wire.scan import check_context
 from tests.rpc.serving import Served, framed, message
 

@@ -13,7 +13,7 @@ from foqs.errors import FoqsError, Unavailable
 from foqs.ids import hash_slot_bounds
 from foqs.peers import slot_migration
 from foqs.rows import DedupRow
-from foqs.rpc.peer import Done
+from foqs.rpc.peer_caller import Done
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, arrived, shared_out
 
